@@ -25,7 +25,7 @@ from contextguard_adk._summaries.compose import (
 )
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Size
-from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO, Turn
+from contextguard_adk._turn.turn import Turn
 
 logger = logging.getLogger("contextguard_adk.call")
 
@@ -112,19 +112,14 @@ def _read_history(
 ) -> History:
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
-        preview = call.strategy.preview(window_tokens, has_recall)
         contents = [*call.request.contents]
         said = call.context.user_content
         history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
         history.loads_part = call.guard.loads_recent or config is not None
         history.redactor = call.guard.redactor
-        history.preview = preview and replace(
-            preview,
-            exclude_tools=call.strategy.keep_tools,
-            excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
-            form=call.memo.form,
-        )
+        form = call.memo.form
+        history.preview = call.strategy.preview(window_tokens, has_recall, form)
         call.history = history
     elif call.history.stored != stored:
         call.history = call.history.with_summary(stored)

@@ -24,7 +24,6 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
 from contextguard_adk._tools.replaying.side import Side, make_agent
-from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.strategies import Strategy, Threshold
 
@@ -162,13 +161,8 @@ class Rebuilder:
             strategy = Threshold()
         tokens = self._window_tokens or strategy.context_window
         tokens = tokens or resolve_context_window(call.event.model_version or "").tokens
-        preview = strategy.preview(tokens, has_recall=name in self._callers)
-        return preview and replace(
-            preview,
-            exclude_tools=strategy.keep_tools,
-            excluded_tokens=int(tokens * KEEP_TOOLS_RATIO),
-            form=self.memo.form,
-        )
+        has_recall = name in self._callers
+        return strategy.preview(tokens, has_recall, self.memo.form)
 
 
 def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str, str]]:

@@ -34,11 +34,10 @@ from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.settings import resolve_size
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
-from contextguard_adk._turn.settings import StrategySettings
+from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
 from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
-KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 MAX_USER_TOKENS = 20_000  # Of the user's messages, whatever the window.
 
 _NO_COUNTS = Counts()
