@@ -1,4 +1,4 @@
-"""What is tried when a provider finds a request too long: one table, in order."""
+"""The attempts after a provider has found a request too long: one table, in order."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from contextguard_adk._turn.units import Contents
 
 @dataclass
 class Rejected:
-    """A request that was rejected, and what its rejections have shown so far.
+    """A request that was rejected, and what was tried and learned since.
 
     Attributes:
         call: The model call that it belongs to.
-        request: The request; what is sent again has its config, and other contents.
+        request: The request as it was rejected. Requests that are sent again have its
+            config, and other contents.
         bounds: What the next request has to respect.
         tried_tokens: Bytes / 4 of each request that was sent, newest last.
-        sent_ratio: What the request was estimated at, per byte / 4.
+        sent_ratio: The first estimate of the request, per byte / 4.
     """
 
     call: Call
@@ -89,17 +90,20 @@ class Attempt(NamedTuple):
 
     Attributes:
         kind: Its name in the metric of what helped.
-        make: Returns the contents to send; None where the attempt does not apply.
+        prepare: Returns the contents to send; None where the attempt does not apply.
     """
 
     kind: str
-    make: Callable[[Rejected, Overflow], Awaitable[list[types.Content] | None]]
+    prepare: Callable[[Rejected, Overflow], Awaitable[list[types.Content] | None]]
 
 
 async def lower_output(
     rejected: Rejected, overflow: Overflow
 ) -> list[types.Content] | None:
-    """Reserves less output; only where the sum of input and output was too much."""
+    """Reserves less output, and sends the same contents.
+
+    It does not apply unless the sum of input and output was too much.
+    """
     limit_tokens = overflow.limit_tokens
     prompt_tokens = overflow.prompt_tokens
     if not overflow.is_input_plus_output:
@@ -120,7 +124,10 @@ async def lower_output(
 async def relieve_shapes(
     rejected: Rejected, overflow: Overflow
 ) -> list[types.Content] | None:
-    """Has a shape take less, as that of images and files; only where one can."""
+    """Has a shape take less, as the one of images and files; sends the same contents.
+
+    It does not apply where no shape can take less.
+    """
     contents = list(rejected.request.contents)
     turn = look(rejected.call, rejected.bounds)
     for row in _shapes.SHAPES:
@@ -134,8 +141,9 @@ async def relieve_shapes(
 async def compact(rejected: Rejected, overflow: Overflow) -> list[types.Content] | None:
     """Compacts harder than last time, or puts in a summary that is ready.
 
-    Not where this recovery has paid for a summary, or the stored one is in the contents
-    already: the new summary would hold it. Nor where nothing smaller comes of it.
+    It does not apply where this recovery has paid for a summary, or where the stored
+    one is in the contents already: a new one would summarize it. Nor does it where the
+    request gets no smaller.
     """
     call = rejected.call
     if call.is_recovery_paid or rejected.bounds.is_rendered:
@@ -157,7 +165,7 @@ async def keep_least(
 ) -> list[types.Content] | None:
     """Keeps summary, current request and the newest contents, in 40 % of the room.
 
-    Not where that is no smaller than the last request.
+    It does not apply where the request gets no smaller.
     """
     rejected.learn_ratio(overflow)
     ratio = rejected.ratio
@@ -180,4 +188,4 @@ ATTEMPTS = (
     Attempt("minimal", keep_least),
     Attempt("minimal", keep_least),
 )
-"""Each is made once, in this order, until the model has answered."""
+"""Each row is tried once, in this order, until the model has answered."""

@@ -132,7 +132,7 @@ def reduce_contents(
     """
     scale = scale or Scale()
     frame = frame or _guess_frame(contents)
-    first = list(frame.head) or [types.UserContent(NOTICE)]
+    first = _begin(frame.head, calls="")
     if scale.measure([*first, *contents]) <= room_tokens:
         return join_messages(first, contents)
 
@@ -154,11 +154,16 @@ def reduce_contents(
 
     gone = [index for index in turn if index not in kept]
     calls = tell_left_out(contents, gone, list_tokens, scale.count, scale.memo)
-    if calls and frame.head:
-        first = [*frame.head, types.UserContent(calls)]
-    elif calls:
-        first = [types.UserContent(f"{NOTICE}\n\n{calls}")]
-    return join_messages(first, [kept[index] for index in sorted(kept)])
+    newest_last = [kept[index] for index in sorted(kept)]
+    return join_messages(_begin(frame.head, calls), newest_last)
+
+
+def _begin(head: Sequence[types.Content], calls: str) -> list[types.Content]:
+    """Returns the head, else a notice, with a list of the calls that are left out."""
+    if not head:
+        notice = f"{NOTICE}\n\n{calls}" if calls else NOTICE
+        return [types.UserContent(notice)]
+    return [*head, types.UserContent(calls)] if calls else [*head]
 
 
 def _guess_frame(contents: Sequence[types.Content]) -> Frame:
@@ -224,14 +229,8 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
     """
     history = turn.history
     head = _render_short_head(turn, room_tokens * 0.5, correction)
-    request = history.request_index
-    if head is None and request is None:
-        request = _find_newest_message(history.shown)
-    elif head and request is not None and _quotes(head.stored, turn, request):
-        request = None
-
     before = [] if head is None else [head.content]
-    frame = Frame(request, history.running_turn, before)
+    frame = Frame(_find_request(turn, head), history.running_turn, before)
     scale = Scale(correction, history.memo)
     return reduce_contents(history.shown, room_tokens, scale, frame)
 
@@ -264,10 +263,17 @@ def _render_short_head(
     return head
 
 
-def _quotes(stored: StoredSummary, turn: Turn, index: int) -> bool:
-    """Whether the continuation after a summary quotes this content."""
-    quoted = stored.request if stored.has_continuation else ""
-    return quoted == turn.history.fingerprint(index).hex()
+def _find_request(turn: Turn, head: _Head | None) -> int | None:
+    """Returns where the user's request stands; None where the head quotes it."""
+    history = turn.history
+    request = history.request_index
+    if head is None:
+        return _find_newest_message(history.shown) if request is None else request
+    if request is None or not head.stored.has_continuation:
+        return request
+
+    is_quoted = head.stored.request == history.fingerprint(request).hex()
+    return None if is_quoted else request
 
 
 def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:

@@ -23,7 +23,7 @@ from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
     resolve_context_window,
 )
-from contextguard_adk._runtime.memory import Limit
+from contextguard_adk._runtime.memory import Limit, Seen
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import ModelFacts
 from contextguard_adk._turn.units import Answered
@@ -75,14 +75,6 @@ def learn(
     """
     seen = call.memory.facts.of(call.model)
     stored = call.state.record.of(call.model)
-    if is_trusted is not None:
-        limit_calls = None if is_trusted else 0
-    elif seen.limits is None:
-        # Stored limits stay, as little trusted as before.
-        limit_calls = None if stored == Learned() else 0
-    else:
-        limit_calls = seen.limit_calls
-
     shown = {
         "window_tokens": window_tokens,
         "output_tokens": output_tokens,
@@ -90,9 +82,23 @@ def learn(
     }
     news = {name: value for name, value in shown.items() if value is not None}
     limits = (seen.limits or stored).model_copy(update=news)
-
     call.state.learn(call.model, limits)
+
+    limit_calls = _count_calls(seen, stored, is_trusted)
     call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
+
+
+def _count_calls(seen: Seen, stored: Learned, is_trusted: bool | None) -> int | None:
+    """Returns where to begin to count answered calls; None for limits to trust.
+
+    If `is_trusted` is None, limits are trusted as much as before: those of session
+    state are not.
+    """
+    if is_trusted is not None:
+        return None if is_trusted else 0
+    if seen.limits is not None:
+        return seen.limit_calls
+    return None if stored == Learned() else 0
 
 
 def use_hearsay(call: Call) -> None:

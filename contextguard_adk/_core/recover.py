@@ -1,4 +1,4 @@
-"""What follows when a provider says that a request is too long, or refuses its form."""
+"""Sends a request again that a provider found too long, or refused for its form."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
+_ANY_KIND = "any"  # Of refusals; no provider's words are read as this kind.
+
 
 @dataclass(frozen=True)
 class SeenRefusals:
-    """The kinds of refusals that a log line has told of."""
+    """The kinds of refusals that the log has told of."""
 
     kinds: frozenset[str] = frozenset()
 
@@ -78,7 +80,7 @@ class Recovery:
     ) -> LlmResponse | None:
         """Asks again, smaller or in another form; None if nothing was accepted.
 
-        Where nothing was accepted, `helped` is as it was before.
+        In that case the record forgets the forms that were tried.
         """
         call = self._call
         helped = call.state.record.helped
@@ -90,6 +92,7 @@ class Recovery:
         kind = self._tried_kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note_help(helped or {})
+
         event = Recovered(call.origin, call.model, kind)
         for listener in _listeners.LISTENERS:
             with log_failures(logger, f"{type(listener).__name__} failed"):
@@ -113,7 +116,7 @@ class Recovery:
         newest = overflow
         for attempt in ATTEMPTS:
             self._tried_kind = attempt.kind
-            contents = await attempt.make(self._rejected, newest)
+            contents = await attempt.prepare(self._rejected, newest)
             if contents is None:
                 continue
 
@@ -153,16 +156,16 @@ class Recovery:
         return outcome if self._sent.is_recovered else None
 
     def _find_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
-        """Stores what helps against a refusal; False where nothing new does.
+        """Stores a form that helps against a refusal; False where there is no new one.
 
-        Each kind is answered once for a request. What helps against no kind in
-        particular is the last try.
+        Each kind of refusal is answered once for a request. The last try is a form that
+        helps against any kind.
         """
         if not refusal:
             return False
 
         state = self._call.state
-        for kind in (refusal, "flat"):
+        for kind in (refusal, _ANY_KIND):
             if kind in self._answered:
                 continue
             helps = self._ask_shapes(kind, contents)
@@ -178,7 +181,7 @@ class Recovery:
     def _ask_shapes(
         self, refusal: str, contents: Sequence[types.Content]
     ) -> dict[str, str] | None:
-        """Returns what the shape stores that changes least and helps; None for none."""
+        """Returns the help of the shape that changes least; None where none helps."""
         turn = look(self._call, self._rejected.bounds)
         for row in reversed(_shapes.SHAPES):
             helps = row.help(turn, refusal, contents) if row.help else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Sequence
 
 from google.genai import types
@@ -44,7 +43,8 @@ def put_in_order(
         beginning = types.Part(text=_BEGINNING)
         ordered.insert(0, types.Content(role="user", parts=[beginning]))
 
-    is_same = all(map(operator.is_, ordered, contents))
+    # A changed list is longer, or has another content somewhere.
+    is_same = all(new is old for new, old in zip(ordered, contents, strict=False))
     return contents if is_same else ordered
 
 

@@ -62,8 +62,6 @@ def _is_sent_by(turn: Turn, client: str) -> bool:
     return name_client(turn.model.llm) == client
 
 
-# A request goes through them in this order. Against a refusal they are asked in the
-# reverse order: the last ones change the least.
 SHAPES: tuple[Shape, ...] = (
     Shape(repair, when=_may_lack_order),
     Shape(
@@ -113,3 +111,8 @@ SHAPES: tuple[Shape, ...] = (
         when=lambda turn, contents: _is_sent_by(turn, "AnthropicLlm"),
     ),
 )
+"""A request goes through them in this order.
+
+When a provider has refused a request, they are asked for help in the reverse order: the
+later a shape stands, the less it changes.
+"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 from google.genai import types
 
 from contextguard_adk._history.thoughts import change_thoughts, is_signed
@@ -28,5 +26,5 @@ def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]
         return part.model_copy(update={"text": "."}) if part.text == "" else part
 
     fitting = [change_thoughts(content, fit) for content in contents]
-    is_same = all(map(operator.is_, fitting, contents))
+    is_same = all(new is old for new, old in zip(fitting, contents, strict=True))
     return contents if is_same else [content for content in fitting if content]
