@@ -8,23 +8,14 @@ import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, Field
 
-from contextguard_adk._providers.costs import Costs
-from contextguard_adk._support.settings import (
-    PositiveCount,
-    Ratio,
-    Seconds,
-    Settings,
-    join_problems,
-    short_repr,
-    suggest,
-)
-from contextguard_adk._turn.settings import Summaries
+from contextguard_adk._runtime.settings import GuardSettings
+from contextguard_adk._support.settings import join_problems, short_repr, suggest
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
@@ -45,14 +36,13 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 }
 """Short names of strategies in a file; any other is a dotted path to a class."""
 
-StateKeys = Literal["auto", "plain", "namespaced"]
 M = TypeVar("M", bound=BaseModel)
 
 Chooser = Callable[[CallbackContext], Strategy | None]
 """A function that says before each model call how it is guarded; None: not at all."""
 
 
-class PluginSettings(Settings):
+class PluginSettings(GuardSettings):
     """All settings of the plugin that a file can hold."""
 
     made_for = "ContextGuardPlugin"
@@ -66,68 +56,6 @@ class PluginSettings(Settings):
         default_factory=Threshold,
         description="The strategy of all other agents, or in Python a function that "
         'chooses one; None ("none" in a file) guards only the agents that are named.',
-    )
-    observe: bool = Field(
-        default=False,
-        description="True measures and reports, but changes no request and stores no "
-        "summary.",
-    )
-    summaries: Summaries = Field(
-        default="write",
-        description='"stored" stops paying: a stored summary stays, no new one is '
-        "asked for, and what does not fit is cut to excerpts without a model. Here it "
-        'holds for all agents and sessions. "write": the strategy of each agent '
-        "decides, and session state (`context_guard:summaries`).",
-    )
-    state_keys: StateKeys = Field(
-        default="auto",
-        description='The form of the session-state keys that are written. "plain": '
-        '`__context_guard_summary_{agent}`; "namespaced": '
-        '`context_guard:summary:{agent}`; "auto": namespaced where anything in the app '
-        "declares a `state_schema`, else plain.",
-    )
-    warning_threshold: Ratio = Field(
-        default=0.70,
-        description="A request that is still above this part of the context window "
-        "after compaction is reported as under pressure; more than 0 and at most 1.",
-    )
-    prices: Mapping[str, Costs] = Field(
-        default_factory=dict,
-        description="What models cost (`Costs`), by the model name that the agent's "
-        "request carries. They go before the prices of the model registry.",
-    )
-    max_background_summaries: PositiveCount = Field(
-        default=4,
-        description="How many summaries are written ahead of time (see `ahead`) at "
-        "once, at least 1; others wait for their turn.",
-    )
-    summary_artifacts: bool = Field(
-        default=False,
-        description="True saves the summary of each compaction as a version of the "
-        "artifact `compaction-{agent}.md`, for people to read, where the app has an "
-        "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
-        "list it for the model. ADK does not delete them with the session: see "
-        "`contextguard_adk.sessions.purge`.",
-    )
-    usage_in_state: bool = Field(
-        default=True,
-        description="True keeps one line about how full the window is in session state "
-        "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
-    )
-    recent_events: bool = Field(
-        default=False,
-        description="True has session state say since when events are needed, so that "
-        "long sessions can be loaded in part (`load_recent`). Of what a summary "
-        "replaces, the user's words and the list of values then take at most 10 KB.",
-    )
-    user_ids: Literal["hashed", "plain"] = Field(
-        default="hashed",
-        description='How records, traces and the log name a user: "hashed" or "plain".',
-    )
-    listener_timeout_seconds: Seconds = Field(
-        default=5.0,
-        description="How long a model call waits for a listener, more than 0 and at "
-        "most 3,600. One that is late goes on, and is not called again before it ends.",
     )
 
 
@@ -150,16 +78,6 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
         raise _complain(path, "the values are nested too deeply") from error
     except ValueError as error:
         raise _complain(path, str(error)) from error
-
-
-def is_recorded_test() -> bool:
-    """Whether `adk test` records a conversation or replays one.
-
-    It compares session state, but its replay reports no usage and has no answers to
-    requests for a summary: so nothing is stored, and what does not fit is cut.
-    """
-    test = os.environ.get("PYTEST_CURRENT_TEST", "")
-    return test == "rebuild" or "::test_agent_replay[" in test
 
 
 def _read_settings(file: Path) -> PluginSettings:

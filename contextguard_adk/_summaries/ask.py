@@ -207,7 +207,9 @@ class Ask:
             failed = self._session.facts.failed
             newest = history.name_place(max(history.indexes, default=-1))
             self._session.note(failed=failed.after(name, count, newest))
-            costs = resolve_costs(name, self._guard.prices, self._guard.registry)
+            costs = resolve_costs(
+                name, self._guard.settings.prices, self._guard.registry
+            )
             cost = price_calls(usages, costs)
         self._session.add_costs(usage, cost)
         took = {"usage": usage, "cost": cost, "attempts": self.attempts}

@@ -10,7 +10,7 @@ import reprlib
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AliasChoices,
@@ -32,6 +32,9 @@ PositiveCount = Annotated[int, Field(ge=1, strict=True)]
 WindowTokens = Annotated[int, Field(ge=1_000, strict=True)]
 Ratio = Annotated[float, Field(gt=0, le=1, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=3_600, strict=True)]
+
+Summaries = Literal["write", "stored"]
+"""Whether summaries are written, or only those that are stored are used."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
