@@ -6,7 +6,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +14,9 @@ from google.adk.models.registry import LLMRegistry
 from pydantic import BaseModel, Field
 
 from contextguard_adk._runtime.settings import GuardSettings
+from contextguard_adk._runtime.settings import StateKeys as StateKeys
 from contextguard_adk._support.settings import join_problems, short_repr, suggest
+from contextguard_adk._support.tables import read_table
 from contextguard_adk.errors import ConfigError
 from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
@@ -28,6 +29,9 @@ STRICT_VARIABLE = "CONTEXTGUARD_STRICT"
 """The environment variable that has a wrong file raise, unless it says 0 or false."""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
+
+_TOP_LEVEL = "(top level)"
+"""The place of a problem that is about a whole file."""
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "threshold": Threshold,
@@ -81,121 +85,110 @@ def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
 
 
 def _read_settings(file: Path) -> PluginSettings:
-    if (suffix := file.suffix.lower()) not in SETTINGS_SUFFIXES:
+    """Reads a file; a ValueError says what is wrong in it."""
+    suffix = file.suffix.lower()
+    if suffix not in SETTINGS_SUFFIXES:
         raise ValueError("the name must end in .toml, .yaml or .yml")
-    # Some editors begin files with a mark.
-    raw = _read_table(file.read_text("utf-8-sig"), suffix == ".toml")
-    agents = raw.get("agents", {})
+    text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
+    table = read_table(text, is_toml=suffix == ".toml")
+
+    agents = table.get("agents", {})
     if not isinstance(agents, dict):
         raise _wrong("agents", agents, "a table of agents is expected")
-    values = {**raw, "agents": {}}
-    for name, table in agents.items():
+    strategies = dict[str, Strategy | None]()
+    for name, described in agents.items():
+        key = f"agents.{name}"
         if not isinstance(name, str):
             expected = f"a name in quotes is expected, not {type(name).__name__}"
-            raise _wrong(f"agents.{name}", table, expected)
-        values["agents"][name] = _build_strategy(f"agents.{name}", table)
-    if "default" in raw:
-        values["default"] = _build_strategy("default", raw["default"])
-    return _validate("", PluginSettings, values)
+            raise _wrong(key, described, expected)
+        strategies[name] = _build_strategy(key, described)
+
+    settings = {**table, "agents": strategies}
+    if "default" in table:
+        settings["default"] = _build_strategy("default", table["default"])
+    return _validate("", PluginSettings, settings)
 
 
-def _read_table(text: str, is_toml: bool) -> dict[str, Any]:
-    """Reads a text; says so where it holds the format that its name does not say."""
-    import tomllib  # Both readers take as long to import as all of this package.
-
-    readers = (tomllib.loads, _load_yaml)
-    read, read_other = readers if is_toml else reversed(readers)
-    problem = ValueError("a table of settings is expected")
-    try:
-        if isinstance(raw := read(text), dict | None):
-            return raw or {}
-    except ValueError as error:
-        problem = error
-    with suppress(ValueError, RecursionError):
-        if isinstance(found := read_other(text), dict) and found:
-            named = "YAML, so its name must end in .yaml or .yml"
-            named = named if is_toml else "TOML, so its name must end in .toml"
-            problem = ValueError(f"it holds {named}")
-    raise problem
-
-
-def _load_yaml(text: str) -> object:
-    """Reads YAML, and refuses keys that stand twice in one table, as TOML does."""
-    import yaml
-
-    class UniqueKeys(yaml.SafeLoader):
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            seen: set[str] = set()
-            for key in (x for x, _ in node.value if isinstance(x, yaml.ScalarNode)):
-                if key.value in seen:
-                    place = f"again in line {key.start_mark.line + 1}"
-                    raise ValueError(f"{key.value!r} stands twice, {place}")
-                seen.add(key.value)
-            return node
-
-    try:
-        return yaml.load(text, Loader=UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    except (AttributeError, LookupError, TypeError) as error:
-        # What PyYAML's readers of !!int, !!bool and the like raise for other text.
-        raise ValueError("a value does not fit its tag") from error
-
-
-def _build_strategy(key: str, table: object) -> Strategy | None:
-    if table is False:
+def _build_strategy(key: str, described: object) -> Strategy | None:
+    """Makes a strategy of a table, or of its name alone; None for "none" and False."""
+    if described is False:
         return None
-    if not isinstance(table, dict | str):
+    settings: dict[Any, Any] = {}
+    name: object
+    if isinstance(described, str):
+        name = described
+    elif isinstance(described, dict):
+        settings.update(described)
+        name = settings.pop("strategy", "threshold")
+    else:
         expected = 'a table, the name of a strategy or "none" is expected'
-        raise _wrong(key, table, expected)
-    settings = {"strategy": table} if isinstance(table, str) else dict(table)
-    name = settings.pop("strategy", "threshold")
+        raise _wrong(key, described, expected)
+
     if name == "none":
-        for setting, value in settings.items():
+        if settings:
+            setting, value = next(iter(settings.items()))
             raise _wrong(f"{key}.{setting}", value, 'strategy "none" has no settings')
         return None
+
+    kind = _find_class(f"{key}.strategy", name)
+    strategy = _validate(key, kind, settings)
+    if isinstance(strategy.summarizer, str):
+        _check_summarizer(f"{key}.summarizer", strategy.summarizer)
+    return strategy
+
+
+def _find_class(key: str, name: Any) -> type[Strategy]:
+    """Finds the class of a strategy by its short name or its dotted path."""
+    base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
     try:
-        base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
-        strategy = STRATEGIES.get(name) or import_subclass(name, base)
+        return STRATEGIES.get(name) or import_subclass(name, base)
     except (ValueError, TypeError) as error:
+        if "." in str(name):
+            raise _wrong(key, name, str(error)) from error
         known = ", ".join((*STRATEGIES, "none"))
         hint = suggest(name, STRATEGIES)
         expected = f"one of {known}, or the path of a Strategy is expected.{hint}"
-        expected = str(error) if "." in str(name) else expected
-        raise _wrong(f"{key}.strategy", name, expected) from error
-    built = _validate(key, strategy, settings)
-    if isinstance(built.summarizer, str):
-        try:  # A mistyped name is found here, not at the first summary.
-            LLMRegistry.resolve(built.summarizer)
-        except Exception as error:  # A client may raise anything on import.
-            expected = f"a name that ADK's LLMRegistry resolves is expected ({error})"
-            raise _wrong(f"{key}.summarizer", built.summarizer, expected) from error
-    return built
+        raise _wrong(key, name, expected) from error
 
 
-def _validate(key: str, model: type[M], values: Mapping[str, Any]) -> M:
+def _check_summarizer(key: str, name: str) -> None:
+    """Finds a mistyped name of a model now, and not at the first summary."""
+    try:
+        LLMRegistry.resolve(name)
+    except Exception as error:  # A client may raise anything on import.
+        expected = f"a name that ADK's LLMRegistry resolves is expected ({error})"
+        raise _wrong(key, name, expected) from error
+
+
+def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
+    """Makes a model of a table; a ValueError names the place of what is wrong."""
     try:
         return model(**{str(name): value for name, value in values.items()})
     except ConfigError as error:
         if not error.problems:
             raise
-        problems = [(place, _name_table(place, said)) for place, said in error.problems]
-        said = join_problems(problems, key or "(top level)")
-        raise ValueError(said.replace("(top level).", "")) from error
+        problems = [
+            (place if place or key else _TOP_LEVEL, _name_table(place, problem))
+            for place, problem in error.problems
+        ]
+        raise ValueError(join_problems(problems, key)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
-        raise ValueError(f"{key or '(top level)'}: {raised}") from error
+        raise ValueError(f"{key or _TOP_LEVEL}: {raised}") from error
 
 
 def _name_table(place: str, problem: str) -> str:
-    """Says which table a setting belongs to that another strategy has."""
+    """Adds where a setting belongs if it is one of another strategy."""
+    if not problem.startswith("unknown key."):
+        return problem
     name = place.partition(" = ")[0].rpartition(".")[2]
     for strategy, kind in STRATEGIES.items():
-        if problem.startswith("unknown key.") and name in kind.model_fields:
-            problem = re.sub(" Did you mean [^?]{1,100}[?]", "", problem)
-            table = "a table [default] or [agents.<name>] with strategy ="
-            return f"{problem}. It belongs in {table} {strategy!r}"
+        if name in kind.model_fields:
+            unknown = re.sub(" Did you mean [^?]{1,100}[?]", "", problem)
+            return (
+                f"{unknown}. It belongs in a table [default] or [agents.<name>] with "
+                f"strategy = {strategy!r}"
+            )
     return problem
 
 
@@ -207,4 +200,6 @@ def _complain(path: str | os.PathLike[str], problem: str) -> ConfigError:
     """Returns an error of one line, however many a parser has to say."""
     said = f"{Path(path)}: {problem}"
     reason = textwrap.shorten(said, 2_000, placeholder=" …").rstrip(".")
-    return ConfigError(reason if reason.endswith(("?", "…")) else f"{reason}.")
+    if not reason.endswith(("?", "…")):
+        return ConfigError(f"{reason}.")
+    return ConfigError(reason)

@@ -31,7 +31,6 @@ from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._runtime.settings import StateKeys
 from contextguard_adk._support.log import REDACTORS, log_failures
 from contextguard_adk._support.observers import (
     BeforeCompaction,
@@ -41,7 +40,7 @@ from contextguard_adk._support.observers import (
 )
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.settings import Summaries
-from contextguard_adk.config import Chooser, PluginSettings, load_settings
+from contextguard_adk.config import Chooser, PluginSettings, StateKeys, load_settings
 from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
 from contextguard_adk.strategies.base import Strategy
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk.config import Chooser, PluginSettings
-from contextguard_adk.strategies.base import Strategy
+from contextguard_adk.config import PluginSettings
 
 
 class GuardPlugin(BasePlugin):
@@ -21,7 +20,3 @@ class GuardPlugin(BasePlugin):
     settings: PluginSettings
     is_shared: bool
     _guard: Guard
-
-    def _strategy_of(self, agent: str) -> Strategy | Chooser | None:
-        """Returns the strategy of an agent, or the function that chooses it."""
-        return self.settings.agents.get(agent, self.settings.default)

@@ -30,7 +30,8 @@ def find_strategy(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> Strategy | None:
     """Returns the strategy for a request; None leaves the request as it is."""
-    strategy = plugin._strategy_of(context.agent_name)
+    settings = plugin.settings
+    strategy = settings.agents.get(context.agent_name, settings.default)
     if strategy is None or not _is_ours(plugin, context, request):
         return None
 
@@ -43,7 +44,7 @@ def find_strategy(
     if in_session not in (None, "stored", "write"):
         message = 'Session state %r is neither "stored" nor "write": ignored.'
         warn_once(logger, message, SUMMARIES_KEY)
-    if plugin.settings.summaries == "stored" or in_session == "stored":
+    if settings.summaries == "stored" or in_session == "stored":
         return strategy.model_copy(update={"summaries": "stored"})
     return strategy
 
@@ -61,20 +62,22 @@ def _is_ours(
         return False
 
     app = invocation.session.app_name
-    guards = (
-        each
-        for each in invocation.plugin_manager.plugins
-        if isinstance(each, GuardPlugin)
-        and each._strategy_of(context.agent_name) is not None
-    )
-    first = next(guards, plugin)
-    if first is not plugin:
+    agent = context.agent_name
+    guards = [
+        p for p in invocation.plugin_manager.plugins if isinstance(p, GuardPlugin)
+    ]
+    working = [
+        guard
+        for guard in guards
+        if guard.settings.agents.get(agent, guard.settings.default) is not None
+    ]
+    if working and working[0] is not plugin:
         warn_once(
             logger,
             "App %r has two guards for the same agents, perhaps one in the App and one "
             "on --extra_plugins: %r does the work, %r is idle.",
             app,
-            first.name,
+            working[0].name,
             plugin.name,
         )
         return False
