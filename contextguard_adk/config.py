@@ -18,7 +18,8 @@ from contextguard_adk._runtime.settings import StateKeys as StateKeys
 from contextguard_adk._support.settings import join_problems, short_repr, suggest
 from contextguard_adk._support.tables import read_table
 from contextguard_adk.errors import ConfigError
-from contextguard_adk.strategies.base import Strategy, Threshold, import_subclass
+from contextguard_adk.strategies.base import Strategy, Threshold
+from contextguard_adk.strategies.loading import import_subclass
 from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.sliding_window import SlidingWindow
 
