@@ -213,7 +213,7 @@ def _is_unanswered(reduction: Reduction) -> bool:
 
 
 async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
-    """Summarizes all that may be, if a draft that was paid for cannot be made to fit."""
+    """Summarizes all messages, unless a draft that was paid for can be made to fit."""
     if draft and ask.attempts:
         squeezed = squeeze(turn, draft)
         if fits(turn, squeezed):
