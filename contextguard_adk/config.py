@@ -1,4 +1,4 @@
-"""The settings of the whole plugin, and how they are read from a file."""
+"""The settings of the whole plugin, and the reader of settings files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
 M = TypeVar("M", bound=BaseModel)
 
 Chooser = Callable[[CallbackContext], Strategy | None]
-"""A function that says before each model call how it is guarded; None: not at all."""
+"""A function that chooses the strategy for each model call; None leaves it alone."""
 
 
 class PluginSettings(GuardSettings):
@@ -179,7 +179,7 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
 
 
 def _name_table(place: str, problem: str) -> str:
-    """Adds where a setting belongs if it is one of another strategy."""
+    """Adds the table in which a setting belongs, if it is one of another strategy."""
     if not problem.startswith("unknown key."):
         return problem
     name = place.partition(" = ")[0].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The ADK plugin: callbacks in, one boundary around everything that is ours."""
+"""The ADK plugin: its callbacks, none of which lets a failure of the guard through."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from contextguard_adk._plugin.requests import (
     find_strategy,
     guard_request,
     is_recorded_test,
-    warn_where_unguarded,
+    warn_of_switch,
 )
 from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
 from contextguard_adk._providers.costs import Costs
@@ -54,7 +54,7 @@ class ContextGuardPlugin(GuardPlugin):
     Each request is measured before it is sent. When the window is nearly full, the
     agent's strategy replaces history by a summary, which stays in place on later
     calls. Without arguments every LLM agent is guarded with `Threshold()`. Register
-    it last, so that it sees what the model will see.
+    the plugin last, so that it sees the request as the model will see it.
 
     Args:
         agents: A strategy per agent name; None exempts an agent. A function of the
@@ -62,20 +62,20 @@ class ContextGuardPlugin(GuardPlugin):
         default: The strategy of agents that are not named, or such a function; None
             guards only the named ones.
         observe: Measures and reports, but changes no request and stores no summary.
-        registry: Where windows and prices of models are looked up; None reads the
-            table that litellm ships.
-        summaries: "stored" stops paying at once: what was compacted stays compacted,
-            no new summary is asked for, and what does not fit is cut to excerpts
-            without a model. "write" leaves it to each strategy, and to the session's
-            state (`context_guard:summaries`).
-        state_keys: Which form of session-state keys to write. "plain" is
+        registry: Looks up windows and prices of models; None reads the table that
+            litellm ships.
+        summaries: "stored" stops paying at once: stored summaries stay in place, no new
+            one is asked for, and a request that is too large is cut to excerpts without
+            a model. "write" leaves it to each strategy, and to the session's state
+            (`context_guard:summaries`).
+        state_keys: The form of the session-state keys that are written. "plain" is
             `__context_guard_summary_{agent}`, "namespaced" is
             `context_guard:summary:{agent}`; "auto" takes the latter where anything
             in the app declares a `state_schema`.
-        warning_threshold: Of the context window, more than 0 and at most 1; a request
-            that is still above it after compaction is reported.
-        prices: What models cost, by the name that the agent's request carries; they go
-            before those of the registry.
+        warning_threshold: A request that is still above this part of the context window
+            after compaction is reported; more than 0 and at most 1.
+        prices: The prices of models, by the model name that the agent's request
+            carries; they go before those of the registry.
         max_background_summaries: How many summaries are written ahead of time (see
             `ahead` of the strategies) at once, at least 1; others wait.
         summary_artifacts: Whether each compaction saves its summary as the artifact
@@ -85,26 +85,30 @@ class ContextGuardPlugin(GuardPlugin):
         user_ids: How records, traces and log lines name a user: "hashed" or "plain".
         listener_timeout_seconds: How long a model call waits for a listener, more than
             0 and at most 3,600.
-        on_pressure: A function, sync or async, told of such a request.
+        on_pressure: A function, sync or async, told of a request that is above
+            `warning_threshold`.
         on_compaction: A function, sync or async, told of every compaction.
         on_call: A function, sync or async, told of every answered model call.
         before_compaction: A function, sync or async, asked before a compaction is paid
             for. It returns None, a focus for the summarizer, or False to put it off.
-        redact: A sync function that takes a text and returns it without what must not
-            reach a summarizer, session state, an artifact or a result of recall.
+        redact: A sync function that takes a text and returns it without the secrets
+            that must not reach a summarizer, session state, an artifact or a result of
+            recall.
         name: The plugin's name; ADK passes one under `--extra_plugins`.
-        strict: What happens if the file in the environment is wrong (see below). False
-            logs one line at ERROR and guards every agent with the defaults; True, or
-            the environment variable `CONTEXTGUARD_STRICT=1`, raises a `ConfigError`,
-            which ADK only logs under `--extra_plugins`: the app then runs unguarded.
+        strict: Decides what happens if the file in the environment (see below) is
+            wrong. False logs one line at ERROR and guards every agent with the
+            defaults. True, or the environment variable `CONTEXTGUARD_STRICT=1`, raises
+            a `ConfigError`, which ADK only logs under `--extra_plugins`: the app then
+            runs unguarded.
 
-    With nothing but `registry`, listeners, `name` and `strict` given, the file is read
-    that the environment variable `CONTEXTGUARD_CONFIG` names.
+    Where the environment variable `CONTEXTGUARD_CONFIG` names a file, the settings are
+    read from it, unless an argument other than `registry`, the listeners, `redact`,
+    `name` and `strict` is given.
 
     Raises:
         TypeError: An argument is another kind of object than is expected.
-        ValueError: A value is not accepted.
-        ConfigError: The file is wrong, and `strict` is set.
+        ConfigError: A value is not accepted, or the file in the environment is wrong
+            and `strict` is set.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class ContextGuardPlugin(GuardPlugin):
             user_ids=user_ids,
             listener_timeout_seconds=listener_timeout_seconds,
         )
+
         self.settings, self.is_shared = choose_settings(given, default, strict)
         self.registry = registry
         self._redactor = Redactor(redact)
@@ -161,7 +166,7 @@ class ContextGuardPlugin(GuardPlugin):
         self._start()
 
     def _start(self) -> None:
-        """Begins without any memory."""
+        """Makes a guard that remembers nothing; a copy of the plugin has its own."""
         timeout_seconds = self.settings.listener_timeout_seconds
         self._guard = Guard(
             settings=self.settings,
@@ -221,18 +226,18 @@ class ContextGuardPlugin(GuardPlugin):
     async def before_run_callback(
         self, *, invocation_context: InvocationContext
     ) -> None:
-        """Decides which form of state keys this app needs; says what is guarded."""
+        """Chooses the form of state keys that this app needs; logs who is guarded."""
         with _log_failures("The guard could not look at the app"):
             look_at_app(self, invocation_context)
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        """Compacts the request where it has to; otherwise leaves it as it came."""
+        """Compacts the request where that is due; otherwise leaves it as it came."""
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # What is remembered of an earlier call does not describe this one.
+            # The memory of an earlier call does not describe this one.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 
@@ -242,7 +247,7 @@ class ContextGuardPlugin(GuardPlugin):
                     self._guard, callback_context, llm_request, strategy
                 )
             if strategy is None or self.settings.observe:
-                warn_where_unguarded(self, callback_context, llm_request)
+                warn_of_switch(self, callback_context, llm_request)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
@@ -273,7 +278,7 @@ class ContextGuardPlugin(GuardPlugin):
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Lets the event carry the state that was written, and tell what was done."""
+        """Has the event carry the state that was written, and describe the call."""
         with _log_failures("The guard could not have an event carry its state"):
             self._guard.hand_over(event, invocation_context)
 

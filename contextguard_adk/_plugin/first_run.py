@@ -1,4 +1,4 @@
-"""What the guard looks for in an app, and tells of it at the app's first run."""
+"""Looks at an app before its runs; at the first run logs how it is guarded."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _SOURCES = {"configured": "configured", "registry": "model registry"}
 
 
 def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
-    """Chooses the form of state keys; at an app's first run tells what is guarded."""
+    """Chooses the form of state keys; at an app's first run logs who is guarded."""
     settings = plugin.settings
     guard = plugin._guard
     root = getattr(invocation.agent, "root_agent", None)
 
-    # Once chosen it stays: the delta of an AgentTool's run goes to the parent.
+    # Namespaced keys stay once chosen: the state of an AgentTool's run goes to its
+    # caller.
     if settings.state_keys == "auto" and not guard.has_namespaced_keys:
-        # If the search fails, such keys pass in any case.
+        # Every app accepts them, so they stay if the search fails.
         guard.has_namespaced_keys = True
-        # ADK shows no plugin the workflow at the root; it may declare a schema.
+        # ADK hides a workflow at the root from plugins; it may declare a schema.
         guard.has_namespaced_keys = root is None or declares_state_schema(root)
 
-    # An app's first run alone shows all of it, an AgentTool's only its own.
+    # Only the app's first run shows all its agents; that of an AgentTool shows a part.
     app = invocation.session.app_name
     if app in guard.seen_apps:
         return
@@ -57,7 +58,7 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
 def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None:
     """Warns of each name in `agents` that no agent of the app has.
 
-    Where the settings may be shared with other apps, only of misspelled names.
+    Where other apps may share the settings, it warns of misspelled names only.
     """
     settings = plugin.settings
     present = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
@@ -80,9 +81,11 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
 
 
 def _describe_default(default: object) -> str:
+    """Says how the agents are guarded that the settings do not name."""
     if default is None:
         return "not guarded"
-    name = getattr(default, "__name__", type(default).__name__)  # Of a function.
+    # A function has a name of its own.
+    name = getattr(default, "__name__", type(default).__name__)
     return f"guarded by {name}"
 
 
@@ -118,7 +121,7 @@ def _log_callbacks(app: str, root: object) -> None:
 def _describe_agents(
     root: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> list[str]:
-    """Says of each agent how it is guarded, of a large app's first dozen."""
+    """Says how each agent is guarded, in a large app each of the first dozen."""
     agents = _find_agents(root, settings)
     named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
     said = list[str]()
@@ -140,8 +143,8 @@ def _describe_agents(
 def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
     """Finds the LLM agents of an app by name.
 
-    ADK shows a plugin no workflow at the root: then the agents are those that the
-    settings name, each with None in its place.
+    ADK hides a workflow at the root from plugins. Then the settings' own names are
+    listed, each without its agent.
     """
     from google.adk.agents.llm_agent import LlmAgent  # ADK has it by now.
 

@@ -56,20 +56,19 @@ def _is_ours(
     invocation = context.get_invocation_context()
     if invocation.session.state.get(OFF_KEY) is True:
         return False
-    # The history is held by the provider, or streamed to it.
-    is_held = getattr(request, "previous_interaction_id", None)
-    if is_held or invocation.live_request_queue is not None:
+    is_held_by_provider = getattr(request, "previous_interaction_id", None)
+    is_live = invocation.live_request_queue is not None
+    if is_held_by_provider or is_live:
         return False
 
     app = invocation.session.app_name
     agent = context.agent_name
-    guards = [
-        p for p in invocation.plugin_manager.plugins if isinstance(p, GuardPlugin)
-    ]
+    plugins = invocation.plugin_manager.plugins
+    guards = [each for each in plugins if isinstance(each, GuardPlugin)]
     working = [
-        guard
-        for guard in guards
-        if guard.settings.agents.get(agent, guard.settings.default) is not None
+        each
+        for each in guards
+        if each.settings.agents.get(agent, each.settings.default) is not None
     ]
     if working and working[0] is not plugin:
         warn_once(
@@ -101,7 +100,7 @@ def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
         chosen = choose(context)
     except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
         log_traceback(logger, "No strategy was chosen", error)
-        chosen = error
+        chosen = error  # Its type is logged below.
 
     if chosen is None or isinstance(chosen, Strategy):
         return chosen
@@ -124,7 +123,7 @@ async def guard_request(
     with log_failures(
         logger, f"The guard failed for agent {context.agent_name!r}{then}"
     ):
-        if not is_recorded_test():
+        if not is_recorded_test():  # Such a test must not see any state of ours.
             await guard_call(Call(guard, context, request, strategy, observe))
             return
 
@@ -142,23 +141,31 @@ async def guard_request(
 def is_recorded_test() -> bool:
     """Returns whether `adk test` records a conversation or replays one.
 
-    It compares session state, but its replay reports no usage and has no answers to
-    requests for a summary: so nothing is stored, and what does not fit is cut.
+    It compares session state, but its replay reports no usage and cannot answer a
+    request for a summary. So no state is written, and a request that is too large is
+    cut.
     """
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
     return test == "rebuild" or "::test_agent_replay[" in test
 
 
-def warn_where_unguarded(
+def warn_of_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> None:
-    """Warns where a switch of the user has a compacted session sent whole again."""
+    """Warns where a switch has a compacted session send its whole history again."""
+    switch = _name_switch(plugin, context, request)
+    if switch:
+        warn_of_whole_history(plugin._guard, context, request, switch)
+
+
+def _name_switch(
+    plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
+) -> str:
+    """Names the user's switch that has the guard change nothing; "" for none."""
     if plugin.settings.observe:
-        why = "where the guard only observes"
-    elif context.session.state.get(OFF_KEY) is True:
-        why = f"where {OFF_KEY} is set"
-    elif _is_ours(plugin, context, request):
-        why = "where the agent is not guarded"
-    else:
-        return
-    warn_of_whole_history(plugin._guard, context, request, why)
+        return "where the guard only observes"
+    if context.session.state.get(OFF_KEY) is True:
+        return f"where {OFF_KEY} is set"
+    if _is_ours(plugin, context, request):
+        return "where the agent is not guarded"
+    return ""

@@ -71,11 +71,11 @@ class Observers:
         self._late: dict[tuple[type, str], _Call] = {}
 
     async def tell(self, record: object) -> Any:
-        """Tells the listener of a record, and returns the listener's answer.
+        """Calls the listener of a record.
 
         Returns:
-            None also where there is no listener, where it fails, and where it is late.
-            A late call goes on; until it ends, the listener is not called again.
+            The listener's answer; None where there is no listener, or where it fails or
+            is late. A late call goes on; until it ends, no other begins.
         """
         listener = self.listeners.of(record)
         if listener is None:
