@@ -167,7 +167,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             await listener.compacted(event)
-    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
+    await call.guard.observers.tell(record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
@@ -287,12 +287,12 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
 
     Not on the way up to the threshold, where compaction has its turn later.
     """
-    observers = call.guard.observers
+    warning_threshold = call.guard.settings.warning_threshold
     memory = call.memory
     window_tokens = turn.budgets.window_tokens
     is_final = turn.is_observed or call.is_compacted
     is_final |= turn.is_due and not (is_coming or turn.is_writing)
-    if turn.tokens / window_tokens < observers.warning_threshold:
+    if turn.tokens / window_tokens < warning_threshold:
         memory.facts = replace(memory.facts, is_under_pressure=False)
     elif is_final and not memory.facts.is_under_pressure:
         memory.facts = replace(memory.facts, is_under_pressure=True)
@@ -302,6 +302,6 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
             window_tokens=window_tokens,
             pressure_before=call.tokens_before / window_tokens,
             pressure=turn.tokens / window_tokens,
-            warning_threshold=observers.warning_threshold,
+            warning_threshold=warning_threshold,
         )
-        await observers.tell_pressure(record)
+        await call.guard.observers.tell_pressure(record)

@@ -53,7 +53,7 @@ class Payer:
         new = turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
-        if observers.before_compaction is None or is_unclear or not new:
+        if observers.listeners.before_compaction is None or is_unclear or not new:
             return turn
         said: object = None
         with log_failures(logger, "before_compaction could not be asked"):
@@ -70,7 +70,7 @@ class Payer:
                 summary_tokens=turn.summary_tokens,
                 is_ahead=ahead_tokens is not None,
             )
-            said = await observers.tell(observers.before_compaction, planned)
+            said = await observers.tell(planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
         if said is not None and said is not False:
