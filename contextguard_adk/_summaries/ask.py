@@ -29,7 +29,6 @@ from contextguard_adk._providers.registry import (
 from contextguard_adk._providers.retry import is_transient, name_error
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._sections.done import DONE_RATIO
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries import compose
 from contextguard_adk._summaries.model import SummaryModel
@@ -228,7 +227,9 @@ class Ask:
             failed = self._memory.facts.unit(Failed)
             newest = history.name_place(max(history.indexes, default=-1))
             self._memory.keep(failed.after(name, count, newest))
-            costs = resolve_costs(name, self._guard.settings.prices, self._guard.registry)
+            costs = resolve_costs(
+                name, self._guard.settings.prices, self._guard.registry
+            )
             cost = price_calls(usages, costs)
         self._memory.add_costs(usage, cost)
         took = {"usage": usage, "cost": cost, "attempts": self.attempts}
@@ -338,7 +339,8 @@ def _render_entries(
 def _find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
     """How many contents a mechanical summary has to cover; the newest can stay."""
     taken = turn.fixed_tokens + 2 * budget_tokens
-    taken += int(turn.budgets.working_tokens * DONE_RATIO)
+    held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
+    taken += int(turn.budgets.working_tokens * held_ratio)
     # Where no summary follows soon, less stays: else each turn would be cut again.
     ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
     room_tokens = int(turn.budgets.threshold_tokens * ratio)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Annotated
 
 from pydantic import (
@@ -15,7 +14,7 @@ from pydantic import (
 )
 
 from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.truncation import Preview
+from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import fits, squeeze
 from contextguard_adk._support.settings import Ratio
@@ -135,17 +134,14 @@ class Pipeline(Strategy):
         """The part of the context window at which the pipeline may stop."""
         return self.summary.target_token_ratio if self.summary else 0.5
 
-    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
-        """Also shortens long strings, unless the newest result is to stay whole."""
-        preview = super().preview(window_tokens, has_recall)
+    def _shorten_strings(self, has_recall: bool) -> Truncation | None:
+        """Shortens them as `tool_output` says, unless the newest is to stay whole."""
         output = self.tool_output
         is_wanted = has_recall or "tool_output" in self.model_fields_set
         if output is None or output.preserve_last_tool_result or not is_wanted:
-            return preview
+            return None
 
-        if preview is None:
-            preview = Preview(with_handles=has_recall)
-        return replace(preview, strings=output.truncation())
+        return output.truncation()
 
     def fullness(self, turn: Turn) -> float:
         """Returns tokens as a part of where the reducers run."""
