@@ -12,8 +12,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from contextguard_adk import _listeners
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import (
     learn,
@@ -22,9 +22,8 @@ from contextguard_adk._core.limits import (
     reserve_output,
     resolve_model,
 )
-from contextguard_adk._core.look import look, render_unshaped
-from contextguard_adk._core.loop import declare_tools, run
-from contextguard_adk._listeners.metrics import MODEL, count
+from contextguard_adk._core.look import look, read_counts, render_unshaped
+from contextguard_adk._core.loop import declare_tools, settle
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.apart import Closing, call_apart
@@ -39,6 +38,8 @@ from contextguard_adk._shapes.media_limit import (
 )
 from contextguard_adk._shapes.refused_forms import SeenRefusals, find_help
 from contextguard_adk._summaries.compose import shape
+from contextguard_adk._support.log import log_failures
+from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
@@ -85,8 +86,10 @@ class Recovery:
         kind = self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
             call.state.note_help(helped or {})
-        by = {MODEL: call.model, "context_guard.kind": kind}
-        count("context_guard.recoveries", 1, call.origin, by)
+        event = Recovered(call.origin, call.model, kind)
+        for listener in _listeners.LISTENERS:
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.recovered(event)
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:
@@ -196,7 +199,7 @@ class Recovery:
             return None  # Its summary would hold the stored one.
         self._measure_by(overflow)
         before = self._call.state.record.summary
-        turn = await run(self._call, self._bounds)
+        turn = await settle(self._call, self._bounds)
         made = self._call.state.record.summary
         if made is before:
             return None

@@ -19,7 +19,6 @@ from rich.progress import track
 from rich.table import Column, Table
 from rich.text import Text
 
-from contextguard_adk._listeners import announcements
 from contextguard_adk._support.log import one_line
 
 T = TypeVar("T")
@@ -117,10 +116,17 @@ def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     guard_logger = logging.getLogger("contextguard_adk")
     handler = _WarningHandler(output)
-    noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
+    noisy = (
+        "google_adk",
+        "google_genai",
+        "LiteLLM",
+        "opentelemetry",
+        "contextguard_adk.telemetry",  # The guard's own line for each compaction.
+    )
+    silenced = [logging.getLogger(name) for name in noisy]
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        for logger in (*map(logging.getLogger, noisy), announcements.logger, *more):
+        for logger in (*silenced, *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
         guard_logger.addHandler(handler)

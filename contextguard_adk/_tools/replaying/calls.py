@@ -8,7 +8,7 @@ from typing import Any
 from google.adk.sessions import Session
 
 from contextguard_adk._providers.clients import read_tokens
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
