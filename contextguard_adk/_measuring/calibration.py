@@ -25,6 +25,7 @@ from contextguard_adk._measuring.tokens import (
     Memo,
     config_texts,
     json_text,
+    part_text,
     text_bytes,
 )
 
@@ -156,7 +157,7 @@ class _Request:
 
                 measure = self.memo.measure_part(part)
                 if measure.is_ascii or not in_ascii:
-                    read = partial(self.memo.part_text, part)
+                    read = partial(part_text, part, self.memo.form)
                     yield SizedText(measure.text_bytes, measure.media_bytes, read)
 
     def estimate_by_density(self, margin: float) -> int:
