@@ -148,7 +148,7 @@ class _Request:
     heuristic_tokens: int
 
     def newest_parts(self, *, in_ascii: bool = False) -> Iterator[SizedText]:
-        """Yields the parts from the end, or of them only those whose text is ASCII."""
+        """Yields the parts, the last one first; `in_ascii` leaves out other texts."""
         for content in reversed(self.contents):
             for part in reversed(content.parts or ()):
                 text = part.text if part is not None else None

@@ -59,9 +59,9 @@ class Overflow:
         prompt_tokens: The size of the request.
         output_tokens: The output that the request asked for.
         is_input_plus_output: Whether a smaller output would help.
-        in_bytes: Whether the limit is one of bytes; it says nothing about tokens.
-        is_quotation: Whether all of its words may be a quotation of the request; they
-            say nothing about tokens.
+        in_bytes: Whether the limit counts bytes; nothing is known about tokens.
+        is_quotation: Whether the words of the error may all be quoted from the request;
+            nothing is known about tokens.
         period: "minute", "hour" or "day" for a rate limit of the key that is below this
             one request with its output; else "".
         model: The model that refused, if the error names it: a gateway may have asked

@@ -38,7 +38,7 @@ MIN_WINDOW_TOKENS = 1_000
 """Smaller numbers, also learned ones, are not the windows of chat models."""
 
 _MIN_OUTPUT_LIMIT_TOKENS = 8_000
-"""A smaller output limit says too little of the window, which is at least as large."""
+"""Output limits below this number say too little about the window."""
 
 MAX_NAME_CHARS = 500
 """Longer names of models are not looked up part by part; none has 200."""
