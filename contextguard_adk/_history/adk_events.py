@@ -107,26 +107,23 @@ def _is_own(event: Event, invocation: InvocationContext) -> bool:
     return event.author == getattr(invocation.agent, "name", "")
 
 
-def find_node_input(invocation: InvocationContext) -> types.Content | None:
+def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
     """Finds the input that a workflow gave to this agent's node; None without one.
 
     ADK shows it beside the user's message, or in its place.
     """
     path = getattr(invocation, "node_path", None)
-    if not path:
+    if invocation is None or not path:
         return None
 
     for event in reversed(invocation.session.events):
         # ADK gives the input of a node with a single turn no invocation id.
         if event.invocation_id not in ("", invocation.invocation_id):
             return None
-        if event.author == "user" and _node_path(event) == path:
+        place = getattr(getattr(event, "node_info", None), "path", None)
+        if event.author == "user" and place == path:
             return None if event.get_function_responses() else event.content
     return None
-
-
-def _node_path(event: Event) -> str | None:
-    return getattr(getattr(event, "node_info", None), "path", None)
 
 
 def name_run(invocation: InvocationContext) -> list[str]:
@@ -162,7 +159,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
         return False
 
-    path = _node_path(event) or ""
+    path = getattr(getattr(event, "node_info", None), "path", None) or ""
     own_path = getattr(invocation, "node_path", None) or ""
     responses = event.get_function_responses()
     if event.author == "user" and not responses and path not in ("", own_path):

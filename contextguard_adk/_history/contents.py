@@ -48,10 +48,7 @@ class Pairs:
 def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Content:
     """Returns a copy with these parts; the content itself where they are its own."""
     own = content.parts or []
-    is_same = len(parts) == len(own) and all(
-        part is old for part, old in zip(parts, own, strict=True)
-    )
-    if is_same:
+    if [id(part) for part in parts] == [id(part) for part in own]:
         return content
     return content.model_copy(update={"parts": [*parts]})
 

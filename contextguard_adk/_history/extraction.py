@@ -191,10 +191,9 @@ def walk_values(
     elif isinstance(value, str):
         yield from _read_text(value.strip(), seen, depth)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Neither infinite, nor with more digits than Python writes.
-        text = str(value) if abs(value) < 1e18 else ""
-        if len(text) >= 2 and hide_secrets(text) == text:
-            yield text, LESS_TELLING
+        number = _write_number(value)
+        if number:
+            yield number, LESS_TELLING
 
 
 def _walk_fields(
@@ -207,6 +206,14 @@ def _walk_fields(
         if _has_digit(name) and is_value(name):
             yield name, TELLING  # Some key objects by their ids.
         yield from walk_values(item, seen, depth + 1)
+
+
+def _write_number(number: float) -> str:
+    """Writes a number that may be a value; "" for a digit, or the number of a card."""
+    if not abs(number) < 1e18:  # Infinite, or with more digits than Python writes.
+        return ""
+    text = str(number)
+    return text if len(text) >= 2 and hide_secrets(text) == text else ""
 
 
 def _read_text(

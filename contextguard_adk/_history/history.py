@@ -98,6 +98,10 @@ class History:
         self._invocation = invocation
         self._event_count = len(self.events)  # A summary may be written later.
 
+        # The caller adds these contents to this run alone.
+        run_config = invocation.run_config if invocation else None
+        self._transient = getattr(run_config, "model_input_context", None) or ()
+
         self.loads_part = False  # Whether later requests may have less of the session.
         self.preview: Preview | None = None  # Set before a fact is read.
         self.redactor = Redactor()
@@ -162,14 +166,18 @@ class History:
             if preview.fits(size_bytes):
                 continue
 
-            if index not in self._known_previews:
-                parts = content.parts or ()
-                made = self.memo.remember(preview, content, parts)
-                self._known_previews[index] = made
-            shown = self._known_previews[index]
+            shown = self._make_preview(index, preview)
             if shown is not None:
                 previews[index] = shown
         return previews
+
+    def _make_preview(self, index: int, preview: Preview) -> types.Content | None:
+        """Returns the preview of a content; None if the model reads it whole."""
+        if index not in self._known_previews:
+            content = self.contents[index]
+            made = self.memo.remember(preview, content, content.parts or ())
+            self._known_previews[index] = made
+        return self._known_previews[index]
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
         """Returns the contents whose tool results a compaction has shortened."""
@@ -203,12 +211,6 @@ class History:
     @cached_property
     def _event_index(self) -> EventIndex:
         return EventIndex(self.events)
-
-    @cached_property
-    def _transient(self) -> Sequence[types.Content]:
-        """The contents that the caller adds to this run alone."""
-        run_config = self._invocation.run_config if self._invocation else None
-        return getattr(run_config, "model_input_context", None) or ()
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
@@ -275,8 +277,7 @@ class History:
                 contents[index] = types.Content(role="user", parts=parts)
 
         candidates = [i for i in self.indexes if i not in self.outputs]
-        node_input = find_node_input(self._invocation) if self._invocation else None
-        wanted = node_input or self.user_content
+        wanted = find_node_input(self._invocation) or self.user_content
         found = find_current_request(contents, candidates, wanted)
         if found is not None:
             return found
@@ -289,9 +290,9 @@ class History:
         if self.user_messages:
             return self._newest_message
 
-        messages = (i for i in candidates if is_message(self.contents[i]))
-        relays = (i for i in messages if content_text(self.contents[i]))
-        return max(relays, default=None)
+        messages = [i for i in candidates if is_message(self.contents[i])]
+        relays = [i for i in messages if content_text(self.contents[i])]
+        return relays[-1] if relays else None
 
     @property
     def _newest_message(self) -> int | None:
@@ -382,14 +383,24 @@ class History:
 
         prints = [self.fingerprint(index) for index in indexes]
         pairs = align_covered(covered, prints)
-        is_older_found = bool(pairs) and pairs[0][0] < covered.older_count
+        older = self._find_older(stored, pairs)
+        return {indexes[right]: left for left, right in [*older, *pairs]}
+
+    def _find_older(
+        self, stored: StoredSummary, pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Pairs the places of older covered contents that no digest has matched."""
+        covered = stored.covered
         has_older = stored.has_older or covered.older_count > 0
-        if has_older and not is_older_found:
-            newer = self._read_newer(stored)
-            if newer is not None:
-                contents = [self.contents[index] for index in indexes]
-                pairs = [*find_older(covered, pairs, contents, newer), *pairs]
-        return {indexes[right]: left for left, right in pairs}
+        is_matched = bool(pairs) and pairs[0][0] < covered.older_count
+        if not has_older or is_matched:
+            return []
+
+        newer = self._read_newer(stored)
+        if newer is None:
+            return []
+        contents = [self.contents[index] for index in self.indexes]
+        return find_older(covered, pairs, contents, newer)
 
     def _read_newer(self, stored: StoredSummary) -> list[types.Content] | None:
         """Reads the events after the last covered one; None if that one is unknown."""

@@ -26,6 +26,9 @@ from contextguard_adk._history.origin import keys_of
 from contextguard_adk._measuring.tokens import Memo
 
 _WORD = re.compile(r"\w+")
+_MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
+"""Stands in a content that ADK makes of an instruction, without an event."""
+
 _MAX_MOVED = 64  # Looking further would be quadratic.
 
 
@@ -53,11 +56,11 @@ def find_rewritten(
 
     # The task of an isolated agent stands first, and has no event.
     has_task = getattr(invocation, "isolation_scope", None) is not None
+    first = 1 if has_task else 0
     from_events = [
         index
         for index in texts
-        if not (has_task and index == 0)
-        and "<<<BEGIN_SYSTEM_INSTRUCTION>>>" not in content_text(contents[index])
+        if index >= first and _MOVED_INSTRUCTION not in content_text(contents[index])
     ]
 
     links = _align_in_order(
@@ -70,8 +73,7 @@ def find_rewritten(
 
     by_order: list[tuple[int, int]] = []
     for gap in _find_gaps(sorted([*links, *alike]), text_events, from_events):
-        if len(gap.places) == len(gap.indexes):
-            by_order += zip(gap.places, gap.indexes, strict=True)
+        by_order += _match_order(gap)
 
     return {
         index: events[place]
@@ -182,6 +184,13 @@ def _match_words(
             position = window[likenesses.index(highest)]
             yield place, gap.indexes[position]
             start = position + 1
+
+
+def _match_order(gap: _Gap) -> list[tuple[int, int]]:
+    """Pairs the events of a gap with its contents, where there are as many of both."""
+    if len(gap.places) != len(gap.indexes):
+        return []
+    return list(zip(gap.places, gap.indexes, strict=True))
 
 
 class _Traits:

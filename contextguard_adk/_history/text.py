@@ -282,35 +282,43 @@ def list_items(
         if not label:
             continue
 
-        part = said.part
-        result = part.function_response
+        result = said.part.function_response
         if said.text or result:
-            args = payload_text(said.call.args) if said.call and said.call.args else ""
-            hint = _hint(said, args)
-            item = Item(
-                handle=said.handle,
-                label=label,
-                hint=hint,
-                text=said.text,
-                content_index=said.index,
-                args=args[:1_000] if hint else "",
-                is_call=part.function_call is not None,
-            )
-            items.append(item)
+            items.append(_make_item(said, label))
 
-        for file in result_media(result) if result else [part]:
-            described = describe_media(file)
-            if described:
-                item = Item(
-                    handle=handle_of(file),
-                    label=described,
-                    hint="",
-                    text=file_text(file),
-                    content_index=said.index,
-                    media=file,
-                )
-                items.append(item)
+        files = result_media(result) if result else [said.part]
+        items += _list_files(files, said.index)
     return items
+
+
+def _make_item(said: Said, label: str) -> Item:
+    """Makes the item of a text, a call or a result."""
+    args = payload_text(said.call.args) if said.call and said.call.args else ""
+    hint = _hint(said, args)
+    return Item(
+        handle=said.handle,
+        label=label,
+        hint=hint,
+        text=said.text,
+        content_index=said.index,
+        args=args[:1_000] if hint else "",
+        is_call=said.part.function_call is not None,
+    )
+
+
+def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Item]:
+    """Yields the items of images and files."""
+    for part in parts:
+        described = describe_media(part)
+        if described:
+            yield Item(
+                handle=handle_of(part),
+                label=described,
+                hint="",
+                text=file_text(part),
+                content_index=content_index,
+                media=part,
+            )
 
 
 def _label(said: Said) -> str:

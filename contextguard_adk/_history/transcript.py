@@ -22,9 +22,10 @@ from contextguard_adk._measuring.budgets import (
 from contextguard_adk._support.phrases import LEFT_OUT, quote
 
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
-_LATER_WEIGHT = 0.2
-"""How much of the room a tool's entry gets, where a message gets 1."""
+_TOOL_WEIGHT = 0.2
+"""How much of the room a tool's entry gets beside a message, which has the weight 1."""
 
+_COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
 _MAX_NAMED = 3  # Handles of dropped entries that are named.
 
 
@@ -35,17 +36,15 @@ class Entry:
     Attributes:
         heading: The line that names the author.
         body: The text below it.
-        is_tool: Whether it is no message.
+        weight: How much of the room it gets beside other entries.
         is_pinned: Whether it always stays.
-        is_copy: Whether it is a result of the recall tool, which repeats other entries.
         handle: The name under which the recall tool finds the whole text.
     """
 
     heading: str
     body: str = ""
-    is_tool: bool = False
+    weight: float = 1.0
     is_pinned: bool = False
-    is_copy: bool = False
     handle: str = ""
 
     @property
@@ -77,14 +76,19 @@ def render_entries(
         if not heading:
             continue
 
-        part = said.part
-        tool = part.function_call or part.function_response
+        tool = said.part.function_call or said.part.function_response
+        if said.part.text:
+            weight = 1.0
+        elif tool is not None and tool.name == RECALL_TOOL:
+            weight = _COPY_WEIGHT  # It repeats other entries.
+        else:
+            weight = _TOOL_WEIGHT
+
         entry = Entry(
             heading,
             quote(said.text),
-            is_tool=not part.text,
+            weight=weight,
             is_pinned=said.index in pinned,
-            is_copy=tool is not None and tool.name == RECALL_TOOL,
             handle=said.handle,
         )
         entries.append(entry)
@@ -129,22 +133,16 @@ def fit_entries(
     if sum(body_tokens) + sum(heading_tokens) <= budget_tokens:
         return list(entries)
 
-    # The pinned entries stay, and the newest of the others with at least an excerpt.
     least = [min(tokens, MIN_BODY_TOKENS) for tokens in body_tokens]
+    costs = [sum(tokens) for tokens in zip(heading_tokens, least, strict=True)]
     room = float(budget_tokens - MIN_BODY_TOKENS)  # The note takes some.
-    kept = []
-    used_tokens = 0
-    for i in sorted(range(len(entries)), key=lambda i: (not entries[i].is_pinned, -i)):
-        used_tokens += heading_tokens[i] + least[i]
-        if used_tokens <= room or entries[i].is_pinned:
-            kept.append(i)
-    kept.sort()
+    kept = _choose_kept(entries, costs, room)
 
     # Each entry gets a little; messages are served first with the rest, copies last.
     body_room = room - sum(heading_tokens[i] for i in kept)
     shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), body_room)
     missing = [body_tokens[i] - share for i, share in zip(kept, shares, strict=True)]
-    weights = [_weigh(entries[i]) for i in kept]
+    weights = [entries[i].weight for i in kept]
     more = divide_budget(missing, weights, body_room - sum(shares))
 
     fitted = []
@@ -159,14 +157,21 @@ def fit_entries(
     return [_note_dropped(dropped), *fitted] if dropped else fitted
 
 
-def _weigh(entry: Entry) -> float:
-    """Returns how much of the room an entry gets, beside others."""
-    weight = 1.0
-    if entry.is_tool:
-        weight *= _LATER_WEIGHT
-    if entry.is_copy:
-        weight *= _LATER_WEIGHT
-    return weight
+def _choose_kept(
+    entries: Sequence[Entry], costs: Sequence[int], room: float
+) -> list[int]:
+    """Chooses the pinned entries, and the newest of the others that fit."""
+    pinned = [i for i, entry in enumerate(entries) if entry.is_pinned]
+    others = [i for i, entry in enumerate(entries) if not entry.is_pinned]
+
+    kept = list(pinned)
+    used = sum(costs[i] for i in pinned)
+    for i in reversed(others):
+        used += costs[i]
+        if used > room:
+            break
+        kept.append(i)
+    return sorted(kept)
 
 
 def _note_dropped(dropped: Sequence[Entry]) -> Entry:

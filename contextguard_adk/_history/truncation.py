@@ -232,15 +232,11 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
     if depth >= 100 or not isinstance(value, dict | list):
         return value
 
-    is_mapping = isinstance(value, dict)
-    old = list(value.values()) if is_mapping else value
+    old = list(value.values()) if isinstance(value, dict) else value
     new = [truncate_value(item, truncation, depth + 1) for item in old]
-    is_changed = any(
-        item is not old_item for item, old_item in zip(new, old, strict=True)
-    )
-    if not is_changed:
+    if [id(item) for item in new] == [id(item) for item in old]:
         return value
-    return dict(zip(value, new, strict=True)) if is_mapping else new
+    return dict(zip(value, new, strict=True)) if isinstance(value, dict) else new
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
