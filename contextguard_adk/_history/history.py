@@ -53,7 +53,7 @@ _OF_SUMMARY = (
 """The properties that depend on the stored summary."""
 
 _SEARCHED_EVENTS = 63
-"""How many events are searched for that of a content; others may have no content."""
+"""How far the event of a content is searched for: not every event has a content."""
 
 
 class History:
@@ -75,8 +75,8 @@ class History:
     indexes        The indexes of the contents that come from session events. Only these
                    are ever compacted: the other contents belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
-    model_covered  The covered indexes that a model has summarized. The other ones were
-                   only left out.
+    model_covered  The covered indexes that a model has summarized. Of the other ones the
+                   summary has excerpts at most.
     =============  ==================================================================
     """
 
@@ -159,9 +159,9 @@ class History:
         previews = {}
         summarized = self.model_covered
         for index, content in enumerate(self.contents):
-            if index in summarized:
-                continue
             results = [part for part in parts_of(content) if part.function_response]
+            if not results or index in summarized:
+                continue
             size_bytes = sum(self.memo.part_bytes(part) for part in results)
             if preview.fits(size_bytes):
                 continue
@@ -286,17 +286,22 @@ class History:
         if parts_of(wanted) and not has_message:
             return None
 
-        # ADK keeps the user's words from this agent, which has an input of its own.
+        return self._find_input(candidates)
+
+    def _find_input(self, candidates: Sequence[int]) -> int | None:
+        """Finds the input of an agent from which ADK keeps the user's request.
+
+        Without an earlier message of the user it is a message of another agent.
+        """
         if self.user_messages:
-            return self._newest_message
+            return self._find_newest_message()
 
         messages = [i for i in candidates if is_message(self.contents[i])]
         relays = [i for i in messages if content_text(self.contents[i])]
         return relays[-1] if relays else None
 
-    @property
-    def _newest_message(self) -> int | None:
-        """The index of the user's newest message that is part of this run."""
+    def _find_newest_message(self) -> int | None:
+        """Finds the user's newest message that is part of this run."""
         events = [e for e in self.events if e.invocation_id == self.invocation_id]
         ids = {event.id for event in events}
         event_index = EventIndex(events)

@@ -27,7 +27,7 @@ from contextguard_adk._measuring.tokens import Memo
 
 _WORD = re.compile(r"\w+")
 _MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
-"""Stands in a content that ADK makes of an instruction, without an event."""
+"""Stands in a content that ADK makes of an instruction."""
 
 _MAX_MOVED = 64  # Looking further would be quadratic.
 
@@ -54,15 +54,7 @@ def find_rewritten(
     if _say_all(unchanged, [events[place].content for place in text_events]):
         return {}
 
-    # The task of an isolated agent stands first, and has no event.
-    has_task = getattr(invocation, "isolation_scope", None) is not None
-    first = 1 if has_task else 0
-    from_events = [
-        index
-        for index in texts
-        if index >= first and _MOVED_INSTRUCTION not in content_text(contents[index])
-    ]
-
+    from_events = _without_inserted(contents, texts, invocation)
     links = _align_in_order(
         [_spell(event.content or types.Content(), memo) for event in events],
         [_spell(content, memo) for content in contents],
@@ -92,6 +84,22 @@ def _say_all(
     for each in wanted:
         spare.subtract(keys_of(each))
     return min(spare.values(), default=0) >= 0
+
+
+def _without_inserted(
+    contents: Sequence[types.Content],
+    texts: Sequence[int],
+    invocation: InvocationContext,
+) -> list[int]:
+    """Leaves out the texts that ADK inserts without an event."""
+    # The task of an isolated agent stands first.
+    has_task = getattr(invocation, "isolation_scope", None) is not None
+    first = 1 if has_task else 0
+    return [
+        index
+        for index in texts
+        if index >= first and _MOVED_INSTRUCTION not in content_text(contents[index])
+    ]
 
 
 def _spell(content: types.Content, memo: Memo) -> bytes:
