@@ -75,8 +75,8 @@ class History:
     indexes        The indexes of the contents that come from session events. Only these
                    are ever compacted: the other contents belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
-    model_covered  The covered indexes that a model has summarized. Of the other ones the
-                   summary has excerpts at most.
+    model_covered  The covered indexes that a model has summarized. Of the other
+                   contents the summary has excerpts at most.
     =============  ==================================================================
     """
 

@@ -30,8 +30,8 @@ def find_history(
     for place, content in enumerate(contents):
         # ADK and other plugins insert contents in the user's role, without tools. A
         # plugin may rewrite the model's words, so these need no event.
-        is_inserted = content.role != "model" and not has_tool(content)
-        needs_event = is_inserted and not index.relays(content)
+        may_be_inserted = content.role != "model" and not has_tool(content)
+        needs_event = may_be_inserted and not index.relays(content)
 
         is_known = not needs_event and content not in transient
         if is_known or any(index.holds(part) for part in parts_of(content)):

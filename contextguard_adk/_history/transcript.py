@@ -134,7 +134,7 @@ def fit_entries(
         return list(entries)
 
     least = [min(tokens, MIN_BODY_TOKENS) for tokens in body_tokens]
-    costs = [sum(tokens) for tokens in zip(heading_tokens, least, strict=True)]
+    costs = [least[i] + heading_tokens[i] for i in range(len(entries))]
     room = float(budget_tokens - MIN_BODY_TOKENS)  # The note takes some.
     kept = _choose_kept(entries, costs, room)
 
@@ -152,8 +152,8 @@ def fit_entries(
         body = shorten_to_tokens(entry.body, tokens, count_body, entry.handle)
         fitted.append(replace(entry, body=body))
 
-    left = set(kept)
-    dropped = [entry for i, entry in enumerate(entries) if i not in left]
+    staying = set(kept)
+    dropped = [entry for i, entry in enumerate(entries) if i not in staying]
     return [_note_dropped(dropped), *fitted] if dropped else fitted
 
 
