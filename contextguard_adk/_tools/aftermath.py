@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from google.adk.sessions import Session
 from google.genai import types
@@ -149,13 +150,9 @@ def list_recalled(
         if not answers:
             continue
 
-        needed_later = [
-            each
-            for recorded, needed in calls
-            if recorded.index > index
-            for each in needed
-        ]
-        values = find_values(needs, needed_later, [event.content or types.Content()])
+        later = [needed for recorded, needed in calls if recorded.index > index]
+        content = event.content or types.Content()
+        values = find_values(needs, list(chain.from_iterable(later)), [content])
         for answer in answers:
             yield Recalled(
                 index=index,

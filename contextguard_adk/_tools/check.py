@@ -33,11 +33,10 @@ from contextguard_adk.strategies import Pipeline, Strategy
 
 def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     """Checks a file, or the agents in a folder; returns 1 if one of them is wrong."""
-    for model in models:
-        if model.lower().endswith(SETTINGS_SUFFIXES):
-            text = f"{model!r} stands among the models; name the file before --model"
-            raise CommandError(text)
-
+    files = [each for each in models if each.lower().endswith(SETTINGS_SUFFIXES)]
+    if files:
+        text = f"{files[0]!r} stands among the models; name the file before --model"
+        raise CommandError(text)
     is_folder = config is not None and Path(config).is_dir()
     if is_folder and models:
         raise CommandError("--model is for a file: the agents in a folder have models")
@@ -279,11 +278,9 @@ def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
-    source = f"registry: {budget['registry_entry']}"
-    if budget["source"] == "configured":
-        source = "config"
-    elif budget["source"] == "default":
-        source = "unknown model: assumed"
+    sources = {"configured": "config", "default": "unknown model: assumed"}
+    from_registry = f"registry: {budget['registry_entry']}"
+    source = sources.get(budget["source"], from_registry)
     yield (
         f"  {budget['model'] or 'any model'}: window {budget['window_tokens']:,} "
         f"({source}), buffer {budget['buffer_tokens']:,}, threshold "

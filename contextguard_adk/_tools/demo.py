@@ -46,50 +46,46 @@ AHEAD = "summaries ahead"
 Turn: TypeAlias = tuple[str, list[Reply]]
 
 
-def run_demo(
-    path: Path | None,
-    window_tokens: int | None,
-    steps: int,
-    strategy: str,
-    model: str | None,
-    latency: float | None,
-) -> int:
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of the command; None where the user did not give one."""
+
+    path: Path | None
+    window_tokens: int | None
+    steps: int
+    strategy: str
+    model: str | None
+    latency: float | None
+
+
+def run_demo(**options: Any) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
-    root = (path or Path(google.adk.__path__[0])).resolve()
-    if model and latency:
+    settings = DemoSettings(**options)
+    if settings.model and settings.latency:
         raise CommandError("--latency: a real model takes its own time")
-    turns = list(plan_turns(root, steps))
+    root = (settings.path or Path(google.adk.__path__[0])).resolve()
+    turns = list(plan_turns(root, settings.steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
 
     # The guard logs estimates of a request's size; the demo prints real counts.
     with terminal.quiet_logs(terminal.console):
-        known_tokens = window_tokens or _find_window(model)
-        names = [BARE, "with guard"]
-        if latency:
-            names.append(AHEAD)
-        llms = [_create_model(model, latency, known_tokens, turns) for _ in names]
+        window_tokens = settings.window_tokens or _find_window(settings.model)
+        runs = _play_runs(settings, root, turns, window_tokens)
 
-        print_line(f"An agent works {steps:,} steps through {root}", "bold")
-        setup = f"{model or 'simulated offline'}, context window {known_tokens:,}"
-        print_line(f"Model: {setup} tokens, strategy {strategy}", "dim")
-
-        costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, known_tokens, costs) for name in names]
-        loop_factory = VirtualTimeLoop if latency else None
-        for run, llm in zip(runs, llms, strict=True):
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
-                runner.run(run.play(turns, llm, root, strategy))
-
-    _print_comparison(runs, known_tokens, latency)
-    if not model:
+    _print_comparison(runs, window_tokens, settings.latency)
+    if not settings.model:
         prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
         print_line(f"Prices: {prices}.")
-    if latency:
-        print_line(
-            f"Times are simulated: {latency:g} s for every answer and every summary."
-        )
-    return _print_end(runs)
+    if settings.latency:
+        each = f"{settings.latency:g} s for every answer and every summary"
+        print_line(f"Times are simulated: {each}.")
+
+    bare, *guarded = runs
+    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
+    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
+    print_line(f"With the guard {done}, {_describe_end(bare, worst)}.", "bold")
+    return 1 if worst.rejections or worst.failure else 0
 
 
 def _find_window(model: str | None) -> int:
@@ -99,6 +95,42 @@ def _find_window(model: str | None) -> int:
     if tokens is None:
         raise CommandError(f"the window of {model} is unknown: give --window")
     return tokens
+
+
+def _play_runs(
+    settings: DemoSettings, root: Path, turns: list[Turn], window_tokens: int
+) -> list[DemoRun]:
+    """Does the work without the guard, then with it, each time with a new model."""
+    model = settings.model
+    latency = settings.latency
+    names = [BARE, "with guard"]
+    if latency:
+        names.append(AHEAD)
+    # A model that cannot be used is an error before anything is printed.
+    llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
+
+    print_line(f"An agent works {settings.steps:,} steps through {root}", "bold")
+    setup = f"{model or 'simulated offline'}, context window {window_tokens:,}"
+    print_line(f"Model: {setup} tokens, strategy {settings.strategy}", "dim")
+
+    costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
+    runs = [DemoRun(name, settings.steps, window_tokens, costs) for name in names]
+    loop_factory = VirtualTimeLoop if latency else None
+    for run, llm in zip(runs, llms, strict=True):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(run.play(turns, llm, root, settings.strategy))
+    return runs
+
+
+def _describe_end(bare: DemoRun, worst: DemoRun) -> str:
+    """Describes the end of the worst guarded run, beside the run without a guard."""
+    if worst.failure:
+        return f"then the model failed: {worst.failure}"
+    if worst.rejections:
+        return f"{worst.rejections:,} of its requests were refused"
+    if bare.rejections:
+        return f"no request refused; without it only {bare.steps:,}"
+    return "the work fits into the window without it as well: try a smaller --window"
 
 
 def _print_comparison(
@@ -116,24 +148,6 @@ def _print_comparison(
     for name in figures[0]:
         table.add_row(name, *(each[name] for each in figures))
     terminal.console.print("", table, "", sep="\n")
-
-
-def _print_end(runs: list[DemoRun]) -> int:
-    """Tells the end of the worst guarded run; returns 1 if it failed."""
-    bare, *guarded = runs
-    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
-
-    end = "the work fits into the window without it as well: try a smaller --window"
-    if worst.failure:
-        end = f"then the model failed: {worst.failure}"
-    elif worst.rejections:
-        end = f"{worst.rejections:,} of its requests were refused"
-    elif bare.rejections:
-        end = f"no request refused; without it only {bare.steps:,}"
-    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
-    print_line(f"With the guard {done}, {end}.", "bold")
-
-    return 1 if worst.rejections or worst.failure else 0
 
 
 def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:

@@ -98,16 +98,7 @@ class Needs:
         if not values:
             return {}
 
-        recorded_places = dict[int, int]()  # By the number of a recorded part.
-        other_texts = list[tuple[int, str]]()
-        for place, content in enumerate(contents):
-            for part in parts_of(content):
-                number = self._numbers.get(_key(part))
-                if number is None:
-                    other_texts.append((place, read_part(part)))
-                else:
-                    recorded_places[number] = place
-
+        recorded_places, other_texts = self._place_parts(contents)
         found = dict[str, int]()
         for value in values:
             holders = self._find_holders(value)
@@ -116,6 +107,24 @@ class Needs:
             if places:
                 found[value] = max(places)
         return found
+
+    def _place_parts(
+        self, contents: Sequence[types.Content]
+    ) -> tuple[dict[int, int], list[tuple[int, str]]]:
+        """Returns where the parts of contents stand, by the index of their content.
+
+        Recorded parts come by their number, the texts of others with their place.
+        """
+        recorded_places = dict[int, int]()
+        other_texts = list[tuple[int, str]]()
+        for place, content in enumerate(contents):
+            for part in parts_of(content):
+                number = self._numbers.get(_key(part))
+                if number is None:
+                    other_texts.append((place, read_part(part)))
+                else:
+                    recorded_places[number] = place
+        return recorded_places, other_texts
 
     def _find_holders(self, value: str) -> list[int]:
         """Finds the recorded parts that have a value, by their number."""
