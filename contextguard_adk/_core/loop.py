@@ -247,14 +247,16 @@ async def send(call: Call, turn: Turn) -> None:
     warn_reserved_output(turn.agent, budgets)
 
     if not call.is_observed:
-        if turn.is_changed(turn.contents):
+        is_changed = turn.is_changed(turn.contents)
+        if is_changed:
             request.contents = list(turn.contents)
         declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
-        event = Sent(memory, turn, call.compaction is not None)
-        for watcher in _listeners.WATCHERS:
-            with log_failures(logger, f"{type(watcher).__name__} failed"):
-                watcher.sent(event)
+        if is_changed:
+            event = Sent(memory, turn, call.compaction is not None)
+            for watcher in _listeners.WATCHERS:
+                with log_failures(logger, f"{type(watcher).__name__} failed"):
+                    watcher.sent(event)
 
         run_id = call.run.invocation_id
         compacted_run = run_id if call.is_compacted else ""
