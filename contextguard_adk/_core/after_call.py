@@ -87,7 +87,7 @@ async def take_answer(
         "Agent %r: about %d tokens were sent, %s counted, window %d.",
         *(record.agent, record.estimated_tokens, real, record.window_tokens),
     )
-    await guard.observers.tell(guard.observers.on_call, record)
+    await guard.observers.tell(record)
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
@@ -195,7 +195,7 @@ def _describe(event: Answered) -> CallRecord:
     call = event.call
     guard = event.guard
     usage = event.usage
-    costs = resolve_costs(call.model, guard.prices, guard.registry)
+    costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
     summary_usage, summary_cost = call.memory.take_costs()
     return CallRecord(
         **vars(call.origin),

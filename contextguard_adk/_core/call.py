@@ -59,7 +59,7 @@ class Call:
         self.scope = summary_scope(invocation)
         app = invocation.session.app_name
         user = invocation.session.user_id
-        user = user if guard.has_plain_users else digest([app, user])
+        user = user if guard.settings.user_ids == "plain" else digest([app, user])
         names = {"app": app, "user": user, "strategy": type(strategy).__name__}
         names["invocation_id"] = invocation.invocation_id
         self.origin = Origin(self.agent, invocation.session.id, **names)

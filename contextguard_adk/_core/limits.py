@@ -13,11 +13,7 @@ from contextguard_adk._measuring.budgets import (
     most_buffer_tokens,
     plan_budgets,
 )
-from contextguard_adk._providers.clients import (
-    default_output_tokens,
-    set_output_tokens,
-    thinking_tokens,
-)
+from contextguard_adk._providers.clients import Client, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
@@ -165,13 +161,14 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         shown_tokens = max(shown.window_tokens, accepted_tokens, MIN_WINDOW_TOKENS)
         known_tokens = min(known_tokens, shown_tokens)
 
-    default = default_output_tokens(call.llm, name, registry) or shown.output_tokens
+    client = Client.of(call.llm)
+    default = client.default_output_tokens(name, registry) or shown.output_tokens
     return ModelFacts(
         name=name,
         llm=call.llm,
         known_window_tokens=known_tokens,
         window_tokens=min(known_tokens, bounds.window_tokens or known_tokens),
-        reserved_output_tokens=set_output_tokens(call.llm, call.request.config) or 0,
+        reserved_output_tokens=client.set_output_tokens(call.request.config) or 0,
         default_output_tokens=default or 0,
         is_rate=limit.is_rate,
         sum_tokens=limit.sum_tokens,

@@ -160,7 +160,8 @@ def _read_history(
         said = call.context.user_content
         history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
-        history.loads_part = call.guard.loads_recent or config is not None
+        is_partial = call.guard.settings.recent_events or config is not None
+        history.loads_part = is_partial
         history.redactor = call.guard.redactor
         form = call.memo.form
         history.preview = call.strategy.preview(window_tokens, has_recall, form)

@@ -212,7 +212,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         if listener.is_on(call.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 await listener.compacted(event)
-    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
+    await call.guard.observers.tell(record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
@@ -350,11 +350,11 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
         turn: Its request as it is sent.
         is_coming: Whether a summary is begun once the call is answered.
     """
-    observers = call.guard.observers
+    warning_threshold = call.guard.settings.warning_threshold
     memory = call.memory
     window_tokens = turn.budgets.window_tokens
     pressure = turn.tokens / window_tokens
-    if pressure < observers.warning_threshold:
+    if pressure < warning_threshold:
         memory.facts = replace(memory.facts, is_under_pressure=False)
         return
 
@@ -368,6 +368,6 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
             window_tokens=window_tokens,
             pressure_before=call.tokens_before / window_tokens,
             pressure=pressure,
-            warning_threshold=observers.warning_threshold,
+            warning_threshold=warning_threshold,
         )
-        await observers.tell_pressure(record)
+        await call.guard.observers.tell_pressure(record)

@@ -77,7 +77,7 @@ class Payer:
         new = turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
-        if observers.before_compaction is None or is_unclear or not new:
+        if observers.listeners.before_compaction is None or is_unclear or not new:
             return turn
 
         answer: object = None
@@ -92,7 +92,7 @@ class Payer:
                 summary_tokens=turn.summary_tokens,
                 is_ahead=is_ahead,
             )
-            answer = await observers.tell(observers.before_compaction, planned)
+            answer = await observers.tell(planned)
             if isinstance(answer, str):
                 focus = f"{turn.focus}\n{answer[:MAX_FOCUS_CHARS]}".strip()
                 return replace(turn, focus=focus)

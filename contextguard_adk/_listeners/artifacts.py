@@ -22,7 +22,7 @@ logger = logging.getLogger("contextguard_adk.artifacts")
 class Artifacts(Listener):
     """Saves each summary as an artifact, where the app has an artifact service."""
 
-    setting = "has_artifacts"
+    setting = "summary_artifacts"
 
     async def compacted(self, event: Compacted) -> None:
         """Saves the artifact; the next event of the agent without text names it."""

@@ -16,7 +16,7 @@ from contextguard_adk._turn.units import Answered, Compacted, Listener
 class RecentEvents(Listener):
     """Notes the time at each compaction; None where the agent needs all events."""
 
-    setting = "loads_recent"
+    setting = "recent_events"
 
     async def compacted(self, event: Compacted) -> None:
         state = event.state

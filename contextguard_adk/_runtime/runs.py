@@ -22,7 +22,6 @@ from google.genai import types
 from contextguard_adk._history.adk_events import name_run
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
-from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.memory import (
     AgentMemory,
@@ -31,6 +30,7 @@ from contextguard_adk._runtime.memory import (
     Paid,
     PendingSummary,
 )
+from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
@@ -177,17 +177,14 @@ class Run:
 class Guard:
     """What lives as long as the plugin; `registry=None` is the default registry."""
 
+    settings: GuardSettings = field(default_factory=GuardSettings)
     registry: ModelRegistry | None = None
-    prices: Mapping[str, Costs] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
-    has_namespaced_keys: bool = False
-    has_artifacts: bool = False
-    has_usage: bool = True  # In session state, for people.
-    loads_recent: bool = False  # Sessions may be loaded in part.
     redactor: Redactor = field(default_factory=Redactor)
-    has_plain_users: bool = False  # In records, traces and log.
+    observers: Observers = field(default_factory=Observers)
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    has_namespaced_keys: bool = field(init=False)  # "auto" is decided by each app.
+    seen_apps: set[str] = field(default_factory=set)  # Told what is guarded.
+    tasks: SummaryTasks = field(init=False)
     # What this process keeps to, and has seen accepted, by client (`Call.client`).
     limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
     accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
@@ -201,6 +198,10 @@ class Guard:
     # id(state) to the ids of its session objects, and to its runs by invocation id:
     # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.has_namespaced_keys = self.settings.state_keys == "namespaced"
+        self.tasks = SummaryTasks(self.settings.max_background_summaries)
 
     def memory(
         self, invocation: InvocationContext, agent: str, scope: str

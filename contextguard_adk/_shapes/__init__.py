@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from contextguard_adk._providers.clients import name_client
+from contextguard_adk._providers.clients import Client
 from contextguard_adk._shapes.claude_thoughts import fit_claude
 from contextguard_adk._shapes.media_limit import MediaLimit, limit_media, lower_limit
 from contextguard_adk._shapes.one_text import join_texts
@@ -59,7 +59,7 @@ def _has_helped(turn: Turn, name: str) -> bool:
 
 
 def _is_sent_by(turn: Turn, client: str) -> bool:
-    return name_client(turn.model.llm) == client
+    return Client.of(turn.model.llm).name == client
 
 
 SHAPES: tuple[Shape, ...] = (

@@ -227,7 +227,9 @@ class Ask:
             failed = self._memory.facts.unit(Failed)
             newest = history.name_place(max(history.indexes, default=-1))
             self._memory.keep(failed.after(name, count, newest))
-            costs = resolve_costs(name, self._guard.prices, self._guard.registry)
+            costs = resolve_costs(
+                name, self._guard.settings.prices, self._guard.registry
+            )
             cost = price_calls(usages, costs)
         self._memory.add_costs(usage, cost)
         took = {"usage": usage, "cost": cost, "attempts": self.attempts}

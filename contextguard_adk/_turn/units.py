@@ -251,14 +251,14 @@ class Listener:
     """Is told what happened; an error that it raises is logged and ends nothing.
 
     Attributes:
-        setting: The field of `Guard` that switches it on; "" if it is always on.
+        setting: The setting of the plugin that switches it on; "" if it is always on.
     """
 
     setting: str = ""
 
     def is_on(self, guard: Guard) -> bool:
         """Returns whether the settings of a guard want it to be told anything."""
-        return not self.setting or bool(getattr(guard, self.setting))
+        return not self.setting or bool(getattr(guard.settings, self.setting))
 
     def sent(self, event: Sent) -> None:
         """Called with each request that the guard has changed, before it is sent."""
