@@ -312,6 +312,7 @@ class _Window(NamedTuple):
 
 
 def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
+    """Returns the window that a rejection names, or one below the rejected request."""
     seen = call.memory.facts.of(call.model)
     lower_tokens = _lower(estimated_tokens)
     named_tokens = overflow.limit_tokens
@@ -320,8 +321,10 @@ def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Wi
     is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
     is_trusted = not (is_foreign or is_contradicted)
 
-    was_named_before = seen.limits is not None and seen.limit_calls is not None
-    if named_tokens and (is_foreign or was_named_before or not is_contradicted):
+    # A limit that contradicts what was accepted is doubted, until it is named again.
+    was_doubted = seen.limits is not None and seen.limit_calls is not None
+    is_believed = is_foreign or was_doubted or not is_contradicted
+    if named_tokens and is_believed:
         tokens = max(named_tokens, MIN_WINDOW_TOKENS)
     else:
         tokens = max(seen.accepted_tokens, lower_tokens, MIN_WINDOW_TOKENS)
