@@ -18,6 +18,7 @@ from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._runtime.memory import AgentMemory, Paid
 from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.state import MAX_FOCUS_CHARS
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
@@ -27,8 +28,6 @@ from contextguard_adk.records import PlannedCompaction
 from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.call")
-
-MAX_FOCUS_CHARS = 1_000  # Of what `before_compaction` returns.
 
 
 @dataclass(frozen=True)
