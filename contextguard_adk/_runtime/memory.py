@@ -236,12 +236,6 @@ class AgentMemory:
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
 
-    def forget_arrived(self, run_id: str) -> None:
-        """Forgets a summary of another run, which the session has by now."""
-        paid = self.facts.put_in
-        if paid is not None and paid.run_id != run_id:
-            self.facts = replace(self.facts, put_in=None)
-
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come in ten minutes."""
         oldest_seconds = time.monotonic() - 600
