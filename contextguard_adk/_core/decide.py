@@ -197,6 +197,7 @@ _WORTH = (
     Row(_is_little_new, Step.SEND, "there is little to summarize"),
     Row(lambda turn: True, Step.COMPACT, "the threshold is reached"),
 )
+"""Whether a compaction that is wanted is worth its price."""
 
 TABLE = (
     Row(lambda turn: turn.is_observed, Step.SEND, "the guard only observes"),
@@ -235,3 +236,4 @@ TABLE = (
     Row(lambda turn: turn.is_demanded, Step.COMPACT, "it is demanded"),
     *_WORTH,
 )
+"""What becomes of a request: the first row that holds decides."""

@@ -61,8 +61,8 @@ class Paid:
         is_background: Whether it was written ahead of time, and waits until a
             compaction is due.
         is_reported: Whether listeners were told of it.
-        replaced: The stored summary that it replaced; None for none. Until its event
-            arrives, the session still holds that one.
+        replaced: The summary that the session had before the run that put this one in;
+            None for none. Until its event arrives, the session still has that one.
         key: The key of session state under which it was written.
         event_count: The number of events that the session had when it was put in.
         paid_seconds: The time when it was written or put in, on the monotonic clock.

@@ -268,7 +268,7 @@ class Guard:
     ) -> AgentMemory:
         """Returns the memory of an agent in a scope of a session.
 
-        The oldest memories that hold no summary are forgotten beyond a number of them.
+        Of the memories without a summary only the newest 1,024 are kept.
         """
         key = name_session(invocation), agent, scope
         found = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
