@@ -84,7 +84,7 @@ async def take_answer(
     if response.partial:
         return
 
-    # The count releases the call, which forgets this function.
+    # A count that is stored releases the call, which forgets this function.
     after_answer = call.after_answer
     may_lose_event = _may_lose_events(context, plugin)
     memo = run.memo(invocation)
@@ -99,22 +99,29 @@ async def take_answer(
         state=guard.state(context),
         may_lose_event=may_lose_event,
     )
-    for listener in _listeners.LISTENERS:
-        if listener.is_on(guard):
-            with log_failures(logger, f"{type(listener).__name__} failed"):
-                listener.answered(event)
-    review_limits(event)
-    if event.count is not None:
-        _note_count(event, event.count)
+    _learn(event)
     if may_lose_event:
         scope = key[1]
         context.state.update(run.writes.give(scope, invocation.session.state))
 
-    if not call.is_reported:
-        call.is_reported = True
-        if after_answer is not None and call.is_answered:
-            after_answer(real_tokens or call.estimated_tokens)
-        await _report(event)
+    if call.is_reported:
+        return
+    call.is_reported = True
+    if after_answer is not None and call.is_answered:
+        after_answer(real_tokens or call.estimated_tokens)
+    await _report(event)
+
+
+def _learn(event: Answered) -> None:
+    """Tells the listeners of an answer, and remembers what its count shows."""
+    for listener in _listeners.LISTENERS:
+        if listener.is_on(event.guard):
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.answered(event)
+
+    review_limits(event)
+    if event.count is not None:
+        _note_count(event, event.count)
 
 
 async def _report(event: Answered) -> None:

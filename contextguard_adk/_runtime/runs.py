@@ -183,6 +183,7 @@ class Run:
         if before is not None:
             # The session still holds what stood there before the earlier one.
             replaced = before.replaced
+
         put_in = replace(
             paid,
             replaced=replaced,
