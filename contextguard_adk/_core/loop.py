@@ -261,7 +261,10 @@ async def send(call: Call, turn: Turn) -> None:
         run_id = call.run.invocation_id
         compacted_run = run_id if call.is_compacted else ""
         memory.facts = replace(memory.facts, compacted_run=compacted_run)
-        memory.forget_arrived(run_id)
+        put_in = memory.facts.put_in
+        if put_in is not None and put_in.run_id != run_id:
+            # The session has the summary of another run by now.
+            memory.facts = replace(memory.facts, put_in=None)
     elif turn.is_due:
         logger.info(
             "Observing agent %r: a compaction would be due at %d tokens, the "
