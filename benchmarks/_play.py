@@ -116,7 +116,10 @@ class CountingLlm(BaseLlm):
         """Answers a request with a content, or with an error."""
         settings = LlmRequest(config=request.config)
         head = "\n".join(text for _, text in list_prompt_texts(settings))
-        texts = [(head, len(head.encode())), *map(self._count, request.contents)]
+        texts = [
+            (head, len(head.encode())),
+            *(self._count(content) for content in request.contents),
+        ]
         prompt_tokens = sum(utf8_bytes for _, utf8_bytes in texts) // 4
         if prompt_tokens > self.window_tokens:
             raise OverflowError(f"{prompt_tokens} of {self.window_tokens} tokens")

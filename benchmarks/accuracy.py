@@ -113,7 +113,7 @@ class _LangChain:
 
     def _plain(self, request: LlmRequest) -> int:
         system = str(request.config.system_instruction or "")
-        messages = sum(map(_langchain_tokens, request.contents))
+        messages = sum(_langchain_tokens(content) for content in request.contents)
         tools = sum(math.ceil(len(t.model_dump_json()) / 4) for t in _tools(request))
         return messages + math.ceil((len(system) + len("system")) / 4) + 3 + tools
 
@@ -142,7 +142,7 @@ def _langchain_tokens(content: types.Content) -> int:
 
 def estimate_by_chars(request: LlmRequest) -> int:
     """Characters / 4 of all that is sent."""
-    return sum(map(len, _list_texts(request))) // 4
+    return sum(len(text) for text in _list_texts(request)) // 4
 
 
 def estimate_like_adk(request: LlmRequest, last_real: int) -> int:

@@ -334,7 +334,7 @@ def main() -> None:
     talks = [one.conversation for one in next(iter(played.values()))]
     notes = NOTES.format(
         count=len(talks),
-        tokens=sum(map(total_tokens, talks)),
+        tokens=sum(total_tokens(talk) for talk in talks),
         window=arguments.window,
         cached=TYPICAL_COSTS.cached_input,
         output=TYPICAL_COSTS.output,

@@ -157,7 +157,7 @@ def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
             text=True,
             check=True,
         )
-        adk, ours = map(float, done.stdout.split())
+        adk, ours = (float(seconds) for seconds in done.stdout.split())
         found.append((adk, ours))
     del found[0]  # It may have compiled.
     return tuple(1_000 * statistics.median(side) for side in zip(*found, strict=True))

@@ -125,7 +125,7 @@ class SessionCopy:
             [c.model_dump(exclude_none=True) for c in r.contents]
             for r in self.llm.requests
         ]
-        return [*map(str, dump)]
+        return [str(entry) for entry in dump]
 
 
 async def make_copies(service: DatabaseSessionService, count: int) -> list[SessionCopy]:

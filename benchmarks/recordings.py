@@ -157,7 +157,7 @@ async def play_recording(recording: Recording, way: Way) -> dict[str, int]:
     played = await play(recording, way, script=script)
     row = {name: getattr(played, name) for name in COUNTS}
     for name, values in ("needed", script.needed), ("missing", script.missing):
-        row[name] = sum(map(len, values.values()))
+        row[name] = sum(len(each) for each in values.values())
         row[f"{name}_far"] = sum(each.is_far for v in values.values() for each in v)
     return row
 

@@ -399,7 +399,8 @@ def histories(draw: st.DrawFn) -> MadeHistory:
     made = MadeHistory([], {}, set())
     for _ in range(draw(st.integers(0, 10))):
         text = draw(st.sampled_from(["yes", "no", "Done.", "For context: it rains."]))
-        if say := draw(st.sampled_from([user, model, None])):
+        say = draw(st.sampled_from([user, model, None]))
+        if say:
             made.contents.append(say(text))
             continue
         index = len(made.contents)

@@ -97,7 +97,9 @@ class FakeClaude(FakeProvider):
             ids = [each["id"] for each in content if each["type"] == "tool_use"]
             wanted = [each for id_ in ids[:1] for each in self.of_call.get(id_, ())]
             sent = [each for each in content if each["type"] in THOUGHTS]
-            if [*map(signature_of, sent)] != [*map(signature_of, wanted)]:
+            if [signature_of(block) for block in sent] != [
+                signature_of(block) for block in wanted
+            ]:
                 raise RefusalError("claude modified", n, 0)
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
@@ -107,7 +109,7 @@ class FakeClaude(FakeProvider):
         blocks = answer["content"]
         calls = [each["id"] for each in blocks if each["type"] == "tool_use"]
         self.of_call |= dict.fromkeys(calls, thoughts)
-        content = [*map(dict, thoughts), *blocks]
+        content = [*(dict(thought) for thought in thoughts), *blocks]
         return answer | {"model": body["model"], "content": content}
 
     def _think(self, body: dict[str, Any], reply: Reply) -> list[Block]:
@@ -230,7 +232,8 @@ def check_pairs(n: int, content: list[Block], asked: list[str]) -> None:
             raise RefusalError("claude orphan", n, m, block["tool_use_id"])
     first = content[: len(asked)]  # Results come before anything else.
     answered = {each.get("tool_use_id") for each in first}
-    if missing := [each for each in asked if each not in answered]:
+    missing = [each for each in asked if each not in answered]
+    if missing:
         raise RefusalError("claude unanswered", n - 1, ", ".join(missing))
 
 

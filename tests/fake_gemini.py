@@ -89,7 +89,8 @@ class FakeGemini(FakeProvider):
         config = body.get("generationConfig", {}).get("thinkingConfig", {})
         if config.get("includeThoughts"):
             parts.insert(0, {"text": reply.thought, "thought": True})
-        if cache := body.get("cachedContent"):
+        cache = body.get("cachedContent")
+        if cache:
             cached = len(json.dumps(self.caches[cache])) // 4
             usage["promptTokenCount"] += cached
             usage["cachedContentTokenCount"] = cached

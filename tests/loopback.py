@@ -90,7 +90,8 @@ class Provider:
             received.refused = "parameter"
             words = "`max_tokens` must be greater than `thinking.budget_tokens`."
             return Refusal(400, words)
-        if violation := find_violation(sent):
+        violation = find_violation(sent)
+        if violation:
             received.refused = "invalid"
             return Refusal(400, violation)
         counts = self.counts_output

@@ -343,7 +343,7 @@ def check_running_turns(fake: FakeClaude) -> None:
         for message in messages[begin_of_turn(messages) :]:
             for block in message["content"]:
                 of_call = fake.of_call.get(block.get("id", ""), [])
-                assert sent.issuperset(map(signature_of, of_call))
+                assert sent.issuperset(signature_of(thought) for thought in of_call)
 
 
 def tool_names(exchange: Exchange) -> str:

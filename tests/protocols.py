@@ -125,11 +125,14 @@ class Gemini:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
-        contents = list(map(types.Content.model_validate, body.get("contents", ())))
+        contents = [
+            types.Content.model_validate(content)
+            for content in body.get("contents", ())
+        ]
         config = body.get("generationConfig", {})
         instruction = body.get("systemInstruction", {}).get("parts", ())
         system = "\n".join(part.get("text", "") for part in instruction)
-        tools = map(compact, body.get("tools", ()))
+        tools = (compact(tool) for tool in body.get("tools", ()))
         return Sent(
             contents=contents,
             system=system,
@@ -299,7 +302,7 @@ class Anthropic:
     def read(self, path: str, body: dict[str, Any]) -> Sent:
         """Reads a request; each text of the user is taken for a message of its own."""
         system = "\n".join(text_blocks(body.get("system")))
-        texts = [system, *map(compact, body.get("tools") or ())]
+        texts = [system, *(compact(tool) for tool in body.get("tools") or ())]
         contents: list[types.Content] = []
         for message in body["messages"]:
             role = ROLES[message["role"]]
@@ -406,7 +409,8 @@ def split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
     empty = {name: "" if isinstance(block[name], str) else {}}
     pieces = halves(value if isinstance(value, str) else json.dumps(value))
     deltas = [{"type": kind, key: piece} for piece in pieces]
-    if signature := block.get("signature"):
+    signature = block.get("signature")
+    if signature:
         deltas.append({"type": "signature_delta", "signature": signature})
         empty["signature"] = ""
     return empty, deltas

@@ -430,9 +430,9 @@ async def test_of_many_sessions_four_are_summarized_at_once() -> None:
     assert (talk.writer.begun, talk.writer.most) == (9, 4)
     message = words(2_000, "SECOND")
     turns = await asyncio.gather(*(chat.say(message) for chat in talk.chats))
-    assert all(map(answer_text, turns))
+    assert all(answer_text(events) for events in turns)
     assert talk.llm.summaries == 9
-    assert all(map(is_compacted, agent_requests(talk.llm)[9:]))
+    assert all(is_compacted(request) for request in agent_requests(talk.llm)[9:])
 
 
 async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
@@ -541,7 +541,7 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         state = await talk.chat.state()
         assert state[SUMMARY] == "Summary number 1, of all before."
         assert not state.get("context_guard:compact_refused")
-        assert not any(map(state.get, DEMAND))
+        assert not any(state.get(key) for key in DEMAND)
         assert is_compacted(await talk.say("Well done."))
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
     (record,) = talk.told

@@ -112,7 +112,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         if event.usage_metadata:
             event.model_version = "simulated"
         summaries = event.actions.state_delta
-        if text := summaries.get("__context_guard_summary_agent"):
+        text = summaries.get("__context_guard_summary_agent")
+        if text:
             summaries["__context_guard_summary_agent"] = f"{EVIL}\n{text}"
     source = save(session, folder)
     page = folder / "a.html"

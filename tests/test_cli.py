@@ -142,7 +142,7 @@ def test_warnings_measure_as_the_table_does(tree: Path, capsys: Output) -> None:
     share = table["of the window"][1]
     assert warned
     assert share == f"{numbers(table['largest request'])[1] / 2_000:.0%}"
-    assert max(map(int, warned)) <= int(share.rstrip("%"))
+    assert max(int(percent) for percent in warned) <= int(share.rstrip("%"))
 
 
 def test_a_failure_with_summaries_ahead_is_one(

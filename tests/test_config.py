@@ -88,7 +88,9 @@ SAID: dict[str, PluginSettings] = {
 }
 
 
-@pytest.mark.parametrize(("text", "wanted"), SAID.items(), ids=map(ascii, SAID))
+@pytest.mark.parametrize(
+    ("text", "wanted"), SAID.items(), ids=(ascii(text) for text in SAID)
+)
 def test_what_files_say(text: str, wanted: PluginSettings) -> None:
     """A default, tables per agent, short names, dotted paths."""
     for name in ("guard.toml", "GUARD.TOML"):
@@ -379,7 +381,8 @@ def test_mistakes_in_code(typed: str, said: str) -> None:
     text = str(caught.value)
     if isinstance(caught.value, ValidationError):
         found = [
-            (*map(str, each["loc"]), each["msg"]) for each in caught.value.errors()
+            (*(str(key) for key in each["loc"]), each["msg"])
+            for each in caught.value.errors()
         ]
         texts = {f"{'.'.join(place)}: {message}" for *place, message in found}
         text = "; ".join(sorted(texts))

@@ -89,7 +89,7 @@ def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]
     covered: set[str] = set()
     for is_summary, records in itertools.groupby(llm.requests, lambda r: r.is_summary):
         if is_summary:
-            covered = covered.union(*map(facts, records))
+            covered = covered.union(*(facts(record) for record in records))
         else:
             yield covered, [*records]
 

@@ -136,8 +136,10 @@ def test_a_program_prints_what_the_page_says(name: str) -> None:
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
     plain = (text.replace(",", "") for text in (said, printed))
-    expected, found = map(number.findall, plain)
-    assert [*map(int, expected)] == pytest.approx([*map(int, found)], rel=0.05)
+    expected, found = (number.findall(line) for line in plain)
+    assert [int(number) for number in expected] == pytest.approx(
+        [int(number) for number in found], rel=0.05
+    )
 
 
 RECOMMENDED = [
@@ -256,7 +258,8 @@ def test_commands_are_understood(
     checks = {"contextguard": check_ours, "adk": check_adk, "pip": check_pip}
     checks["pytest"] = check_pytest
     assert program in {*checks, *OTHERS}
-    if check := checks.get(program):
+    check = checks.get(program)
+    if check:
         check(arguments, folder)
 
 
@@ -329,7 +332,8 @@ def anchors(page: Path) -> set[str]:
 
 def find_target(page: Path, address: str) -> Path | None:
     """The file that a link means; None where it leads out of the project."""
-    if found := SOURCE.match(address):
+    found = SOURCE.match(address)
+    if found:
         return ROOT / address[found.end() :]
     if address.startswith(SITE):
         name = address.removeprefix(SITE).strip("/") or "index"
@@ -343,9 +347,10 @@ def test_links_lead_somewhere() -> None:
     """To files that are there, and headings in them; `mkdocs` checks docs/ as well."""
     for page in PAGES:
         text = FENCE.sub("", read(page))
-        for link in map("".join, LINK.findall(text)):
+        for link in ("".join(groups) for groups in LINK.findall(text)):
             address, _, anchor = link.partition("#")
-            if target := find_target(page, address):
+            target = find_target(page, address)
+            if target:
                 assert target.exists(), (page, link)
                 assert not anchor or anchor in anchors(target), (page, link)
         for path in re.findall(r"`(?:python )?((?:benchmarks|tests)/\w+\.\w+)", text):
@@ -358,7 +363,7 @@ def test_every_page_and_public_name_is_listed() -> None:
     docs = ROOT / "docs"
     named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
     assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
-    reference = "".join(map(read, (docs / "api").glob("*.md")))
+    reference = "".join(read(page) for page in (docs / "api").glob("*.md"))
     for package in (contextguard_adk, contextguard_adk.testing):
         for name in package.__all__:
             assert f"::: {package.__name__}.{name}\n" in reference
@@ -435,7 +440,8 @@ async def test_the_web_server_loads_runs_in_part(
     from google.adk.cli.fast_api import get_fast_api_app
     from google.adk.cli.service_registry import get_service_registry
 
-    (folder := tmp_path / "agents" / "shelves").mkdir(parents=True)
+    folder = tmp_path / "agents" / "shelves"
+    folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "agent.py").write_text(AGENT)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "agents"), *sys.path])

@@ -234,7 +234,7 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
     ) in asked.text
     sent = llm.requests[-1].contents
     assert [content.role for content in sent] == ["user"]
-    summary, continuation = map(text_of, take_apart(sent))
+    summary, continuation = (text_of(content) for content in take_apart(sent))
     assert summary.startswith("[Previous conversation summary]\nAll pods run.")
     assert summary.endswith("\n[End of summary — conversation continues below]")
     assert continuation.startswith(

@@ -64,7 +64,10 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     chat = Chat(agent, [before, guard, after], is_streaming=is_streaming)
     answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
     assert answers == ["Found.", "Bye."]
-    ids = [[list(map(id, c)) for c in tap.contents] for tap in (before, after)]
+    ids = [
+        [[id(content) for content in c] for c in tap.contents]
+        for tap in (before, after)
+    ]
     assert ids[0] == ids[1]
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
     shown = {f"context_guard:{name}:agent" for name in ("compacted", "usage")}
@@ -257,7 +260,7 @@ async def test_the_newest_messages_stay_beside_a_summary() -> None:
         await chat.say("Change the second one.")
         contents = take_apart(llm.requests[-1].contents)
         assert text_of(contents[0]).startswith(SUMMARY_BEGINS)
-        texts = [*map(text_of, contents[1:])]
+        texts = [text_of(content) for content in contents[1:]]
         kept = [words(50), "Offer three.", offered, "Change the second one."]
         assert (texts == kept) is is_kept
         assert (len(texts) == 1) is not is_kept

@@ -80,7 +80,8 @@ def looking(*first: Reply) -> Callable[[LlmRequest], Reply]:
     steps = itertools.count()
 
     def script(request: LlmRequest) -> Reply:
-        if (reply := next(begins, None)) is not None:
+        reply = next(begins, None)
+        if reply is not None:
             return reply
         *_, part = request.contents[-1].parts or []
         is_answer = part.function_response is not None
@@ -474,7 +475,9 @@ async def fill(
 def cleared_at_first(llm: SimulatedLlm) -> list[dict[str, Any]]:
     """The results in the first request in which some are cleared."""
     shown = (results_of(request, "look_up") for request in llm.requests)
-    return next(results for results in shown if any(map(is_cleared, results)))
+    return next(
+        results for results in shown if any(is_cleared(result) for result in results)
+    )
 
 
 async def test_older_results_give_way_to_a_line() -> None:
@@ -485,7 +488,9 @@ async def test_older_results_give_way_to_a_line() -> None:
     await fill(llm, chat, compactions, 1)
     results = cleared_at_first(llm)
     assert llm.summaries == 0
-    assert [*map(is_cleared, results)] == [True] * (len(results) - 3) + [False] * 3
+    assert [is_cleared(result) for result in results] == [True] * (len(results) - 3) + [
+        False
+    ] * 3
     assert all(each["recall_item"] for each in results[:-3])
     assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])
@@ -499,7 +504,7 @@ async def test_older_results_give_way_to_a_line() -> None:
     await fill(llm, chat, compactions, 2)
     later = results_of(llm.requests[-1], "look_up")
     assert llm.summaries == 0
-    assert sum(map(is_cleared, later)) > len(results) - 3
+    assert sum(is_cleared(result) for result in later) > len(results) - 3
     assert later[: len(results) - 3] == results[:-3]
     assert llm.rejections == llm.violations == 0
 
@@ -541,7 +546,7 @@ async def test_results_of_excluded_tools_stay() -> None:
     await chat.say("What is the policy?")
     await fill(llm, chat, compactions, 1)
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
-    *older, newest = map(is_cleared, cleared_at_first(llm))
+    *older, newest = (is_cleared(result) for result in cleared_at_first(llm))
     assert all(older)
     assert not newest
 
@@ -591,7 +596,7 @@ async def test_it_goes_on_in_another_process(
         said = await chat.say(f"Turn {turn}. {words(300)}")
         assert answer_text(said) == "Done."
         results = results_of(llm.requests[-1], "look_up")
-        counts.append(sum(map(is_cleared, results)))
+        counts.append(sum(is_cleared(result) for result in results))
         await sessions.db_engine.dispose()
         assert llm.summaries == 0
     assert counts == sorted(counts)
@@ -630,5 +635,5 @@ async def test_crafted_state_is_harmless(truncation: Any) -> None:
     await chat.set_state({key: json.dumps(record)})
     await play(llm, chat, compactions, 2)
     await fill(llm, chat, compactions, 3)
-    assert any(map(is_cleared, results_of(llm.requests[-1], "look_up")))
+    assert any(is_cleared(result) for result in results_of(llm.requests[-1], "look_up"))
     assert llm.rejections == llm.violations == 0

@@ -284,7 +284,11 @@ def read_state(text: str) -> None:
 
 def shorten_transcript(text: str) -> None:
     """Writes a transcript, and shortens it."""
-    contents = [user(text), *map(user, split(text)), response("read", text)]
+    contents = [
+        user(text),
+        *(user(line) for line in split(text)),
+        response("read", text),
+    ]
     fit_entries(render_entries(contents, range(len(contents))), 2_000, COUNT)
 
 

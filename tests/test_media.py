@@ -218,7 +218,8 @@ async def test_what_is_moved_can_be_sent(row: str) -> None:
 @pytest.mark.parametrize("row", ["Gemini", "Gemma"])
 async def test_what_gemini_takes_is_sent(serve: Serve, row: str) -> None:
     """Each file of its row is in the request."""
-    address = serve(fake := FakeGemini())
+    fake = FakeGemini()
+    address = serve(fake)
     llm = (Gemma if row == "Gemma" else Gemini)(model=MODELS[row], base_url=address)
     taken = [file for file in FILES.values() if takes_media(row, "user", file)]
     request = LlmRequest(model=llm.model, contents=[content_in("user", *taken)])

@@ -251,7 +251,8 @@ def working(worker: str, what: str = "") -> SimulatedLlm:
     numbers = itertools.count()
 
     def reply(request: LlmRequest) -> Reply:
-        if (number := next(numbers)) == 16:
+        number = next(numbers)
+        if number == 16:
             return "Done."
         step = scripted_call("look", step=number)
         if what and number:
@@ -315,7 +316,8 @@ async def test_what_adk_waits_for_survives_three_compactions(
 
     def script(request: LlmRequest) -> Reply:
         newest = request.contents[-1].parts or []
-        if (number := next(numbers)) == 0:
+        number = next(numbers)
+        if number == 0:
             return scripted_call(tool.name, amount=7)
         is_answered = any(part.function_response for part in newest)
         return "Noted." if is_answered else scripted_call("look", step=number)

@@ -128,7 +128,7 @@ def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> No
     nested = json.dumps({"error": json.dumps({"message": text})})
     for_html = json.dumps(text).replace(">", r"\u003e").replace("'", r"\u0027")
     forms = (text, text.upper(), text.replace(" ", "\n  "), nested, for_html)
-    for error in (*map(Exception, forms), *wrap(litellm, text)):
+    for error in (*(Exception(form) for form in forms), *wrap(litellm, text)):
         assert parse_overflow(error) == expected
 
 

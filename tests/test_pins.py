@@ -131,7 +131,7 @@ async def test_a_pin_outlives_many_compactions(name: str, count: int) -> None:
     while len(compactions) < count:
         assert len(llm.requests) < 10 * count
         await chat.say(f"Turn {len(llm.requests)}. {words(500)}")
-    assert all(map(holds, agent_requests(llm)[1:]))
+    assert all(holds(request) for request in agent_requests(llm)[1:])
     assert pinned(llm) == f"- {RULE}"
     assert said in agent_requests(llm)[-1].text
     assert any(each.was_ahead for each in compactions) is bool(strategy.ahead)
@@ -204,7 +204,7 @@ async def test_a_masked_request_is_cut_around_its_pins() -> None:
     llm.context_window = 8_000
     assert answer_text(await chat.say("Look for Eve.")) == "Done."
     assert llm.rejections
-    assert all(map(holds, agent_requests(llm)[1:]))
+    assert all(holds(request) for request in agent_requests(llm)[1:])
 
 
 async def test_pins_outlive_the_process(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def test_braces_of_an_instruction_and_brackets_of_a_summary() -> None:
     [request] = agent_requests(llm)
     said = str(asked.config.system_instruction)
     assert 'Reply {"n": 600} in {style}.' in said
-    texts = map(text_of, take_apart(request.contents[:1]))
+    texts = (text_of(content) for content in take_apart(request.contents[:1]))
     [summary] = [text for text in texts if "[Previous conversation summary]\n" in text]
     assert summary.startswith("[Previous conversation summary]\n")
     assert summary.endswith("\n[End of summary — conversation continues below]")

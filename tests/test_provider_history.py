@@ -66,7 +66,7 @@ def check(player: Player, compactions: int = 2) -> None:
         check_running_turns(fake)
         return
     check_thoughts_since_compaction(player)
-    assert len({*map(tool_names, fake.of_agent)}) == 1
+    assert len({tool_names(body) for body in fake.of_agent}) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,8 @@ async def test_a_summary_at_the_beginning_of_a_turn_takes_the_thoughts_before_it
     serve: Serve,
 ) -> None:
     """And no others, in this and every later summary."""
-    serve(fake := FakeClaude())
+    fake = FakeClaude()
+    serve(fake)
     player = play_claude(fake, strategy=Threshold(context_window=60_000))
     await player.play(turns=2, calls=3)
 
@@ -366,7 +367,8 @@ async def test_a_message_that_was_nothing_but_a_thought_goes_with_it(
     serve: Serve,
 ) -> None:
     """No content is left without parts; the user speaks twice, which is accepted."""
-    serve(fake := FakeClaude(takes_thoughts_alone=True))
+    fake = FakeClaude(takes_thoughts_alone=True)
+    serve(fake)
     seen: list[types.Content] = []
     player = play_claude(
         fake,
@@ -433,7 +435,8 @@ async def test_a_request_that_was_too_long_stays_as_it_was_accepted(
     serve: Serve,
 ) -> None:
     """What was sent again is the beginning of the next request."""
-    serve(fake := FakeClaude(window_tokens=WINDOW))
+    fake = FakeClaude(window_tokens=WINDOW)
+    serve(fake)
     player = play_claude(fake, strategy=Threshold(context_window=5 * WINDOW))
 
     await player.play(turns=3, calls=4)

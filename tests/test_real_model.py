@@ -45,7 +45,8 @@ QUESTION = "Which pump ran all night?"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the model's API."""
-    if missing := [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]:
+    missing = [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]
+    if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `real-model`)")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -198,7 +198,7 @@ async def test_pages_hold_all_that_there_is() -> None:
     searched = [page for page in lists if " match" in page.splitlines()[0]]
     for some in ([page for page in lists if page not in searched], searched[1:]):
         found = re.findall(r"note (\d+):", "".join(some))
-        assert sorted(map(int, found)) == list(range(60))
+        assert sorted(int(number) for number in found) == list(range(60))
 
 
 async def test_the_best_matches_come_first() -> None:
@@ -206,7 +206,7 @@ async def test_the_best_matches_come_first() -> None:
     far = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
     said = ["token to deploy", "DEPLOY Token", "red", "red 2", "green, red", far]
     pages = await read(
-        [*map(user, said), model("令牌是 7")],
+        [*(user(text) for text in said), model("令牌是 7")],
         {"query": "deploy token"},
         {"query": "red green"},
         {"query": "api-7 token"},
@@ -266,7 +266,11 @@ async def test_no_query_holds_the_event_loop(
     """Not even of single letters, in a long history, a part of it in one message."""
     nasty = ["a e i o", " ", ".*+?([", "(a+)+$", "a" * 199 + "b", "the ing 令牌 ion"]
     nasty += ["令牌是部署" * 40, "a-b b-a a.b " * 16, "xbooks nötebooks e-books"]
-    queries = [*nasty, " ".join(map(chr, range(97, 123))), "token note book " * 12]
+    queries = [
+        *nasty,
+        " ".join(chr(code) for code in range(97, 123)),
+        "token note book " * 12,
+    ]
     ticking = Ticking()
     texts = [words(500) for _ in range(250 * megabytes)]
     texts += ["a" * (250_000 * megabytes), words(62_500 * megabytes)]
@@ -349,7 +353,9 @@ def find_all() -> dict[str, str]:
     """The page that each query finds, in one conversation."""
     queries = [query for query, _ in FINDS.values()]
     asked = [{"query": query} for query in queries]
-    reading = read([*map(user, SAID)], *asked, to_end=False, is_each_once=False)
+    reading = read(
+        [user(text) for text in SAID], *asked, to_end=False, is_each_once=False
+    )
     return dict(zip(queries, asyncio.run(reading), strict=True))
 
 
@@ -362,7 +368,7 @@ def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> Non
 async def test_common_words_alone_are_no_match() -> None:
     """Beside a rare word; where nothing else is asked for, they are found."""
     queries = [{"query": "the garden"}, {"query": "the"}]
-    rare, common = await read([*map(user, SAID)], *queries, to_end=False)
+    rare, common = await read([user(text) for text in SAID], *queries, to_end=False)
     assert shown(rare) == [SAID[30]]
     assert len(shown(common)) > 20
 
@@ -376,7 +382,9 @@ async def test_a_page_holds_passages_of_several_items() -> None:
     ]
     texts += [f"Boiler {n} was seen, hall {n} was not." for n in range(20)]
     query = {"query": "boiler hall leaks"}
-    [page] = await read([*map(user, texts)], query, page_tokens=800, to_end=False)
+    [page] = await read(
+        [user(text) for text in texts], query, page_tokens=800, to_end=False
+    )
     assert len(page) <= 4 * 800
     assert page.count("hall a leaks") == page.count("hall b leaks") == 1
     assert sum(text in page for text in texts[2:]) >= 4
@@ -384,7 +392,7 @@ async def test_a_page_holds_passages_of_several_items() -> None:
 
 async def test_tools_are_found_by_name_and_arguments() -> None:
     """Also by arguments that a title has no room for."""
-    contents = [*map(user, SAID)]
+    contents = [user(text) for text in SAID]
     for number, city in enumerate(("Riga", "Oslo")):
         args = {"columns": ["a long list of columns"] * 4, "city": city}
         contents += [call("find_hotels", str(number), **args)]
@@ -409,7 +417,7 @@ UNTRUSTED = {
 async def test_no_query_does_harm() -> None:
     """Whatever it holds, its words are found."""
     queries = [{"query": query} for query in UNTRUSTED.values()]
-    pages = await read([*map(user, SAID)], *queries, to_end=False)
+    pages = await read([user(text) for text in SAID], *queries, to_end=False)
     assert all("lamp" in shown(page)[0] for page in pages)
 
 
@@ -661,7 +669,7 @@ async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
         contents = [model(SECRET), response("finish_task", "Task completed.")]
     llm, chat = open_chat(run_config=loading(6))
     await chat.say("Hello.")
-    for each in map(event, contents):
+    for each in (event(content) for content in contents):
         if name == "a task":
             each.isolation_scope = name
         await chat.sessions.append_event(await chat.session(), each)

@@ -199,7 +199,8 @@ async def test_a_confirmation_is_still_answered_much_later() -> None:
     said = ((user(say(n)), model(f"Answer {n}.")) for n in range(20))
     await seed(chat, *itertools.chain.from_iterable(said))
     for number in range(20, 26):
-        if config := await recent(chat):
+        config = await recent(chat)
+        if config:
             chat.run_config = RunConfig(get_session_config=config)
             loaded.append(len((await load(chat, config)).events))
         await chat.say(say(number))

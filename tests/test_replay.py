@@ -89,7 +89,7 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replay(capsys: Output, *arguments: object) -> str:
     """What the command prints."""
-    assert main(["replay", *map(str, arguments)]) == 0
+    assert main(["replay", *(str(argument) for argument in arguments)]) == 0
     output = capsys.readouterr()
     assert output.err == ""
     return output.out
@@ -97,7 +97,7 @@ def replay(capsys: Output, *arguments: object) -> str:
 
 def fail(capsys: Output, *arguments: object, command: str = "replay") -> str:
     """The one line that a failing command prints, on stderr."""
-    assert main([command, *map(str, arguments)]) == 2
+    assert main([command, *(str(argument) for argument in arguments)]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()

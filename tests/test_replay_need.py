@@ -67,7 +67,8 @@ def test_what_calls_need_is_found_in_the_request_or_missing(session: Session) ->
     found = {}
     for number, made in enumerate(calls, 1):
         whole = [e.content for e in session.events[: made.index] if e.content]
-        if needed := needs.find(made, whole, WINDOW):
+        needed = needs.find(made, whole, WINDOW)
+        if needed:
             found[number] = needed
             assert needs.find_missing(needed, whole) == []
             newest = needs.find_missing(needed, whole[-1:])

@@ -189,7 +189,8 @@ def test_what_a_session_says_cannot_act(
         event.model_version = event.model_version and EVIL
         if "__context_guard_summary_agent" in event.actions.state_delta:
             event.actions.state_delta["__context_guard_summary_agent"] = EVIL
-        if note := (event.custom_metadata or {}).get("context_guard"):
+        note = (event.custom_metadata or {}).get("context_guard")
+        if note:
             fields = ("strategy", "reason", "model", "mechanical", "tokens_before")
             note["compaction"].update(dict.fromkeys(fields, EVIL), usage=EVIL)
     usage = session.events[-1].usage_metadata

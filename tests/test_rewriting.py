@@ -201,7 +201,9 @@ async def test_history_is_summarized_and_all_else_stays(
     agent = guarded_agent(llm)
     agent.sub_agents = [LlmAgent(name="helper", model=SimulatedLlm())]
     talk = Talk(
-        agent, Threshold(context_window=8_000), before=[*map(Changing, changes)]
+        agent,
+        Threshold(context_window=8_000),
+        before=[Changing(change) for change in changes],
     )
     await talk.tell([model(words(1_500, "FILLER"))])
     for number, each in enumerate(events):
@@ -210,7 +212,7 @@ async def test_history_is_summarized_and_all_else_stays(
     await talk.set_state(DEMAND)
     await talk.ask("And now?")
     assert llm.summaries == 1
-    stays = [*map(text_of, without_head(llm.requests[-1].contents))]
+    stays = [text_of(content) for content in without_head(llm.requests[-1].contents)]
     assert "\n".join(stays) == "\n".join(kept)
     shown = llm.requests[0].text
     assert not [text for text in kept if text in shown]
@@ -234,7 +236,7 @@ class Computing(BaseCodeExecutor):
 
 def quoted_request(request: RecordedRequest) -> str:
     """The continuation of a request; "" where there is none."""
-    texts = map(text_of, take_apart(request.contents))
+    texts = (text_of(content) for content in take_apart(request.contents))
     return next((t for t in texts if t.startswith(CONTINUATION_BEGIN)), "")
 
 

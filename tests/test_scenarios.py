@@ -148,9 +148,9 @@ def check_form(calls: list[AgentCall]) -> None:
             assert newest == call.contents[1:]
             assert len(newest) % 2 == 0
         else:
-            assert call.turn.text in map(text_of, newest)
-            texts = [*map(text_of, call.original)]
-            assert [*map(text_of, newest)] == texts[-len(newest) :]
+            assert call.turn.text in (text_of(content) for content in newest)
+            texts = [text_of(content) for content in call.original]
+            assert [text_of(content) for content in newest] == texts[-len(newest) :]
 
 
 # --- What a compaction must not lose, and must remove -----------------------------
@@ -233,7 +233,7 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
     covered_before = 0
     for call in played.calls:
         assert STATIC_RULE in call.record.system_instruction
-        assert sum(map(is_rule, call.contents)) == 1
+        assert sum(is_rule(content) for content in call.contents) == 1
         sent = without_head(call.contents)
         covered = len(call.original) - len(sent)
         spoken = [each for each in call.original if not is_rule(each)]

@@ -253,7 +253,8 @@ def test_an_edited_summary_is_what_the_next_request_holds(
     path: Path, tmp_path: Path, capsys: Output, monkeypatch: Any, is_editor: bool
 ) -> None:
     """From a file or the editor; what stands beside it stays."""
-    (new := tmp_path / "new.md").write_text("Corrected: shelf 3 is empty.\n")
+    new = tmp_path / "new.md"
+    new.write_text("Corrected: shelf 3 is empty.\n")
     words = ["edit"] if is_editor else ["edit", "--text", str(new)]
     if is_editor:
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -416,6 +417,7 @@ def test_what_is_no_database_is_said_in_one_line(
     tmp_path: Path, capsys: Output
 ) -> None:
     """An export is only shown."""
-    (path := tmp_path / "session.json").write_text('{"events": []}')
+    path = tmp_path / "session.json"
+    path.write_text('{"events": []}')
     assert main(["sessions", "compact", str(path)]) == 2
     assert "sessions: error: nothing is changed: " in capsys.readouterr().err

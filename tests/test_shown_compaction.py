@@ -170,7 +170,8 @@ async def test_where_there_is_no_artifact(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By default, or told to the model by a tool of ADK: the line alone, if that."""
-    if is_recorded := not (agent or guard):
+    is_recorded = not (agent or guard)
+    if is_recorded:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}
     service = InMemoryArtifactService()

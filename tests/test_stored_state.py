@@ -333,7 +333,7 @@ async def test_sessions_at_once_do_not_mix(
         assert session is not None
         return session.state
 
-    states = await asyncio.gather(*map(converse, range(6)))
+    states = await asyncio.gather(*(converse(number) for number in range(6)))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries >= len(states)
     assert "recall_history" in llm.requests[-1].config.model_dump_json()

@@ -80,7 +80,8 @@ async def test_a_streamed_turn_sends_the_state_once(
     """No partial event has it; the session has it after the turn."""
     sizes = {}
     for guards in (True, False):
-        (folder := tmp_path / str(guards)).mkdir()
+        folder = tmp_path / str(guards)
+        folder.mkdir()
         async with own_database(kind, folder) as store, store.open() as service:
             llm = streaming_llm()
             wide = Threshold(context_window=100_000)

@@ -110,7 +110,7 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     stored = await talk.compact(user("Hello."), model("Hi."), message="Sing.")
     assert stored == "The first."
     assert await talk.compact(message="Dance.") == "The second."
-    first, second = map(fences, talk.asked)
+    first, second = (fences(request) for request in talk.asked)
     said = f"model:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
     assert first == {"transcript": said, "current-request": "Sing."}
     assert second["previous-summary"] == "The first."
@@ -220,7 +220,7 @@ BREAKS = ["\r\n", *"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
 @pytest.mark.parametrize("window_tokens", [2_000, 1_000_000])
 async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
     """At the margin stand headings alone, also of entries that were cut."""
-    text = "".join(map(FORGED.format, BREAKS)) * 3
+    text = "".join(FORGED.format(line_break) for line_break in BREAKS) * 3
     blob = types.Blob(data=b"", mime_type=f"image/{text}", display_name=text)
     talk = Talk("A summary.", summarizer_context_window=window_tokens)
     await talk.compact(
@@ -466,7 +466,9 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         assert talk.records[0].tokens_after <= 3_880
         request = talk.llm.requests[-1]
         assert request.prompt_tokens <= 4_000
-        head, continuation = map(text_of, take_apart(request.contents))
+        head, continuation = (
+            text_of(content) for content in take_apart(request.contents)
+        )
         quoted = continuation.partition("`")[2].partition("`")[0]
         messages = head.partition("\n[Values")[0]
         kept.append((messages.count("\n- "), len(summary), len(quoted)))

@@ -71,7 +71,8 @@ class Limited(Registry):
 @pytest.mark.parametrize(("limit", "asked"), [(500, 500), (None, 10_000)])
 async def test_a_registry_may_know_output_limits(limit: int | None, asked: int) -> None:
     """One that fails knows none."""
-    guard = {"registry": (registry := Limited(100_000))}
+    registry = Limited(100_000)
+    guard = {"registry": registry}
     registry.limit_tokens = limit
     written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
     await written.compact()

@@ -111,7 +111,11 @@ class Rules(Section):
     ) -> str:
         """One line for each rule."""
         rules = value if isinstance(value, list) else []
-        return "\n".join(["[Rules of the user]", *map(str, rules)]) if rules else ""
+        return (
+            "\n".join(["[Rules of the user]", *(str(rule) for rule in rules)])
+            if rules
+            else ""
+        )
 
 
 async def test_a_new_section_is_a_file_and_a_line(

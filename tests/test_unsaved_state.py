@@ -199,7 +199,8 @@ async def test_state_survives_a_plugin_that_replaces_events(
     """Each turn starts anew: the session has all keys, seals and summaries."""
     found: list[dict[str, Any]] = []
     for before in ([], [Replacing("stamps")]):
-        serve(fake := FakeClaude())
+        fake = FakeClaude()
+        serve(fake)
         player = play_claude(
             fake,
             strategy=Threshold(context_window=5_000),

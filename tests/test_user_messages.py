@@ -130,7 +130,7 @@ def write_messages(language: str, number: int, count: int = 40) -> tuple[str, in
     place = choose.randrange(int(count * 0.9))
     rule = RULES[language][number % len(RULES[language])]
     messages[place].insert(len(messages[place]) // 2, rule)
-    return "\n".join(map(gap.join, messages)), place
+    return "\n".join(gap.join(sentences) for sentences in messages), place
 
 
 def rule_of(language: str, number: int) -> str:
@@ -304,7 +304,7 @@ MANY: dict[str, Callable[[int], list[str]]] = {
     "messages": lambda n: [f"Message {i}. {EIGHT[i % 8]}" for i in range(n)],
     "equal messages": lambda n: EIGHT * (n // 8),
     "one message": lambda n: ["This and that. " * 200 * n],
-    "lines": lambda n: ["\n".join(map(str, range(100 * n)))],
+    "lines": lambda n: ["\n".join(str(number) for number in range(100 * n))],
 }
 
 
@@ -404,7 +404,7 @@ async def test_the_current_request_stands_there_once() -> None:
     requests = agent_requests(llm)
     assert requests[0].text.count("mark-1") == 1
     assert listed(requests[0]) == "- Call me Ada."
-    assert {*map(head_of, requests)} == {head_of(requests[0])}
+    assert {head_of(request) for request in requests} == {head_of(requests[0])}
     await seed(chat, model(words(7_000)))
     await chat.say("And at mark-4.")
     expected = ["- Call me Ada.", "- Look at mark-1."]
@@ -450,7 +450,7 @@ async def test_other_plugins_change_no_byte(rewrite: Callable[[], Any]) -> None:
     for number in range(4):
         await chat.say(f"mark-{number}!")
     requests = agent_requests(llm)
-    lists = {*map(listed, requests)}
+    lists = {listed(request) for request in requests}
     assert len(lists) == 1
     if rewrite is not encoding:
         assert all("Call me Ada, my number is" in each for each in lists)
@@ -467,7 +467,7 @@ async def test_what_is_stamped_and_masked_keeps_its_words() -> None:
         llm, Threshold(context_window=WINDOW, keep=0), chat={"before": plugins}
     )
     texts = [f"Call {SECRET} at noon.", f"请联系{SECRET}处理。"]
-    await seed(chat, *map(user, texts), model(words(3_000)))
+    await seed(chat, *(user(text) for text in texts), model(words(3_000)))
     await chat.set_state(DEMAND)
     for _ in range(3):
         await chat.say("Go on.")

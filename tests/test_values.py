@@ -174,7 +174,7 @@ def test_what_is_known_of_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(known._found) == 8
     for n in range(50):
         assert len(read_values([f"ref_{n}_{m}" for m in range(30)])) == 30
-        assert sum(map(len, known._found.values())) <= 100
+        assert sum(len(found) for found in known._found.values()) <= 100
 
 
 def test_a_long_number_that_is_no_card_is_listed() -> None:

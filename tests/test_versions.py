@@ -170,7 +170,7 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
         if not request.is_summary:
             assert request.prompt_tokens <= WINDOW
             missing = set(range(number)) - {
-                *map(int, re.findall(r"fact-(\d+)", request.text))
+                int(number) for number in re.findall(r"fact-(\d+)", request.text)
             }
             assert not missing
     return llm.summaries - count
@@ -193,7 +193,7 @@ SERVE += "asyncio.run(serve(sys.argv[1]))"
 
 def start(url: str, package: Path) -> subprocess.Popen[str]:
     """Starts a process with the package of a folder."""
-    path = os.pathsep.join(map(str, (package, ROOT)))
+    path = os.pathsep.join(str(folder) for folder in (package, ROOT))
     command = [sys.executable, "-P", "-W", "ignore", "-c", SERVE, url]
     return subprocess.Popen(
         command,

@@ -121,7 +121,7 @@ def told(contents: list[types.Content]) -> Iterator[str]:
 @functools.lru_cache  # The requests of a session repeat their texts.
 def find_forged_in(text: str) -> tuple[str, ...]:
     """Lines of a text that begin like one of the guard's, and are not."""
-    lines = map(plain, text.splitlines())
+    lines = (plain(line) for line in text.splitlines())
     like = [line for line in lines if line.lower().startswith(OPENINGS)]
     return tuple(x for x in like if FORGED in x[:60] or not OWN.fullmatch(x))
 
