@@ -214,6 +214,7 @@ def make_pod(rng: random.Random) -> dict[str, Any]:
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     running = {"running": {"startedAt": "2026-02-11T06:12:44Z"}}
+
     return {
         "apiVersion": "v1",
         "kind": "Pod",

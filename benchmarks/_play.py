@@ -102,7 +102,10 @@ class CountingLlm(BaseLlm):
     @property
     def cost_tokens(self) -> int:
         """What all calls cost, summaries included."""
-        return _common.price(*map(sum, zip(*self._spent, strict=True)))
+        prompt_tokens, cached_tokens, output_tokens = (
+            sum(tokens) for tokens in zip(*self._spent, strict=True)
+        )
+        return _common.price(prompt_tokens, cached_tokens, output_tokens)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -123,11 +126,13 @@ class CountingLlm(BaseLlm):
         prompt_tokens = sum(utf8_bytes for _, utf8_bytes in texts) // 4
         if prompt_tokens > self.window_tokens:
             raise OverflowError(f"{prompt_tokens} of {self.window_tokens} tokens")
+
         cached_tokens = 0
         if self.has_cache:
             shared_tokens = (_count_shared(before, texts) for before in self._served)
             cached_tokens = max(shared_tokens, default=0)
             self._served = [*self._served[1 - CACHED_PROMPTS :], texts]
+
         output_tokens = self._count(reply)[1] // 4
         self._spent.append((prompt_tokens, cached_tokens, output_tokens))
         usage = types.GenerateContentResponseUsageMetadata(
@@ -264,6 +269,7 @@ async def play(
         summary_replies=_delay(summarizer, summary_seconds),
         prompt_cache=True,
     )
+
     agent = LlmAgent(
         name="agent",
         model=llm,
@@ -279,6 +285,7 @@ async def play(
     runner = Runner(app=app, session_service=InMemorySessionService())
     place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
+
     lost = []
     first_calls = []
     for number, turn in enumerate(conversation.turns):
@@ -287,11 +294,13 @@ async def play(
         first_calls.append(llm.calls)
         if not await _say(runner, place, turn.message):
             lost.append(number)
+
     seconds = asyncio.get_running_loop().time()
     await asyncio.sleep(summary_seconds)  # A summary that was begun is paid for.
     played = _examine(conversation, llm, lost, [*first_calls, llm.calls])
     played.seconds = seconds
-    played.hidden_facts *= way.is_ours  # Others lose what they do not show.
+    if not way.is_ours:
+        played.hidden_facts = 0  # Others lose what they do not show.
     return played
 
 
@@ -338,19 +347,23 @@ def _examine(
         billed_tokens=llm.billed_tokens,
         lost_turns=len(lost),
     )
-    requests = llm.requests
+
     for turn, (start, end) in zip(conversation.turns, pairwise(bounds), strict=True):
-        for record in requests[start:end]:
-            is_missing = not record.is_summary and turn.message not in record.text
-            played.without_request += is_missing
-    served = [record for record in requests if not record.rejected]
+        played.without_request += sum(
+            not record.is_summary and turn.message not in record.text
+            for record in llm.requests[start:end]
+        )
+
+    served = [record for record in llm.requests if not record.rejected]
     played.served_tokens = sum(record.cached_tokens for record in served)
     answers = [record.response for record in served if record.response]
     usages = [answer.usage_metadata for answer in answers if answer.usage_metadata]
     played.output_tokens = sum(usage.candidates_token_count or 0 for usage in usages)
+
     accepted = [record for record in served if not record.is_summary]
     played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
     played.cached_tokens = sum(record.cached_tokens for record in accepted)
+
     is_asked = len(conversation.turns) - 1 not in lost
     final = accepted[-1].text if is_asked and accepted else ""
     played.user_facts = sum(fact in final for fact in conversation.user_facts)

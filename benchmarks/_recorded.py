@@ -48,12 +48,18 @@ def read_recording(file: str, names: Sequence[str], window_tokens: int) -> Recor
     """Reads sessions of a file in `recordings_data`, for a window."""
     with gzip.open(FOLDER / f"{file}.json.gz", "rt", encoding="utf-8") as opened:
         found = json.load(opened)
+
     turns = list[Turn]()
     texts = dict[Place, str]()
-    for message, steps, answer in (t for n in names for t in found["sessions"][n]):
+    recorded_turns = [turn for name in names for turn in found["sessions"][name]]
+    for message, steps, answer in recorded_turns:
         texts |= {(len(turns), number): text for number, (text, _) in enumerate(steps)}
-        uses = [[ToolUse(t, result, args) for t, args, result in s] for _, s in steps]
+        uses = [
+            [ToolUse(tool, result, args) for tool, args, result in made]
+            for _, made in steps
+        ]
         turns.append(Turn(message, uses, answer))
+
     return Recording(
         name=" + ".join(names),
         turns=turns,

@@ -244,23 +244,21 @@ async def measure() -> dict[str, float]:
         "Threshold": Threshold(context_window=WINDOW_TOKENS),
     }
     played = {
-        name: [await play(seed, kind, s, 500) for seed in range(1) for kind in KINDS]
-        for name, s in strategies.items()
+        name: [await play(0, kind, strategy, 500) for kind in KINDS]
+        for name, strategy in strategies.items()
     }
-    short = [
-        await play(seed, kind, strategies["Pipeline"], SHORT_WORDS)
-        for seed in range(1)
-        for kind in KINDS
-    ]
     guarded = played["Pipeline"]
+    short = [await play(0, kind, strategies["Pipeline"], SHORT_WORDS) for kind in KINDS]
+
     pairs = [pair for session in (*guarded, *short) for pair in session.pairs()]
-    removed = [
-        1 - record.tokens_after / record.tokens_before
-        for session in guarded
-        for record in session.compactions
-    ]
-    errors = {n: sum(s.failed_turns for s in found) for n, found in played.items()}
     estimates, counted = zip(*pairs, strict=True)
+    compactions = [record for session in guarded for record in session.compactions]
+    removed = [1 - each.tokens_after / each.tokens_before for each in compactions]
+    errors = {
+        name: sum(session.failed_turns for session in sessions)
+        for name, sessions in played.items()
+    }
+
     return {
         "requests measured": len(pairs),
         "correlation of estimate and real tokens": statistics.correlation(

@@ -192,6 +192,7 @@ def print_figures(figures: Mapping[str, Any], is_markdown: bool) -> None:
             _common.print_markdown(title, HEADER, rows)
         else:
             _common.print_table(title, HEADER, rows)
+
     if not is_markdown:
         costs = TYPICAL_COSTS
         print(NOTES.format(cached=costs.cached_input, output=costs.output))

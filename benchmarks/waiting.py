@@ -196,10 +196,12 @@ def main() -> None:
     )
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
+
     figures = {}
     for scale in arguments.scale:
         figures[str(scale)] = build_figures(measure(SHAPES, scale))
         print_figures(figures[str(scale)], scale)
+
     print(
         NOTES.format(
             count=len(SHAPES),

@@ -94,13 +94,16 @@ class FakeClaude(FakeProvider):
     def _check_running_turn(self, messages: list[Message]) -> None:
         for n in range(begin_of_turn(messages), len(messages)):
             content = messages[n]["content"]
-            ids = [each["id"] for each in content if each["type"] == "tool_use"]
-            wanted = [each for id_ in ids[:1] for each in self.of_call.get(id_, ())]
-            sent = [each for each in content if each["type"] in THOUGHTS]
-            if [signature_of(block) for block in sent] != [
-                signature_of(block) for block in wanted
-            ]:
+            sent = [signature_of(each) for each in content if each["type"] in THOUGHTS]
+            if sent != [signature_of(each) for each in self._find_thoughts(content)]:
                 raise RefusalError("claude modified", n, 0)
+
+    def _find_thoughts(self, content: list[Block]) -> list[Block]:
+        """The thoughts that were given out with the calls of a message."""
+        for block in content:
+            if block["type"] == "tool_use":
+                return self.of_call.get(block["id"], [])
+        return []
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer; notes what its thoughts are bound to."""
@@ -211,18 +214,25 @@ def check_shape(messages: list[Message], *, has_tools: bool) -> None:
         raise RefusalError("claude first role")
     if messages[-1]["role"] != "user":
         raise RefusalError("claude last role")
+
     kinds = {each["type"] for message in messages for each in message["content"]}
     if kinds & {"tool_use", "tool_result"} and not has_tools:
         raise RefusalError("claude no tools")
+
     asked: list[str] = []
     for n, message in enumerate(messages):
         content = message["content"]
-        if not content:
-            raise RefusalError("claude empty message", n)
-        if any(each["type"] == "text" and not each["text"] for each in content):
-            raise RefusalError("claude empty text")
+        check_not_empty(n, content)
         check_pairs(n, content, asked)
         asked = [each["id"] for each in content if each["type"] == "tool_use"]
+
+
+def check_not_empty(n: int, content: list[Block]) -> None:
+    """Refuses a message without blocks, and a text without letters."""
+    if not content:
+        raise RefusalError("claude empty message", n)
+    if any(each["type"] == "text" and not each["text"] for each in content):
+        raise RefusalError("claude empty text")
 
 
 def check_pairs(n: int, content: list[Block], asked: list[str]) -> None:

@@ -190,34 +190,31 @@ class OpenAI:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
+        """Reads a request; results that follow each other are of one message."""
         texts = [compact(tool) for tool in body.get("tools", ())]
-        system = ""
+        instructions: list[str] = []
         contents: list[types.Content] = []
+
         for message in body["messages"]:
             role = message["role"]
             said = text_blocks(message.get("content"))
             texts += said
             if role in ("system", "developer"):
-                system = "\n".join(filter(None, [system, *said]))
-                continue
-            parts = [types.Part(text=text) for text in said]
-            for call in message.get("tool_calls") or ():
-                name = call["function"]["name"]
-                arguments = call["function"]["arguments"]
-                texts += [name, arguments]
-                parts.append(called(name, call["id"], json.loads(arguments)))
-            if role == "tool":
-                parts = [answered(message["tool_call_id"], "".join(said))]
-                before = contents[-1].parts if contents else None
-                if before and before[-1].function_response:
-                    before += parts
-                    continue
-            contents.append(types.Content(role=ROLES[role], parts=parts))
+                instructions += [text for text in said if text]
+            elif role == "tool":
+                result = answered(message["tool_call_id"], "".join(said))
+                self._add_result(contents, result)
+            else:
+                asked, counted = self._read_calls(message)
+                texts += counted
+                parts = [*(types.Part(text=text) for text in said), *asked]
+                contents.append(types.Content(role=ROLES[role], parts=parts))
+
         is_streamed = bool(body.get("stream"))
         options = body.get("stream_options") or {}
         return Sent(
             contents=contents,
-            system=system,
+            system="\n".join(instructions),
             texts=texts,
             max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
             is_streamed=is_streamed,
@@ -225,14 +222,42 @@ class OpenAI:
             includes_usage=not is_streamed or bool(options.get("include_usage")),
         )
 
+    def _read_calls(
+        self, message: dict[str, Any]
+    ) -> tuple[list[types.Part], list[str]]:
+        """The calls of a message, and the texts in them that count."""
+        parts: list[types.Part] = []
+        texts: list[str] = []
+
+        for call in message.get("tool_calls") or ():
+            name = call["function"]["name"]
+            arguments = call["function"]["arguments"]
+            texts += [name, arguments]
+            parts.append(called(name, call["id"], json.loads(arguments)))
+
+        return parts, texts
+
+    def _add_result(self, contents: list[types.Content], result: types.Part) -> None:
+        """Adds a result to those right before it, else as a message of its own."""
+        before = contents[-1].parts if contents else None
+        if before and before[-1].function_response:
+            before.append(result)
+        else:
+            contents.append(types.Content(role=ROLES["tool"], parts=[result]))
+
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
-        words = f"This model's maximum context length is {limit} tokens. However, "
         if not reserved:
-            words += f"your messages resulted in {used} tokens. Please reduce the "
-            return f"{words}length of the messages."
-        words += f"you requested {used + reserved} tokens ({used} in the messages, "
-        words += f"{reserved} in the completion). Please reduce the length of the "
-        return f"{words}messages or completion."
+            return (
+                f"This model's maximum context length is {limit} tokens. However, "
+                f"your messages resulted in {used} tokens. Please reduce the "
+                "length of the messages."
+            )
+        return (
+            f"This model's maximum context length is {limit} tokens. However, "
+            f"you requested {used + reserved} tokens ({used} in the messages, "
+            f"{reserved} in the completion). Please reduce the length of the "
+            "messages or completion."
+        )
 
     def refuse(self, refusal: Refusal) -> Any:
         kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))
@@ -304,18 +329,12 @@ class Anthropic:
         system = "\n".join(text_blocks(body.get("system")))
         texts = [system, *(compact(tool) for tool in body.get("tools") or ())]
         contents: list[types.Content] = []
+
         for message in body["messages"]:
-            role = ROLES[message["role"]]
-            parts = list[types.Part]()
-            for block in list_blocks(message["content"]):
-                part, counted = self._read_block(block)
-                parts.append(part)
-                texts += counted
-            apart = parts if role == "model" else [p for p in parts if not p.text]
-            if apart or not parts:
-                contents.append(types.Content(role=role, parts=apart))
-            for part in (part for part in parts if part not in apart):
-                contents.append(types.Content(role=role, parts=[part]))
+            read = [self._read_block(each) for each in list_blocks(message["content"])]
+            contents += self._split_message(message, [part for part, _ in read])
+            texts += [text for _, counted in read for text in counted]
+
         return Sent(
             contents=contents,
             system=system,
@@ -325,6 +344,18 @@ class Anthropic:
             parameters=set(body),
             thinking_tokens=(body.get("thinking") or {}).get("budget_tokens", 0),
         )
+
+    def _split_message(
+        self, message: dict[str, Any], parts: list[types.Part]
+    ) -> Iterator[types.Content]:
+        """The message; each text of the user stands apart, behind all else."""
+        role = ROLES[message["role"]]
+        texts = [] if role == "model" else [part for part in parts if part.text]
+        others = [part for part in parts if part not in texts]
+        if others or not parts:
+            yield types.Content(role=role, parts=others)
+        for text in texts:
+            yield types.Content(role=role, parts=[text])
 
     def _read_block(self, block: dict[str, Any]) -> tuple[types.Part, list[str]]:
         if block["type"] == "tool_use":
@@ -338,9 +369,11 @@ class Anthropic:
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
         if not reserved:
             return f"prompt is too long: {used} tokens > {limit} maximum"
-        words = "input length and `max_tokens` exceed context limit: "
-        words += f"{used} + {reserved} > {limit}, decrease input length or "
-        return f"{words}`max_tokens` and try again"
+        return (
+            "input length and `max_tokens` exceed context limit: "
+            f"{used} + {reserved} > {limit}, decrease input length or "
+            "`max_tokens` and try again"
+        )
 
     def refuse(self, refusal: Refusal) -> Any:
         kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))

@@ -439,7 +439,8 @@ CHANGES: dict[str, tuple[Change, set[int]]] = {
 def find_facts(request: RecordedRequest) -> set[int]:
     """The facts that stand beside the summary."""
     stays = without_head(request.contents)
-    return {*map(int, re.findall(r"fact (\d+)", "\n".join(map(text_of, stays))))}
+    text = "\n".join(text_of(content) for content in stays)
+    return {int(number) for number in re.findall(r"fact (\d+)", text)}
 
 
 LARGE: dict[str, Strategy] = {
@@ -461,7 +462,7 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)
     await seed(chat, state=DEMAND)
     events = sessions.kept["session"].events
-    events[:0] = map(event, map(fact, range(COUNT)))
+    events[:0] = [event(fact(number)) for number in range(COUNT)]
     await chat.say("Go on.")
     state = json.dumps(await chat.state())
     assert len(state) < 16 * 1024
@@ -489,8 +490,8 @@ async def test_a_late_result_of_a_long_history_comes_back_alone(name: str) -> No
     chat = guarded_chat(llm, LARGE[name], session_service=sessions, agent=agent)
     call_id = find_call_id(await chat.say("Begin."), "start_job")
     events = sessions.kept["session"].events
-    events[1:1] = map(event, map(fact, range(600)))
-    events += map(event, map(fact, range(600, COUNT)))
+    events[1:1] = [event(fact(number)) for number in range(600)]
+    events += [event(fact(number)) for number in range(600, COUNT)]
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     before = find_facts(llm.requests[-1])

@@ -455,8 +455,10 @@ def test_a_large_window_says_what_a_prompt_costs_where_it_is_compacted(
         "    compacts at 1,028,576 tokens, a prompt of that size costs $2.57",
         "    compacts at 32,000 tokens, a prompt of that size costs $0.04",
     ]
-    prices = "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
-    prices += "input 2.5, output 15, cached_input 0.25"
+    prices = (
+        "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
+        "input 2.5, output 15, cached_input 0.25"
+    )
     assert f"    dollars per million tokens: {prices}" in lines
 
 

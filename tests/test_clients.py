@@ -74,8 +74,8 @@ def connect(client: str, address: str, **settings: Any) -> BaseLlm:
 
     litellm.suppress_debug_info = True
     base = f"{address}/v1" if client == "openai" else address
-    name = f"{client}/{'claude-' * (client == 'anthropic')}in-house"
-    return LiteLlm(model=name, api_base=base, api_key="key", **settings)
+    name = "claude-in-house" if client == "anthropic" else "in-house"
+    return LiteLlm(model=f"{client}/{name}", api_base=base, api_key="key", **settings)
 
 
 class Talk:

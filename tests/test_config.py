@@ -161,8 +161,10 @@ OF_PLUGIN = (
     "warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
-OF_STRATEGIES = "one of threshold, sliding_window, pipeline, none, or the path of a "
-OF_STRATEGIES += "Strategy is expected. Did you mean"
+OF_STRATEGIES = (
+    "one of threshold, sliding_window, pipeline, none, or the path of a "
+    "Strategy is expected. Did you mean"
+)
 IN_TABLE = "It belongs in a table [default] or [agents.<name>] with strategy ="
 KEEP = "tokens as an int, at least 0, a part of the window as a float, at least 0 "
 PRICES = "prices.'gpt-4o' = {input = 2, output = "

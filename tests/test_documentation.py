@@ -135,11 +135,9 @@ def test_a_program_prints_what_the_page_says(name: str) -> None:
     printed = print_once(texts[program])
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
-    plain = (text.replace(",", "") for text in (said, printed))
-    expected, found = (number.findall(line) for line in plain)
-    assert [int(number) for number in expected] == pytest.approx(
-        [int(number) for number in found], rel=0.05
-    )
+    expected = [int(each.replace(",", "")) for each in number.findall(said)]
+    found = [int(each.replace(",", "")) for each in number.findall(printed)]
+    assert expected == pytest.approx(found, rel=0.05)
 
 
 RECOMMENDED = [
@@ -210,8 +208,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("agents", "samples", "tree"):
         (made / name).mkdir()
     (made / "agents" / "documented").mkdir()
-    source = "from google.adk.agents import LlmAgent\n"
-    source += 'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+    source = (
+        "from google.adk.agents import LlmAgent\n"
+        'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+    )
     (made / "agents" / "documented" / "agent.py").write_text(source)
     (made / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
 

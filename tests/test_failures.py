@@ -422,7 +422,8 @@ async def test_nothing_that_was_said_is_logged(
         with suppress(ContextOverflowError, RuntimeError):
             await chat.say(f"{SECRET} question {turn}?", state)
     records = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
-    logged = "\n".join(map(logging.Formatter().format, records))
+    formatter = logging.Formatter()
+    logged = "\n".join(formatter.format(record) for record in records)
     assert SECRET not in logged
     assert FILLER.strip() not in logged
     assert logged or (trouble == "none" and not is_state_broken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -51,6 +51,11 @@ IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG"
 TWENTY: dict[str, Any] = {"context_window": 20_000, "token_ratio": 1.0}
 
 
+def ids_of(requests: Iterable[Iterable[types.Content]]) -> list[list[int]]:
+    """Which objects the contents of each request are."""
+    return [[id(content) for content in contents] for contents in requests]
+
+
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     """The same list with the same contents is sent; two numbers and a line for people
@@ -64,11 +69,7 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     chat = Chat(agent, [before, guard, after], is_streaming=is_streaming)
     answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
     assert answers == ["Found.", "Bye."]
-    ids = [
-        [[id(content) for content in c] for c in tap.contents]
-        for tap in (before, after)
-    ]
-    assert ids[0] == ids[1]
+    assert ids_of(before.contents) == ids_of(after.contents)
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
     shown = {f"context_guard:{name}:agent" for name in ("compacted", "usage")}
     state = await chat.state()

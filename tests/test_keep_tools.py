@@ -488,9 +488,8 @@ async def test_older_results_give_way_to_a_line() -> None:
     await fill(llm, chat, compactions, 1)
     results = cleared_at_first(llm)
     assert llm.summaries == 0
-    assert [is_cleared(result) for result in results] == [True] * (len(results) - 3) + [
-        False
-    ] * 3
+    cleared = [is_cleared(result) for result in results]
+    assert cleared == [True] * (len(results) - 3) + [False] * 3
     assert all(each["recall_item"] for each in results[:-3])
     assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])

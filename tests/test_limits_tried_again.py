@@ -30,8 +30,10 @@ WINDOW = 32_000
 SMALL = 4_000
 RECORD = KEY.format("record")
 STRATEGIES = [Threshold, *slow(SlidingWindow, Pipeline)]
-NAMED = "This model's maximum context length is {limit} tokens. However, your "
-NAMED += "messages resulted in {sent} tokens."
+NAMED = (
+    "This model's maximum context length is {limit} tokens. However, your "
+    "messages resulted in {sent} tokens."
+)
 UNNAMED = "prompt too long; exceeded max context length"
 
 

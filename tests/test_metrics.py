@@ -362,7 +362,8 @@ async def say_nothing() -> None:
 
 
 ANSWERED_NOTHING = pytest.param(
-    *("The model of agent 'agent' answered nothing", say_nothing),
+    "The model of agent 'agent' answered nothing",
+    say_nothing,
     marks=pytest.mark.skipif(
         EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
         reason="this google-adk does not tell when a run ends",
@@ -522,7 +523,8 @@ async def test_no_text_of_a_conversation_is_told(
     exporter.clear()
     try:
         recorded = Recorded(
-            *(llm, Threshold(context_window=2_000, preview_tokens=None)),
+            llm,
+            Threshold(context_window=2_000, preview_tokens=None),
             finding=finding,
             guard={**guard, "warning_threshold": 0.1},
             user_id=talk.say("user"),
@@ -533,7 +535,10 @@ async def test_no_text_of_a_conversation_is_told(
         logger.setLevel(level)
     kinds = {type(record).__name__ for record in told}
     assert kinds == {
-        *("CallRecord", "CompactionRecord", "PressureRecord", "PlannedCompaction"),
+        "CallRecord",
+        "CompactionRecord",
+        "PressureRecord",
+        "PlannedCompaction",
     }
     spans = [s for s in exporter.get_finished_spans() if "context_guard" in s.name]
     assert spans

@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_no_modules_import_each_other() -> None:
     names = {path: name_module(path) for path in PACKAGE.rglob("*.py")}
     modules = {*names.values()}
     imports = {
-        name: {each for each in map(nearest(modules), imported_names(path)) if each}
+        name: {nearest(each, modules) for each in imported_names(path)} - {""}
         for path, name in names.items()
     }
     *_, last = TopologicalSorter(imports).static_order()  # Raises for a circle.
@@ -101,15 +101,11 @@ def name_module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def nearest(modules: set[str]) -> Callable[[str], str]:
-    """Finds the module that an imported name is of; "" for those of others."""
-
-    def find(name: str) -> str:
-        while name and name not in modules:
-            name = name.rpartition(".")[0]
-        return name
-
-    return find
+def nearest(name: str, modules: set[str]) -> str:
+    """The module that an imported name is of; "" for those of others."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def test_the_simulated_provider_does_not_know_the_guard() -> None:

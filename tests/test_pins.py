@@ -372,8 +372,12 @@ async def test_the_tool_says_what_it_did() -> None:
     """It pins, lists, takes back, and explains what it refuses; a `state_schema` does
     not stop it."""
     llm = make_llm(
-        *({"text": RULE}, {"text": "Ada is away.", "key": "ada"}, {}),
-        *({"text": "x" * 4_097}, {"text": ["x"], "key": 7}, {"key": "unknown"}),
+        {"text": RULE},
+        {"text": "Ada is away.", "key": "ada"},
+        {},
+        {"text": "x" * 4_097},
+        {"text": ["x"], "key": 7},
+        {"key": "unknown"},
         {"key": "ada"},
     )
     chat = open_chat(llm, state_schema=Schema)

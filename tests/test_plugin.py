@@ -294,7 +294,8 @@ async def test_a_file_that_apps_share_may_name_agents_of_others(
         chat = Chat(looking_agent(big_llm()), [ContextGuardPlugin()])
         assert await chat.say("Hello.")
         warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
-        said = [text for r in warnings if "`agents`" in (text := r.getMessage())]
+        texts = [record.getMessage() for record in warnings]
+        said = [text for text in texts if "`agents`" in text]
         assert len(said) == is_told
         assert ("'agnet'" in "".join(said)) is is_told
         assert ("Did you mean 'agent'?" in "".join(said)) is is_told

@@ -548,7 +548,10 @@ async def test_what_was_compacted_can_be_read_back(
 ) -> None:
     """The tool appears with the first compaction, not before, and ADK executes it."""
     secret = "the deploy key of api-7 is key-551-gamma"
-    results = [rows(n, window // 20, secret * (n == 0)) for n in range(7)]
+    results = [
+        rows(0, window // 20, secret),
+        *(rows(number, window // 20) for number in range(1, 7)),
+    ]
     strategy = Threshold(context_window=window, preview_tokens=None)
     llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
     looks: list[Reply] = [tool_call("look"), "Noted."]
@@ -721,7 +724,8 @@ def mask_all(request: LlmRequest) -> None:
     """Masks the secret in texts and in what tools returned."""
     hide(SECRET, request)
     for part in (part for each in request.contents for part in each.parts or ()):
-        if (answer := part.function_response) and answer.response:
+        answer = part.function_response
+        if answer and answer.response:
             masked = json.dumps(answer.response).replace(SECRET, "****")
             answer.response = json.loads(masked)
 

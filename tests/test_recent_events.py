@@ -43,8 +43,10 @@ def working(until: int) -> Callable[[LlmRequest], Reply]:
 
     def script(request: LlmRequest) -> Reply:
         *_, part = request.contents[-1].parts or []
-        if part.function_response is None and (step := next(steps)) < until:
-            return call("look_up", step=step)
+        if part.function_response is None:
+            step = next(steps)
+            if step < until:
+                return call("look_up", step=step)
         return f"Answer {next(steps)}."
 
     return script

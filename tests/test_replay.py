@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.registry import LLMRegistry
-from google.adk.sessions import Session
+from google.adk.sessions import BaseSessionService, Session
 from google.genai import types
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Costs, Threshold
@@ -285,6 +285,20 @@ async def drop_indexes(url: str, kind: str) -> Sequence[str]:
     return names
 
 
+Place = tuple[str, str, str]
+"""The names of an app, a user and a session."""
+PLACES: list[Place] = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
+EMPTY_PLACE: Place = ("b", "eve", "new")
+NEWEST = [
+    (SessionKey(), PLACES[2]),
+    (SessionKey("a"), PLACES[1]),
+    (SessionKey(None, "ann"), PLACES[0]),
+    (SessionKey(None, None, "two"), PLACES[1]),
+    (SessionKey("b", "bob"), PLACES[2]),
+    (SessionKey("a", "ann", "one"), PLACES[0]),
+]
+
+
 @pytest.mark.parametrize(
     "kind", ["file", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 )
@@ -293,43 +307,52 @@ async def test_a_database_is_read_and_not_written(
 ) -> None:
     """The newest session of the given names is taken, none without events; the indexes
     that an old database lacks, and ADK's service would add, are not added."""
-    places = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
     async with own_database(kind, tmp_path) as store:
         async with store.open() as service:
-            for number, (app, user, name) in enumerate([*places, ("b", "eve", "new")]):
-                stored = await service.create_session(
-                    app_name=app, user_id=user, session_id=name
-                )
-                for event in recorded[0].events[: 4 * (name != "new")]:
-                    later = event.timestamp + 1_000 * number
-                    copied = event.model_copy(deep=True, update={"timestamp": later})
-                    await service.append_event(stored, copied)
+            for number, place in enumerate(PLACES):
+                await copy_events(recorded[0].events[:4], service, place, number)
+            await copy_events([], service, EMPTY_PLACE, len(PLACES))
+
         assert kind not in INDEXES or await drop_indexes(store.url, kind)
         before = [path.read_bytes() for path in tmp_path.iterdir()]
-        as_file = [str(tmp_path / "sessions.db")] * (kind == "sqlite")
-        for source in (store.url, *as_file):
-            listed = await list_sessions(source, SessionKey())
-            found = sorted((each.app, each.user, each.session) for each in listed)
-            assert found == sorted([*places, ("b", "eve", "new")])
-            updated = [each.updated for each in listed]
-            assert updated == sorted(updated, reverse=True)
-            assert {each.events for each in listed if each.session != "new"} == {4}
-            for key, wanted in (
-                (SessionKey(), places[2]),
-                (SessionKey("a"), places[1]),
-                (SessionKey(None, "ann"), places[0]),
-                (SessionKey(None, None, "two"), places[1]),
-                (SessionKey("b", "bob"), places[2]),
-                (SessionKey("a", "ann", "one"), places[0]),
-            ):
-                session = await load_session(source, key)
-                assert (session.app_name, session.user_id, session.id) == wanted
-                assert len(session.events) == 4
-            missing = "no session of app 'app', session 'other'"
-            with pytest.raises(CommandError, match=missing):
-                await load_session(source, SessionKey("app", None, "other"))
+
+        await check_source(store.url)
+        if kind == "sqlite":
+            await check_source(str(tmp_path / "sessions.db"))
+
         assert [path.read_bytes() for path in tmp_path.iterdir()] == before
         assert kind not in INDEXES or not await drop_indexes(store.url, kind)
+
+
+async def copy_events(
+    events: list[Event], service: BaseSessionService, place: Place, number: int
+) -> None:
+    """Makes a session of these events, later with each number."""
+    app, user, name = place
+    stored = await service.create_session(app_name=app, user_id=user, session_id=name)
+    for event in events:
+        later = event.timestamp + 1_000 * number
+        copied = event.model_copy(deep=True, update={"timestamp": later})
+        await service.append_event(stored, copied)
+
+
+async def check_source(source: str) -> None:
+    """All sessions are listed, and the newest of each choice is loaded."""
+    listed = await list_sessions(source, SessionKey())
+    found = sorted((each.app, each.user, each.session) for each in listed)
+    assert found == sorted([*PLACES, EMPTY_PLACE])
+    updated = [each.updated for each in listed]
+    assert updated == sorted(updated, reverse=True)
+    assert {each.events for each in listed if each.session != "new"} == {4}
+
+    for key, wanted in NEWEST:
+        session = await load_session(source, key)
+        assert (session.app_name, session.user_id, session.id) == wanted
+        assert len(session.events) == 4
+
+    missing = "no session of app 'app', session 'other'"
+    with pytest.raises(CommandError, match=missing):
+        await load_session(source, SessionKey("app", None, "other"))
 
 
 def test_sessions_are_listed(export: Path, capsys: Output) -> None:

@@ -240,6 +240,23 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     assert (shown[-1][0], shown[-1][-1]) == ("A", "Z")
 
 
+def read_tries(request: LlmRequest) -> dict[str, bool]:
+    """The orders that a request names, and whether the last try of each has failed."""
+    parts = [part for item in request.contents for part in item.parts or ()]
+    text = "\n".join(part.text or "" for part in parts)
+    said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
+    has_failed = {each[:8]: "error" in each for each in said}
+
+    order = ""
+    for part in parts:
+        if part.function_call:
+            order = (part.function_call.args or {})["order"]
+        if part.function_response:
+            has_failed[order] = "error" in (part.function_response.response or {})
+
+    return has_failed
+
+
 @pytest.mark.parametrize("kind", [Threshold, Pipeline])
 async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) -> None:
     """An agent that comes back to what did not work at the end leaves nothing out."""
@@ -257,16 +274,7 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
 
     def reply(request: LlmRequest) -> Reply:
         """Ships the first order that is not named, else one whose last try failed."""
-        parts = [part for item in request.contents for part in item.parts or ()]
-        text = "\n".join(part.text or "" for part in parts)
-        said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
-        has_failed = {each[:8]: "error" in each for each in said}
-        order = ""
-        for part in parts:
-            if part.function_call:
-                order = (part.function_call.args or {})["order"]
-            if part.function_response:
-                has_failed[order] = "error" in (part.function_response.response or {})
+        has_failed = read_tries(request)
         waiting = [order for order in orders if order not in has_failed]
         waiting += [order for order, failed in has_failed.items() if failed]
         return call("ship", order=waiting[0]) if waiting else "All done."

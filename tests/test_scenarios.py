@@ -138,19 +138,31 @@ def _summarize_briefly(request: LlmRequest) -> str:
 def check_form(calls: list[AgentCall]) -> None:
     """A compacted request is the summary and the newest messages as they are, or the
     summary, the continuation and the newest steps."""
-    for call in (call for call in calls if call.is_compacted):
+    for call in calls:
+        if not call.is_compacted:
+            continue
         summary, *newest = take_apart(call.contents)
         assert text_of(summary).startswith(SUMMARY_BEGIN)
         if text_of(newest[0]).startswith("[System: The conversation"):
-            newest = newest[1:]
-            parts = [part for content in newest for part in content.parts or ()]
-            assert all(p.function_call or p.function_response for p in parts)
-            assert newest == call.contents[1:]
-            assert len(newest) % 2 == 0
+            check_steps(newest[1:], call)
         else:
-            assert call.turn.text in (text_of(content) for content in newest)
-            texts = [text_of(content) for content in call.original]
-            assert [text_of(content) for content in newest] == texts[-len(newest) :]
+            check_messages(newest, call)
+
+
+def check_steps(steps: list[types.Content], call: AgentCall) -> None:
+    """Behind the summary stand calls and their results alone."""
+    parts = [part for content in steps for part in content.parts or ()]
+    assert all(part.function_call or part.function_response for part in parts)
+    assert steps == call.contents[1:]
+    assert len(steps) % 2 == 0
+
+
+def check_messages(messages: list[types.Content], call: AgentCall) -> None:
+    """Behind the summary stand the newest messages, that of the turn among them."""
+    newest = [text_of(content) for content in messages]
+    assert call.turn.text in newest
+    texts = [text_of(content) for content in call.original]
+    assert newest == texts[-len(newest) :]
 
 
 # --- What a compaction must not lose, and must remove -----------------------------

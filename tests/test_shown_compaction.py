@@ -197,16 +197,16 @@ class Broken(InMemoryArtifactService):
         raise RuntimeError("it quotes ORIGINAL words")
 
 
-@pytest.mark.parametrize("seconds", [0, 3_600])
+@pytest.mark.parametrize(("seconds", "most_seconds"), [(0, 0), (3_600, 2)])
 @in_virtual_time
 async def test_broken_service_ends_no_turn(
-    seconds: float, caplog: pytest.LogCaptureFixture
+    seconds: float, most_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The turn goes on after two seconds at most; one warning says so, not its text."""
     chat = await open_chat(Broken(seconds=seconds))
     caplog.set_level(logging.WARNING, "contextguard_adk")
     events = await chat.say("Look.")
-    assert asyncio.get_running_loop().time() <= 2 * bool(seconds)
+    assert asyncio.get_running_loop().time() <= most_seconds
     await chat.set_state(DEMAND)
     await chat.say("Look.")
     assert answer_text(events) == "It is done."

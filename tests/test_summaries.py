@@ -466,9 +466,8 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         assert talk.records[0].tokens_after <= 3_880
         request = talk.llm.requests[-1]
         assert request.prompt_tokens <= 4_000
-        head, continuation = (
-            text_of(content) for content in take_apart(request.contents)
-        )
+        texts = [text_of(content) for content in take_apart(request.contents)]
+        head, continuation = texts
         quoted = continuation.partition("`")[2].partition("`")[0]
         messages = head.partition("\n[Values")[0]
         kept.append((messages.count("\n- "), len(summary), len(quoted)))

@@ -111,11 +111,9 @@ class Rules(Section):
     ) -> str:
         """One line for each rule."""
         rules = value if isinstance(value, list) else []
-        return (
-            "\n".join(["[Rules of the user]", *(str(rule) for rule in rules)])
-            if rules
-            else ""
-        )
+        if not rules:
+            return ""
+        return "\n".join(["[Rules of the user]", *(str(rule) for rule in rules)])
 
 
 async def test_a_new_section_is_a_file_and_a_line(

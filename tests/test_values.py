@@ -327,7 +327,8 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
     def mask(request: LlmRequest) -> None:
         time = f"[12:03:{next(times)}] "
         for index, content in enumerate(request.contents):
-            if content.role == "user" and (text := content_text(content)):
+            text = content_text(content)
+            if content.role == "user" and text:
                 masked = text.replace("ref_secret_1", "(hidden)")
                 request.contents[index] = user(time + masked)
 

@@ -169,9 +169,8 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
         assert request.rejected is None
         if not request.is_summary:
             assert request.prompt_tokens <= WINDOW
-            missing = set(range(number)) - {
-                int(number) for number in re.findall(r"fact-(\d+)", request.text)
-            }
+            facts = {int(fact) for fact in re.findall(r"fact-(\d+)", request.text)}
+            missing = set(range(number)) - facts
             assert not missing
     return llm.summaries - count
 
@@ -187,8 +186,10 @@ async def serve(url: str) -> None:
     await sessions.close()
 
 
-SERVE = "import asyncio, sys; from tests.test_versions import serve; "
-SERVE += "asyncio.run(serve(sys.argv[1]))"
+SERVE = (
+    "import asyncio, sys; from tests.test_versions import serve; "
+    "asyncio.run(serve(sys.argv[1]))"
+)
 
 
 def start(url: str, package: Path) -> subprocess.Popen[str]:

@@ -104,7 +104,8 @@ def test_order_of_lookup(tmp_path: Path) -> None:
     expected = """10000 proxy/m-1, 11000 a/m-1 proxy/a/m-1, 12000 m-1,
         20000 m-2 proxy/m-2, 30000 a/m-3-20260101 a/m-3:8b m.3, 31000 a/m-3-20250101,
         40000 m-4-preview-001, None m-4-8192 m-4-turbo r1"""
-    for tokens, *names in map(str.split, expected.split(",")):
+    for row in expected.split(","):
+        tokens, *names = row.split()
         assert {str(registry.context_window(name)) for name in names} == {tokens}
     thinking = [registry.supports_reasoning(n) for n in ("x/m-1", "b/m-1", "x/m-2")]
     assert thinking == [True, False, False]
