@@ -58,8 +58,16 @@ WORDINGS = {"reports": _SAYINGS, "plain": _PLAIN_SAYINGS}
 """How facts are worded: as in a log of incidents, or in passing."""
 
 _WORDS = (
-    *("kestrel", "quill", "harbor", "maple", "tundra"),
-    *("cobalt", "lantern", "orchid", "ember", "falcon"),
+    "kestrel",
+    "quill",
+    "harbor",
+    "maple",
+    "tundra",
+    "cobalt",
+    "lantern",
+    "orchid",
+    "ember",
+    "falcon",
 )
 _SYLLABLES = ("ba", "do", "fi", "ku", "la", "mo", "ne", "pi", "ra", "so", "tu", "xa")
 _REQUESTS = (

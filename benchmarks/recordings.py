@@ -31,8 +31,12 @@ AIRLINE = ("tau-23-t1", "tau-27-t3", "tau-28-t1", "tau-34-t1")
 CUSTOMERS = tuple(f"tau-{task}-t2" for task in (24, 25, 26, 27, 28, 29, 30, 31, 33))
 
 CODE = (
-    *("django__django-17084", "django__django-15503", "django__django-11815"),
-    *("sphinx-doc__sphinx-8459", "django__django-16256", "django__django-16612"),
+    "django__django-17084",
+    "django__django-15503",
+    "django__django-11815",
+    "sphinx-doc__sphinx-8459",
+    "django__django-16256",
+    "django__django-16612",
 )
 
 
@@ -95,7 +99,8 @@ _VARIED: tuple[tuple[type[Strategy], str, dict[str, Any]], ...] = (
 SETTINGS = {
     way.name: way
     for way in (
-        *(WAYS["Threshold"], WAYS["Pipeline"]),
+        WAYS["Threshold"],
+        WAYS["Pipeline"],
         *(
             compare.guard_with(kind, f"{kind.__name__}, {name}", **settings)
             for kind, name, settings in _VARIED

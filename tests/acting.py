@@ -182,6 +182,7 @@ async def run_turn(
         run_config=RunConfig(max_llm_calls=max_calls),
         **settings,
     )
+
     try:
         answer = answer_text(await chat.say(request))
     except LlmCallsLimitExceededError:

@@ -104,6 +104,7 @@ class Chat:
         self.app = App(name="app", root_agent=agent, plugins=[*plugins], **app_settings)
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
+
         self.session_id = session_id
         self.user_id = user_id
         self._made_ids: set[str] = set()

@@ -76,6 +76,7 @@ def _make_pod(rng: random.Random) -> dict[str, Any]:
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     labels = {"app": app, "pod-template-hash": name.split("-")[1]}
     port = {"containerPort": 8080, "protocol": "TCP"}
+
     return {
         "metadata": {
             "name": name,

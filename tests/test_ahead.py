@@ -108,15 +108,18 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
     assert is_compacted(sent)
     assert "Summary number 1, of all before." in sent.text
     assert "ORIGINAL" not in sent.text
+
     said = [p.text or "" for c in sent.contents for p in c.parts or ()]
     for message in (words(500, "SECOND"), words(500, "THIRD"), words(1_000, "FOURTH")):
         assert said.count(message) == 1
     assert talk.llm.summaries == 1
+
     (record,) = talk.told
     assert (record.was_ahead, record.reason) == (True, "tokens")
     assert record.usage.prompt_tokens == summary_requests(talk.llm)[0].prompt_tokens
     assert record.model == "simulated"
     assert min(record.waited_seconds, record.duration_seconds) > 0
+
     assert (await talk.chat.state())[SUMMARY] == "Summary number 1, of all before."
     assert [each.compaction for each in talk.calls] == [None, None, None, record]
     paid = sum(each.summary_usage.prompt_tokens for each in talk.calls)
@@ -278,8 +281,10 @@ async def test_what_does_not_hold_any_more_is_dropped(
 @pytest.mark.parametrize(
     ("killed", "paid", "kind"),
     [
-        *(("under way", 1, "file"), ("written", 1, "file")),
-        *(("sent", 1, "file"), ("put in", 0, "file")),
+        ("under way", 1, "file"),
+        ("written", 1, "file"),
+        ("sent", 1, "file"),
+        ("put in", 0, "file"),
         pytest.param("sent", 1, "postgres", marks=store_marks("postgres")),
         *(
             pytest.param(*row, "postgres", marks=store_marks("postgres", is_slow=True))
@@ -305,9 +310,11 @@ async def test_a_process_may_be_killed_at_any_step(
                 if killed == "put in":
                     await turn
                 assert talk.told
+
             is_stored = "Summary number 1" in str(await talk.chat.state())
             assert is_stored is (killed == "put in")
             stop_all()
+
         async with store.open() as service:
             other = Talk(session_service=service)
             other.writer.may_end.set()
@@ -531,8 +538,10 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         await seed(talk.chat, *OLD, state=EXACT | (DEMAND if waits == 1 else {}))
         for number in range(1 + waits):
             await talk.interrupt(f"Message {number}.")
+
         assert not (await talk.chat.state()).get(SUMMARY)
         assert (talk.writer.now, talk.told, talk.calls) == (1, [], [])
+
         await talk.writer.end()
         sent = await talk.say("Go on.")
         assert is_compacted(sent)
@@ -543,6 +552,7 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         assert not state.get("context_guard:compact_refused")
         assert not any(state.get(key) for key in DEMAND)
         assert is_compacted(await talk.say("Well done."))
+
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
     (record,) = talk.told
     assert record.usage.prompt_tokens > 0

@@ -79,14 +79,17 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         sessions = f"--session_service_uri=sqlite:///{tmp_path / 'sessions.db'}"
         command = [script, "web", f"--port={port}", "--no-reload", sessions]
         command += ["--artifact_service_uri=memory://", *options, str(agents)]
+
         # ADK keeps the answer to its question about telemetry in the home directory.
         environment = {**os.environ, "HOME": str(tmp_path), **variables}
+
         with log_path.open("wb") as log:
             started.append(
                 subprocess.Popen(
                     command, cwd=tmp_path, env=environment, stdout=log, stderr=log
                 )
             )
+
         address = f"http://127.0.0.1:{port}"
         for _ in range(900):
             try:
@@ -274,14 +277,17 @@ def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) 
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
+
     page.goto(report)
     charts, facts, tokens = (page.locator(n) for n in ("canvas", "#facts", "#tokens"))
     assert all(chart.evaluate(IS_DRAWN) for chart in charts.all())
     expect(facts).to_contain_text("agent")
+
     tokens.hover(position={"x": 600, "y": 100})
     middle = int(facts.locator("dd").first.inner_text())
     assert 1 < middle < CALLS
     expect(facts).to_contain_text("tools called")
+
     if SCREENSHOTS:
         page.screenshot(path=Path(SCREENSHOTS) / "report.png")
     tokens.focus()

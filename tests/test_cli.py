@@ -86,6 +86,7 @@ def test_demo_finishes_only_with_the_guard(
         output = raw.getvalue().decode("ascii")
     for event in ("the folder caf?", "rejected by the provider: ", "compaction 1: "):
         assert event in output
+
     table = read_table(output)
     assert numbers(table["steps done"])[0] < 10
     assert table["steps done"][1] == f"{STEPS} of {STEPS}"
@@ -93,12 +94,14 @@ def test_demo_finishes_only_with_the_guard(
     assert "time to the last answer" not in table
     assert table["compactions"][0] == "0"
     assert int(table["compactions"][1]) >= 3
+
     largest = numbers(table["largest request"])
     assert largest[0] > WINDOW_TOKENS >= largest[1]
     for name in ("uncached input", "cached input", "output"):
         assert 0 < max(numbers(table[f"{name} / step"])) <= WINDOW_TOKENS
     for name in ("cost / step", "cost of the steps done"):
         assert [value[:3] for value in table[name]] == ["$0."] * 2
+
     bars = [line.split()[-1] for line in output.splitlines() if "_" in line[:22]]
     assert bars[0].endswith("x" * 10)
     assert "x" not in bars[1]
@@ -384,6 +387,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
     found = check_json(capsys, str(config), "--model", *models)
     default, writer, router = found.pop("agents")
     assert (found["config"], found["warning_threshold"]) == (str(config), 0.8)
+
     known, unknown = default.pop("budgets")
     assert default == {
         "agent": "(default)",
@@ -402,6 +406,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
         "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
         "trigger": "",  # Said of windows above 200,000 tokens only.
     }
+
     changes = {"source": "default", "registry_entry": None, "costs": None}
     assert unknown == {**known, "model": models[1], **changes}
     assert writer["summarizer"] == "gemini-2.5-flash"
@@ -418,6 +423,7 @@ def test_it_prints_lines_for_people(
     assert main(["check", str(config), "--model", *models]) == 0
     output = capsys.readouterr()
     assert output.err == ""  # The lines say what the guard would warn of.
+
     lines = output.out.splitlines()
     assert lines[0].endswith("guard.toml: good")
     sizes = "buffer 25,600, threshold 102,400, summary 12,800"
@@ -429,6 +435,7 @@ def test_it_prints_lines_for_people(
         "input 0, output 0.5",
     ):
         assert f"    dollars per million tokens: {price}" in lines
+
     writer = lines.index("writer: Pipeline")
     assert lines[writer + 1 : writer + 3] == [
         "  summary = false",
@@ -436,6 +443,7 @@ def test_it_prints_lines_for_people(
     ]
     assert lines[writer + 3].startswith("  gpt-4o: window 50,000 (config)")
     assert lines[-1] == "router: not guarded"
+
     assert main(["check", str(config)]) == 0
     printed = capsys.readouterr().out
     assert "name models with --model" in printed

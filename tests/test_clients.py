@@ -94,6 +94,7 @@ class Talk:
         self.loopback = loopback
         self.calls: list[CallRecord] = []
         self.compactions: list[CompactionRecord] = []
+
         guard = ContextGuardPlugin(
             default=strategy,
             on_call=self.calls.append,
@@ -105,6 +106,7 @@ class Talk:
             tools=[queued_tool("look_up", results)],
             instruction=INSTRUCTION,
         )
+
         plugins = [guard] if strategy else []
         self.chat = Chat(agent, plugins, is_streaming=is_streaming)
 
@@ -222,6 +224,7 @@ async def test_other_failures_are_the_providers_own(
     kinds = [*MOODS[is_streaming]]
     if client in ("anthropic", "claude") and not is_streaming:
         kinds.append(529)
+
     for strategy in (None, SETTINGS["right"]):
         settings = {"is_streaming": is_streaming, **NO_RETRIES[client]}
         talk = Talk(loopback, client, strategy, **settings)
@@ -236,6 +239,7 @@ async def test_other_failures_are_the_providers_own(
             provider.moods = {}
             assert await talk.say("And now?") == "Answer to And now?"
         assert not talk.compactions
+
     assert ends[0] == ends[1]
 
 

@@ -144,12 +144,14 @@ async def test_a_request_in_vain_is_refused(
     await seed(chat, model(words(1_200 if is_idle else 2)), state=demand)
     await chat.say("Go on.")
     assert not llm.summaries
+
     key = f"{REFUSED}:{agent}" if agent else REFUSED
     state = await chat.state()
     assert reason in state[key]
     assert not any(state[name] for name in demand)
     assert f"refused for agent 'agent': {state[key]}." in caplog.text
     assert FOCUS not in caplog.text
+
     if not is_idle:
         await seed(chat, model(words(1_200)), state=dict.fromkeys(demand, True))
         await chat.say("And now?")

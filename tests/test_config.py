@@ -121,6 +121,7 @@ def test_the_sample_has_every_setting() -> None:
     written = {*name.findall(SAMPLE.read_text("utf-8")), "agents", "prices"}
     kinds = (PluginSettings, Costs, SlidingWindow, Pipeline, *REDUCERS)
     assert {name for kind in kinds for name in kind.model_fields} <= written
+
     settings = load_settings(SAMPLE)
     said = settings.default
     assert isinstance(said, Strategy)
@@ -128,6 +129,7 @@ def test_the_sample_has_every_setting() -> None:
     no_default = {name for name, value in Threshold() if value is None}
     given = said.model_dump(include=no_default)
     assert said == Threshold().model_copy(update=given)
+
     agents = {
         "researcher": SlidingWindow(),
         "operator": Pipeline(
@@ -142,6 +144,7 @@ def test_the_sample_has_every_setting() -> None:
         ),
         "greeter": None,
     }
+
     above = Costs(input=0.4, output=1.2, cached_input=0.04)
     own = Costs(input=0.2, output=0.8, cached_input=0.02, above=above)
     prices = {"my-own-model": own}

@@ -183,6 +183,7 @@ class Paid:
         self.llm = SimulatedLlm(model="talker", **settings)
         self.calls: list[CallRecord] = []
         self.compactions: list[CompactionRecord] = []
+
         guard = {
             "on_call": self.calls.append,
             "on_compaction": self.compactions.append,
@@ -240,18 +241,22 @@ async def test_an_unknown_price_is_never_zero(
     late = Paid(GOOD, timeout_seconds=0.01)
     late.writer.latency_seconds = 60
     failed = (down, late)
+
     for paid in (unknown, silent, *failed):
         await paid.talk()
         assert [record.model for record in paid.compactions] == ["writer"]
         assert paid.compactions[0].is_mechanical is (paid in failed)
+
     taken = [
         (paid.compactions[0].usage, paid.compactions[0].cost)
         for paid in (unknown, silent, *failed)
     ]
     assert taken == [(unknown.answered[0], None)] + [(Usage(), None)] * 3
+
     costs = [(call.cost, call.summary_cost) for call in unknown.calls]
     assert costs == [(None, None), (None, 0.0)]
     assert "by writer, cost unknown;" in caplog.text
     assert "cost $0.0000" not in caplog.text
+
     assert down.calls[0].summary_cost is None
     assert (silent.calls[0].usage, silent.calls[0].cost) == (Usage(), None)

@@ -135,6 +135,7 @@ async def play(
     script = list[Reply]()
     for turn in range(turns):
         script += [call("search", query=f"{turn}"), f"Answer {turn}."]
+
     llm = Counting(
         context_window=10**6,
         token_ratio=1.0,
@@ -143,6 +144,7 @@ async def play(
         script=script,
         **settings.pop("llm", {}),
     )
+
     sizes = [result_tokens + growth_tokens * (turn % 11) for turn in range(turns)]
     found = [words(size, f"Found {turn}.") for turn, size in enumerate(sizes)]
     records = list[CallRecord]()
@@ -153,6 +155,7 @@ async def play(
         agent={"tools": [queued_tool("search", found)], **settings.pop("agent", {})},
         **settings,
     )
+
     for turn in range(turns):
         text = answer_text(await chat.say(f"Question {turn}, about the notebooks."))
         assert text == f"Answer {turn}."
@@ -460,6 +463,7 @@ async def test_a_window_that_state_names_is_soon_forgotten(
     sessions = InMemorySessionService()
     done = list[CompactionRecord]()
     planted = {"version": 2, "learned": {"simulated": {"window_tokens": 1_000}}}
+
     for turn in range(12):
         llm = SimulatedLlm(script=[call("search", query="it"), "Found."])
         chat = guarded_chat(
@@ -472,6 +476,7 @@ async def test_a_window_that_state_names_is_soon_forgotten(
         if turn == 2:
             await chat.set_state({KEY.format("record"): json.dumps(planted)})
         assert answer_text(await chat.say(words(200, f"Request {turn}.")))
+
     assert len(done) <= 2
 
 
@@ -493,9 +498,12 @@ async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
 @pytest.mark.parametrize(
     ("factor", "window_tokens"),
     [
-        *((1.0, 32_000), (1.0, 200_000)),
+        (1.0, 32_000),
+        (1.0, 200_000),
         pytest.param(1.0, 1_000_000, marks=pytest.mark.slow),
-        *((1.35, 32_000), (1.35, 200_000), (1.35, 1_000_000)),
+        (1.35, 32_000),
+        (1.35, 200_000),
+        (1.35, 1_000_000),
     ],
 )
 async def test_no_first_request_is_rejected(window_tokens: int, factor: float) -> None:

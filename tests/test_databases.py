@@ -143,6 +143,7 @@ async def test_sessions_survive_a_reload_every_turn(
         summary_replies=lambda _: ODD_SUMMARY,
     )
     llm.script, tools = script_conversation(Conversation(turns))
+
     async with own_database(kind, tmp_path) as store:
         for turn in turns:
             async with store.open() as service:
@@ -151,6 +152,7 @@ async def test_sessions_survive_a_reload_every_turn(
                 chat = Chat(agent, [guard], session_service=service)
                 assert answer_text(await chat.say(turn.request)) == turn.answer
                 state = await chat.state()
+
     assert (llm.rejections, llm.violations) == (0, 0)
     check_state(state)
     first, *played = rounds(llm)
@@ -166,6 +168,7 @@ async def test_sessions_survive_a_reload_every_turn(
             head = before.contents[0]
             same = after.contents[0]
             assert same.model_dump_json() == head.model_dump_json()
+
     for request in itertools.chain.from_iterable(requests for _, requests in played):
         head_text = text_of(request.contents[0])
         assert head_text.startswith(SUMMARY_BEGIN)
@@ -175,8 +178,12 @@ async def test_sessions_survive_a_reload_every_turn(
 # --- Processes that take turns, and die in between --------------------------------
 
 POINTS = (
-    *("summary asked", "after the guard", "call stored"),
-    *("in a tool", "result stored", "answer stored"),
+    "summary asked",
+    "after the guard",
+    "call stored",
+    "in a tool",
+    "result stored",
+    "answer stored",
 )
 """Where a process may die, in the order of a turn."""
 PROVIDER_WINDOW = 12_000

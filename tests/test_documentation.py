@@ -384,8 +384,16 @@ def load_tables() -> Any:
 
 
 MODELS = (
-    *(PluginSettings, Costs, Strategy, Threshold, SlidingWindow, Pipeline),
-    *(MessageWindow, TokenWindow, ToolOutputTruncation, ClearToolResults),
+    PluginSettings,
+    Costs,
+    Strategy,
+    Threshold,
+    SlidingWindow,
+    Pipeline,
+    MessageWindow,
+    TokenWindow,
+    ToolOutputTruncation,
+    ClearToolResults,
     SummaryCompaction,
 )
 

@@ -226,12 +226,14 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
         state={key: todos},
     )
     await chat.say("Restart `web-1`")
+
     [asked] = summary_requests(llm)
     assert (
         "[The todo list as it stands]\n"
         "- [in_progress] Analyze timing gap\n"
         "- [completed] Implement real token counts\n"
     ) in asked.text
+
     sent = llm.requests[-1].contents
     assert [content.role for content in sent] == ["user"]
     summary, continuation = (text_of(content) for content in take_apart(sent))
@@ -244,5 +246,6 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
         "asking the user to repeat anything."
     )
     assert continuation.endswith("]")
+
     assert (await chat.state())[SUMMARY] == "All pods run."
     assert llm.requests[-1].prompt_tokens < 500

@@ -113,6 +113,7 @@ async def test_the_environment_names_a_file(
     from_file = ContextGuardPlugin.from_file(good)
     assert not caplog.records
     wrong_file.write_text("observe = true\n[default]\nmax_tokens = 9000", "utf-8")
+
     root = named("a")
     of_file = "Observing app 'app': a: Threshold, window 9,000 …"
     for plugin, said in (

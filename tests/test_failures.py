@@ -293,10 +293,12 @@ async def test_odd_inputs_cost_no_turn(
         script=[*searching(2, **given.get("args", {})), "Answer 2."],
         summary_replies=given.get("summary_replies"),
     )
+
     await session.chat.set_state({"todos": given.get("todos")})
     await session.work(1)
     await session.work(1, given.get("message", "And?"))
     await session.work(1)
+
     assert session.llm.summaries
     assert "Question 2?" in session.llm.requests[-1].text
     assert "The guard failed" not in caplog.text
@@ -408,9 +410,11 @@ async def test_nothing_that_was_said_is_logged(
         script=[work, answer, work, answer, *work, *REFUSALS, answer],
         summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
+
     settings = {"default": Threshold(context_window=3_000), **TROUBLES[trouble]}
     agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 50}"])])
     chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_state_broken)
+
     state: dict[str, Any] = {}
     if is_state_broken:  # Also by what others have put there.
         break_state(monkeypatch, writes="^__context_guard_summary")
@@ -418,9 +422,11 @@ async def test_nothing_that_was_said_is_logged(
         names = ("summary", "record", "summarized_at", "real_tokens", "last_heuristic")
         keys = (f"__context_guard_{name}_agent" for name in names)
         state = dict(zip(keys, odd_values, strict=True))
+
     for turn in range(3):
         with suppress(ContextOverflowError, RuntimeError):
             await chat.say(f"{SECRET} question {turn}?", state)
+
     records = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
     formatter = logging.Formatter()
     logged = "\n".join(formatter.format(record) for record in records)

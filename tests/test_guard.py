@@ -85,6 +85,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     tools = [queued_tool("look", [])]
     successor = guarded_chat(llm, chat={"session_service": chat.sessions}, tools=tools)
     await successor.say("Thanks.")
+
     first, *later = agent_requests(llm)
     [head] = first.contents
     assert len(head.parts or ()) == 1
@@ -92,6 +93,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
         SUMMARY_BEGINS,
         "[System: The conversation was co",
     ]
+
     for request in later:
         assert request.contents[0] == head
         assert "ORIGINAL" not in request.text

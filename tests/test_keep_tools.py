@@ -182,7 +182,11 @@ async def test_without_the_setting_it_is_a_preview() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("threshold", "sliding window", "pipeline", "truncation", "clearing"),
+        "threshold",
+        "sliding window",
+        "pipeline",
+        "truncation",
+        "clearing",
         *slow("ahead", "trigger", "late truncation", "own"),
     ],
 )
@@ -206,7 +210,12 @@ async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("threshold", "sliding window", "pipeline", "truncation", "clearing", "own"),
+        "threshold",
+        "sliding window",
+        "pipeline",
+        "truncation",
+        "clearing",
+        "own",
         *slow("ahead", "trigger", "late truncation"),
     ],
 )
@@ -486,6 +495,7 @@ async def test_older_results_give_way_to_a_line() -> None:
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
     await fill(llm, chat, compactions, 1)
+
     results = cleared_at_first(llm)
     assert llm.summaries == 0
     cleared = [is_cleared(result) for result in results]
@@ -493,6 +503,7 @@ async def test_older_results_give_way_to_a_line() -> None:
     assert all(each["recall_item"] for each in results[:-3])
     assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])
+
     calls = [
         part.function_call.args
         for content in llm.requests[-1].contents
@@ -500,6 +511,7 @@ async def test_older_results_give_way_to_a_line() -> None:
         if part.function_call
     ]
     assert len(calls) == len(results_of(llm.requests[-1], "look_up"))
+
     await fill(llm, chat, compactions, 2)
     later = results_of(llm.requests[-1], "look_up")
     assert llm.summaries == 0

@@ -104,10 +104,12 @@ async def test_only_the_paid_summary_stays_of_a_run_that_was_broken_off(
     talk = Talk()
     await seed(talk.chat, user("Do it."), model(words(2_500, SAID)), state=DEMAND)
     await talk.break_off(is_cancelled=way != "failed")
+
     assert not holds(talk.plugin, SAID)
     # The event that tells of a failure may have brought it to the session.
     is_stored = bool((await talk.chat.state()).get(SUMMARY))
     assert holds(talk.plugin, SUMMED_UP) is not is_stored
+
     if way == "deleted":
         clock = time.monotonic
         talk.chat.session_id = "another"
@@ -120,4 +122,5 @@ async def test_only_the_paid_summary_stays_of_a_run_that_was_broken_off(
         assert talk.llm.summaries == 1
         assert SUMMED_UP in talk.llm.requests[-1].text
         assert not holds(talk.plugin, SAID)
+
     assert not holds(talk.plugin, SUMMED_UP)

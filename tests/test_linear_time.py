@@ -235,10 +235,33 @@ def test_patterns_take_linear_time(module: str) -> None:
 
 COUNT = token_counter(None)
 LOOP_UNITS = (
-    *("---\n", "| --- | --- |\n", "\n \n", "   ", "\u2028", "a", "a_", "[", "`", "\\"),
-    *("1", "1 ", "1,111", "none\n", "a: ", 'key="', "://", "a/", "中。", "한글"),
-    *("deadbeef", "Do a1 now. ", "[System: ", "\n[Previous conversation summary]"),
-    *("maximum context length is 999 ", "-latest", "4111 1111 1111 1111\n"),
+    "---\n",
+    "| --- | --- |\n",
+    "\n \n",
+    "   ",
+    "\u2028",
+    "a",
+    "a_",
+    "[",
+    "`",
+    "\\",
+    "1",
+    "1 ",
+    "1,111",
+    "none\n",
+    "a: ",
+    'key="',
+    "://",
+    "a/",
+    "中。",
+    "한글",
+    "deadbeef",
+    "Do a1 now. ",
+    "[System: ",
+    "\n[Previous conversation summary]",
+    "maximum context length is 999 ",
+    "-latest",
+    "4111 1111 1111 1111\n",
 )
 
 

@@ -172,12 +172,14 @@ def test_rows_of_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, row in names.items():
         assert name_media_clients(lite, name) == (row,)
+
     for variable in ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE"):
         monkeypatch.delenv(variable, raising=False)
     own = type("Own", (Gemini,), {})(model="gemini-2.5-flash")
     assert name_media_clients(own, own.model) == ("Gemini",)
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "TRUE")
     assert name_media_clients(own, own.model) == ("Gemini on Vertex AI",)
+
     assert name_media_clients(SimulatedLlm(), "claude-opus-4-1") == ("",)
     assert name_media_clients(None, "") == ("",)
 

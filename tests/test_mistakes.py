@@ -118,8 +118,13 @@ MISTAKES: dict[str, str] = {
 NAMES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(ContextGuardPlugin, Costs, Pipeline, SlidingWindow, Threshold),
-        *(SummaryCompaction, TokenWindow),
+        ContextGuardPlugin,
+        Costs,
+        Pipeline,
+        SlidingWindow,
+        Threshold,
+        SummaryCompaction,
+        TokenWindow,
     )
 }
 

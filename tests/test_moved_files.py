@@ -244,6 +244,7 @@ async def open_announced(client: str) -> tuple[SimulatedLlm, Chat, Any]:
         )
         for kind, file in files.items()
     ]
+
     llm = simulate(client, script=lambda _: "Fine.")
     chat = open_chat(llm)
     await seed(chat, *exported(*files.values()), state=DEMAND)

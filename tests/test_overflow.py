@@ -163,12 +163,15 @@ def test_a_rate_limit_below_the_request_is_read(
         wrapped,
         *wrap(litellm, text),
     ]
+
     for error in errors:
         assert parse_overflow(error) == expected
         assert not is_transient(error)
+
     quoted = [types.UserContent(f"The log says: {text}")]
     quoting = HoldingError(status_code=429, message=f"slow down; input: {text}")
     assert parse_overflow(quoting, quoted) is None
+
     status = StatusError(text)
     status.status_code = 429
     mapping = litellm.litellm_core_utils.exception_mapping_utils
@@ -226,7 +229,10 @@ def test_numbers_must_be_plausible(case: tuple[str, Overflow]) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        *("1", "(1 tokens) ", "\\", "İ"),
+        "1",
+        "(1 tokens) ",
+        "\\",
+        "İ",
         "input length 1 exceeds the maximum ",
         "maximum context length is 999 ",
     ],

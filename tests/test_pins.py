@@ -253,17 +253,21 @@ async def test_a_pin_of_a_branch_stays_there() -> None:
         llm.script = [pinning, *[call("look")] * 8, "Done."]
         tools: list[Any] = [PinTool(), queued_tool("look", [words(900)])]
         workers.append(LlmAgent(name=f"worker_{number}", model=llm, tools=tools))
+
     guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
     chat = Chat(ParallelAgent(name="all", sub_agents=[*workers]), [guard])
+
     scopes = [f"{n:016}" for n in range(16)]
     old = f"{KEY}worker_0@{0:016}:rule"
     kept = f"{KEY}worker_0@{1:016}:rule"
     state = {"__context_guard_scopes_worker_0": scopes, old: "Old.", kept: "Kept."}
     await chat.set_state(state)
+
     await chat.say("Go.")
     state = await chat.state()
     assert state.pop(old) is None
     assert state.pop(kept) == "Kept."
+
     names = [name for name in state if name.startswith(KEY)]
     for number, llm in enumerate(llms):
         assert re.fullmatch(rf"{KEY}worker_{number}@\w{{16}}:rule", names[number])
@@ -380,9 +384,11 @@ async def test_the_tool_says_what_it_did() -> None:
         {"key": "unknown"},
         {"key": "ada"},
     )
+
     chat = open_chat(llm, state_schema=Schema)
     await chat.set_state({f"{KEY}:all": "Of the app."})
     said = [answer_text(await chat.say("Pin it.")) for _ in range(7)]
+
     key = pin({}, RULE)
     assert said[0] == str({"pinned": key})
     assert said[2] == str({"pinned": {key: RULE, "ada": "Ada is away."}})

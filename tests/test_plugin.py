@@ -97,16 +97,19 @@ async def test_observing_changes_nothing_but_reports(
     await guarded.say("Go on.")
     paid = llm.summaries
     before = await guarded.state()
+
     guard = ContextGuardPlugin(default=SMALL, observe=True)
     chat = Chat(guarded_agent(llm), [guard], session_service=guarded.sessions)
     await chat.set_state(NOW)
     await chat.say("Thanks.")
+
     assert llm.summaries == paid
     assert llm.requests[-1].contents[:2] == HISTORY
     assert len(llm.requests[-1].contents) == 5
     state = await chat.state()
     assert state["context_guard:compact"] is True
     assert state[SUMMARY] == before[SUMMARY]
+
     messages = [r.getMessage() for r in caplog.records]
     [line] = [said for said in messages if "Observing agent" in said]
     assert "'agent'" in line

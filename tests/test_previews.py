@@ -167,17 +167,20 @@ async def test_a_pipeline_shortens_strings_wherever_they_stand() -> None:
         preserve_last_tool_result=False,
     )
     strategy = Pipeline(context_window=WINDOW, tool_output=truncation)
+
     short = {"rows": [{"id": number} for number in range(100)]}
     tools = [queued_tool("read", [{"in": [STRINGS]}]), queued_tool("look", [short])]
     llm, chat = open_chat("", strategy=strategy, agent={"tools": tools})
     llm.script = [[call("read", step=1), call("look", step=1)], "Read."]
     await chat.say("y" * 50)
+
     said, called, _ = llm.requests[-1].contents
     assert said == user("y" * 50)
     calls = [part.function_call for part in called.parts or ()]
     found = results(llm.requests[-1])
     named = [[(each.name, each.id) for each in side if each] for side in (calls, found)]
     assert named[0] == named[1]
+
     shown, looked = [each.response or {} for each in found]
     assert looked == short
     assert HANDLE in shown

@@ -122,6 +122,7 @@ class Play:
             summary_replies=lambda _: MOODS[next(replies)],
             **settings,
         )
+
         self.strategy = strategy
         self.instruction = instruction
         self.sessions = KeptSessions()

@@ -164,6 +164,7 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
         strategy = Threshold(context_window=WINDOW)
         chain = Changing(lambda r: setattr(r, "previous_interaction_id", "interaction"))
         settings["before"] = lambda: [chain]
+
     bodies = []
     for guard in (None, strategy):
         player = make_player(name, serve, strategy=guard, **settings)
@@ -172,6 +173,7 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
         assert not player.compactions
         bodies.append([{**e.body, "tools": None} for e in player.fake.of_agent])
         assert len({json.dumps(e.body.get("tools")) for e in player.fake.of_agent}) == 1
+
     assert bodies[0] == bodies[1]
     assert ("Thought 1:" in json.dumps(bodies[0][-1])) is (name != "gemini")
 

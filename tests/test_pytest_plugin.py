@@ -75,6 +75,7 @@ def test_a_refused_request_fails_the_test(
         "    talk(llm)\n"
         "    assert llm.rejections == 1\n"
     )
+
     done = pytester.runpytest_inprocess("-q")
     done.assert_outcomes(passed=2, errors=1)
     done.stdout.fnmatch_lines(["*1 of 1 requests refused*"])

@@ -119,9 +119,11 @@ async def read(
     )
     agent = {"tools": [queued_tool("look", ["x"])]}
     chat = guarded_chat(llm, strategy, agent=agent, plugins=plugins)
+
     await seed(chat, model(words(2_000, "FILLER")), *contents, state=DEMAND)
     llm.script = recalling(*asked, to_end=to_end)
     assert answer_text(await chat.say("Read.")) == "Done."
+
     assert llm.rejections == llm.violations == 0
     assert llm.summaries == 1
     answers = pages_of(llm) if is_each_once else answers_of(llm)
@@ -154,6 +156,7 @@ async def test_the_list_tells_items_apart() -> None:
         call("recall_history", "4", query="x"),
         response("recall_history", "a page", "4"),
     ]
+
     [page] = await read(contents, {})
     for expected in (
         '"Read it, please.", 17 characters',
@@ -190,10 +193,12 @@ async def test_pages_hold_all_that_there_is() -> None:
         {"query": "lamp broken"},
         page_tokens=400,
     )
+
     assert all(len(page) <= 4 * 400 for page in pages)
     item = [page for page in pages if "read result" in page.splitlines()[0]]
     assert len(item) > 2
     assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in item) == text
+
     lists = [page for page in pages if "newest first:" in page.splitlines()[0]]
     searched = [page for page in lists if " match" in page.splitlines()[0]]
     for some in ([page for page in lists if page not in searched], searched[1:]):
@@ -217,6 +222,7 @@ async def test_the_best_matches_come_first() -> None:
         {"item": ["a"]},
         to_end=False,
     )
+
     found = [re.findall(r"^\[\w+ .*\]\n(.*)", page, re.MULTILINE) for page in pages]
     assert found[0][:2] == ["DEPLOY Token", "token to deploy"]
     assert found[1][0] == "green, red"
@@ -271,6 +277,7 @@ async def test_no_query_holds_the_event_loop(
         " ".join(chr(code) for code in range(97, 123)),
         "token note book " * 12,
     ]
+
     ticking = Ticking()
     texts = [words(500) for _ in range(250 * megabytes)]
     texts += ["a" * (250_000 * megabytes), words(62_500 * megabytes)]
@@ -280,6 +287,7 @@ async def test_no_query_holds_the_event_loop(
         to_end=False,
         plugins=[ticking],
     )
+
     assert len(ticking.standstills) == len(queries)
     # Of CPU: on a busy machine the thread that ranks goes on for some switches.
     assert max(ticking.standstills) < max_seconds
@@ -552,14 +560,17 @@ async def test_what_was_compacted_can_be_read_back(
         rows(0, window // 20, secret),
         *(rows(number, window // 20) for number in range(1, 7)),
     ]
+
     strategy = Threshold(context_window=window, preview_tokens=None)
     llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
     looks: list[Reply] = [tool_call("look"), "Noted."]
     llm.script = looks * 7
+
     for turn in range(7):
         await chat.say(f"Look at number {turn}.")
     assert llm.summaries >= 2
     assert "key-551-gamma" in await search(llm, chat, "deploy key api-7")
+
     requests = agent_requests(llm)
     had_tool = ["recall_history" in offered(request) for request in requests]
     assert had_tool == [SUMMARY_BEGIN in request.text for request in requests]
@@ -613,10 +624,12 @@ async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
     assert media_names(llm.requests[-1]) == []
     shown = next(record.text for record in llm.requests if record.is_summary)
     handle = re.findall(r"'plan', \d+ bytes; item (\w+)\]", shown)[0]
+
     llm.script = recalling({"item": handle})
     await chat.say("Show me the plan again.")
     assert media_names(llm.requests[-1]) == ["plan"] * is_shown
     assert pages_of(llm)[0].get("attached") == (handle if is_shown else None)
+
     # It stays where it was put: what a provider has cached stays valid.
     before = llm.requests[-1].contents
     llm.script = lambda _: "Fine."

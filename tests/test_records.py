@@ -48,6 +48,7 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     strategy = (SlidingWindow if is_streaming else Threshold)(context_window=WINDOW)
     recorded = Recorded(strategy=strategy, is_streaming=is_streaming)
     await recorded.work()
+
     calls = recorded.calls
     assert [record.real_tokens for record in calls] == recorded.real_tokens
     assert len(calls) == TURNS * 3
@@ -56,9 +57,11 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     # Of the first, how the provider spells tools is not known yet.
     assert all(c.estimated_tokens >= 0.9 * (c.real_tokens or 0) for c in calls[1:])
     assert {(c.agent, c.session_id) for c in calls} == {("agent", "session")}
+
     compactions = [c.compaction for c in calls if c.compaction is not None]
     assert len(compactions) >= 2
     assert compactions == recorded.compactions
+
     for event, told in zip(recorded.answers, calls, strict=True):
         described = metadata(event)
         record = told.compaction
@@ -155,6 +158,7 @@ async def test_a_compaction_has_a_span_below_adks(
     by_id = {span.context.span_id: span for span in spans if span.context}
     compacts = [span for span in spans if span.name == "context_guard.compact"]
     assert len(compacts) == len(recorded.compactions) >= 2
+
     for span, record in zip(compacts, recorded.compactions, strict=True):
         own = asdict(record)
         usage = own.pop("usage")

@@ -157,11 +157,13 @@ async def test_output_that_was_set_is_lowered_only_after_a_refusal(
         Threshold(context_window=8_000),
         agent={"generate_content_config": settings},
     )
+
     for _ in range(3):
         assert answer_text(await chat.say("How are you? " * 80))
     asked = [record.config.max_output_tokens or 0 for record in agent_requests(llm)]
     assert asked[0] == 7_800
     assert (max(asked[1:]) < 7_800) is is_refused
+
     told = [r.getMessage() for r in caplog.records if "output limit" in r.getMessage()]
     assert len(told) == 1
     assert all(figure in told[0] for figure in ("7,800", "8,000", "max_output_tokens"))
@@ -309,12 +311,14 @@ async def test_resend_respects_what_later_callbacks_did(
     )
     chosen = SlidingWindow(context_window=CONFIGURED_TOKENS)
     chat = open_chat(llm, chosen, plugins=[Changing(change)], is_streaming=is_streaming)
+
     await chat.say("My name is Ada.")
     await work(chat, 1)
     resent = agent_requests(llm)[-1]
     assert llm.violations == 0
     assert ("Ada" in resent.text) is (change is append_reminder)
     assert resent.text.count("Mind the gap.") == (change is append_reminder)
+
     shown = take_apart(resent.contents)
     asked = [content for content in shown if content == user("Question 0?")]
     quoted = "The user's current request is: `Question 0?`"

@@ -94,14 +94,17 @@ async def test_nothing_of_it_leaves(
     chat = await paying(llm)
     assert summary_requests(llm)
     assert not [r for r in summary_requests(llm) if CARD.search(r.text)]
+
     state = await chat.state()
     assert "[card]" in stored(state)
     assert not CARD.search(stored(state))
+
     head = agent_requests(llm)[-1]
     assert is_compacted(head)
     said = text_of(take_apart(head.contents)[0])
     assert "My card is [card]." in said
     assert not CARD.search(said)
+
     key: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
     saved = chat.runner.artifact_service
     assert saved
@@ -162,10 +165,12 @@ async def test_what_cannot_be_redacted_does_not_leave(
         redact=lambda text: functions[0](text),
         on_compaction=compactions.append,
     )
+
     assert answer_text(await chat.events()) == "Done."
     assert not summary_requests(llm)
     assert not compactions
     assert not CARD.search(caplog.text)
+
     functions[0] = redact
     script(llm, "Done again.")
     await chat.say("Go on.")

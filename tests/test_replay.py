@@ -115,11 +115,13 @@ def test_every_recorded_call_is_replayed(
     assert [(item["real_tokens"], item["contents"]) for item in items] == [
         (request.prompt_tokens, len(request.contents)) for request in requests
     ]
+
     assert found["accuracy"]["calls"] == CALLS - 1
     assert found["accuracy"]["median_error_ratio"] < 0.03
     assert found["accuracy"]["misses"] == 0
     instruction_tokens = len(INSTRUCTION) / 4 + 20
     assert found["fixed_tokens"]["agent"] == pytest.approx(instruction_tokens, rel=0.4)
+
     compacted = [item for item in items if item["compaction"]]
     without = found["without_guard"]
     guarded = found["with_guard"]
@@ -131,6 +133,7 @@ def test_every_recorded_call_is_replayed(
     assert all(item["sent_tokens"] <= WINDOW for item in items)
     assert without["over_window"] > 0 == guarded["over_window"]
     assert without["usage"]["prompt_tokens"] == sum(r.prompt_tokens for r in requests)
+
     events = recorded[0].events
     answers = [read_usage(event.usage_metadata).output_tokens for event in events]
     assert without["usage"]["output_tokens"] == sum(answers)
@@ -147,11 +150,13 @@ async def test_a_replay_compacts_where_the_guard_did(
     monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(pytest.fail))
     named = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
     settings = ReplaySettings(PluginSettings(default=named))
+
     records: list[CallRecord] = []
     default = Threshold(context_window=WINDOW)
     guard = ContextGuardPlugin(default=default, on_call=records.append)
     guarded, _ = await record([guard])
     before = recorded[0].model_dump_json()
+
     replayed = await replay_session(recorded[0], settings)
     assert recorded[0].model_dump_json() == before
     real = [n for n, item in enumerate(records, 1) if item.compaction]
@@ -160,6 +165,7 @@ async def test_a_replay_compacts_where_the_guard_did(
     compacted = [item.number for item in replayed.calls if item.compaction]
     assert abs(compacted[0] - real[0]) <= 1
     assert abs(compacted[1] - real[1]) <= 3
+
     found = (await replay_session(guarded, settings)).to_json()
     assert found["uncompared_calls"] == 0
     compared = [item["real_tokens"] for item in found["calls"]]
@@ -233,16 +239,20 @@ async def test_agents_are_replayed_each_for_itself() -> None:
         ("writer", 500, 128_000),
     ]
     assert set(replayed.fixed_tokens) == {"scout", "writer"}
+
     only = await replay_session(two_agents(), ReplaySettings(guard, agent="writer"))
     assert [c.agent for c in only.calls] == ["writer"]
+
     named = ReplaySettings(model="gemini-2.5-flash")
     calls = (await replay_session(two_agents(), named)).calls
     assert {c.window_tokens for c in calls} == {1_048_576}
+
     exempt = PluginSettings(agents={"writer": None})
     last = (await replay_session(two_agents(), ReplaySettings(exempt))).calls[-1]
     assert (last.estimated_tokens, last.threshold_tokens, last.pressure) == (None,) * 3
     assert last.window_tokens == 128_000
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
+
     session = two_agents()
     del session.events[:4]  # Its requests have an instruction alone.
     calls = (await replay_session(session, ReplaySettings(agent="scout"))).calls
@@ -415,6 +425,7 @@ def test_no_recordings_and_wrong_options_are_one_line(
         for exported in exports:
             (folder / "no.json").write_text(exported)
             assert reason in fail(capsys, folder / "no.json")
+
     config = folder / "guard.toml"
     lost = folder / "none" / "out.html"
     short = folder / "short.json"
@@ -432,12 +443,15 @@ def test_no_recordings_and_wrong_options_are_one_line(
         line = fail(capsys, *arguments)
         assert reason in line
         assert "hunter2" not in line
+
     line = fail(capsys, short, "--window", 4_000, "-o", lost, command="report")
     assert "out.html: cannot be written: No such file" in line
 
 
 ROWS = [
-    *("threshold", "sliding_window", "pipeline"),
+    "threshold",
+    "sliding_window",
+    "pipeline",
     *(f"threshold, trigger {trigger}" for trigger in (0.5, 0.25, 0.1, "auto")),
 ]
 
@@ -450,11 +464,13 @@ def test_the_cheapest_row_is_marked_and_told(
     _, head, *lines = printed.partition("\n\n")[0].splitlines()
     names = [line[2:].partition("  ")[0] for line in lines]
     assert names == ["no guard", *ROWS]
+
     columns = re.split(r"\s{2,}", head.strip())
     cells = [line.split()[-len(columns) :] for line in lines]
     rows = [dict(zip(columns, row, strict=True)) for row in cells]
     assert {row["cost"] for row in rows} == {"unknown"}
     assert "a tenth of the cached ones" in printed
+
     over = [int(row["over window"]) for row in rows]
     weighted = [int(row["weighted"].replace(",", "")) for row in rows]
     (best,) = [number for number, line in enumerate(lines) if line.startswith("*")]
@@ -462,6 +478,7 @@ def test_the_cheapest_row_is_marked_and_told(
     assert over[0] > 0
     assert best in fitting
     assert weighted[best] == min(weighted[number] for number in fitting)
+
     path = short_export.parent / "best.toml"
     path.write_text(printed[printed.index("[default]") :])
     kind, _, trigger = names[best].partition(", trigger ")
@@ -500,15 +517,18 @@ def test_prices_and_strategies_of_a_file_are_compared(
     found = json.loads(
         replay(capsys, export, "--compare", "--config", config, "--json")
     )
+
     assert [row["name"] for row in found["rows"]] == [*ROWS, "your settings"]
     costs = Costs(input=1.0, cached_input=0.25, output=4.0)
     for row in (found["without_guard"], *found["rows"]):
         assert row["cost"] == pytest.approx(costs.price(Usage(**row["usage"])))
+
     default, *_, mine = found["rows"]
     # Equal settings, equal figures.
     assert mine == {**default, "name": "your settings"}
     (best,) = [row for row in found["rows"] if row["is_best"]]
     assert best["cost"] == min(row["cost"] for row in found["rows"])
+
     config.write_text("\n".join(found["toml"]))
     chosen = load_settings(config).default
     kind, _, trigger = best["name"].partition(", trigger ")
@@ -530,11 +550,13 @@ def test_the_settings_of_a_file_are_those_of_all_rows(
     assert "calls of recall_history are not played" in printed
     assert '"auto" is the usual threshold' in printed
     assert "windows differ" not in printed
+
     config.write_text(printed[printed.index("[default]") :])
     told = load_settings(config).default
     assert isinstance(told, Threshold)
     chosen = told.context_window, told.summarizer, told.summarizer_context_window
     assert chosen == (WINDOW, "gemini-2.5-flash", 9_000)
+
     cheap = "strategy = 'pipeline'\ntrigger = 0.25\npreview_tokens = 100"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{cheap}")
     printed = replay(capsys, short_export, "--compare", "--config", config)
@@ -567,10 +589,12 @@ def test_windows_that_differ_and_what_fits_none_are_told(
     config = tmp_path / "guard.toml"
     path.write_text(two_agents_with(20_000))
     config.write_text("[agents.scout]\ncontext_window = 9_000")
+
     of_model = "--model", "gpt-4o"
     printed = replay(capsys, path, "--compare", *of_model, "--config", config)
     assert "differ, from 9,000 to 128,000 tokens" in printed
     assert "usual threshold" not in printed
+
     path.write_text(two_agents_with(300_000))
     config.write_text("[default]\nstrategy = 'none'")
     exempt = "--config", config

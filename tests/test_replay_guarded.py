@@ -156,6 +156,7 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     options += ["-o", str(tmp_path / "page.html")] if command == "report" else []
     session, *_ = record_once()
     command_line = [command, str(save(session, tmp_path)), *options]
+
     profile = cProfile.Profile()
     assert profile.runcall(main, command_line) == 0
     stats: dict[Any, Any] = vars(pstats.Stats(profile))["stats"]
@@ -163,6 +164,7 @@ def test_each_payload_is_written_a_few_times_and_a_bar_shows_how_far_it_is(
     written = [s[1] for key, s in stats.items() if key[2].rstrip(">").endswith(named)]
     assert sum(written) < 15 * CALLS
     assert capsys.readouterr().err == ""
+
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -200,8 +202,10 @@ def test_a_cost_that_nobody_knows_is_not_zero(
     told = [(e.custom_metadata or {}).get("context_guard", {}) for e in session.events]
     done = [facts["compaction"] for facts in told if "compaction" in facts]
     assert done
+
     for facts in done:
         facts.update({"cost": 0.25} | change)
+
     source = save(session, tmp_path)
     page = tmp_path / "page.html"
     assert main(["report", str(source), "-o", str(page)]) == 0

@@ -219,6 +219,7 @@ def test_what_a_session_says_cannot_act(
     session = guarded[0].model_copy(deep=True)
     session.id = session.app_name = session.user_id = EVIL
     asked = types.ModelContent([call_part(EVIL, path=EVIL), types.Part(text=EVIL)])
+
     for event in session.events:
         event.model_version = event.model_version and EVIL
         if "__context_guard_summary_agent" in event.actions.state_delta:
@@ -227,14 +228,17 @@ def test_what_a_session_says_cannot_act(
         if note:
             fields = ("strategy", "reason", "model", "mechanical", "tokens_before")
             note["compaction"].update(dict.fromkeys(fields, EVIL), usage=EVIL)
+
     usage = session.events[-1].usage_metadata
     session.events.append(Event(author="agent", content=asked, usage_metadata=usage))
     page = write_page(session, tmp_path)
+
     assert page.count("<script") == page.count("</script>") == 3
     assert "<img" not in page
     assert "\u2028" not in read_raw_data(page)
     assert page.count(html.escape(EVIL)) > 5
     assert read_data(page)["facts"][-1]["tools called"] == EVIL
+
     # The policy names our scripts and style by what is in them, and nothing else.
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy
@@ -246,6 +250,7 @@ def test_what_a_session_says_cannot_act(
         f"default-src 'none'; script-src {names[0]} {names[1]}; style-src {names[2]}; "
         "base-uri 'none'; form-action 'none'"
     )
+
     assert "http://" not in re.sub(r"(?s)<script.*?</script>", "", page)
     assert "sourceMappingURL" not in page
 
@@ -267,6 +272,7 @@ def test_strange_values_make_no_crash(
     facts: dict[str, Any] = dict.fromkeys((*OF_COMPACTION, "contents_after"), value)
     places = ("text", "author", "branch", "timestamp", "state", *COUNTS)
     rows = [(place, found) for place in places for found in (facts, {})]
+
     for place, found in (*rows, ("", {"usage": {"prompt_tokens": value}})):
         event: dict[str, Any] = {
             "author": "agent",
@@ -283,6 +289,7 @@ def test_strange_values_make_no_crash(
             event["usageMetadata"][place] = value
         elif place:
             event[place] = value
+
         source.write_text(json.dumps({"events": [event]}))
         code = main(["report", str(source), "-o", str(page)])
         error = capsys.readouterr().err
@@ -309,6 +316,7 @@ def test_no_pickle_in_a_file_is_read(
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "executed"
     write_old_file(tmp_path / "old.db", pickle.dumps(Evil(trace)))
+
     with closing(sqlite3.connect("old.db")) as connection:
         if disguise == "version":
             connection.execute("ALTER TABLE events ADD COLUMN event_data TEXT")
@@ -318,6 +326,7 @@ def test_no_pickle_in_a_file_is_read(
         elif disguise:
             connection.execute(f"ALTER TABLE events RENAME COLUMN {disguise}")
         connection.commit()
+
     said = "old.db has events in the format of ADK before 1.22, pickles,"
     for command in ("replay", "report"):
         for source in ("old.db", "sqlite:///old.db"):

@@ -205,12 +205,14 @@ async def test_history_is_summarized_and_all_else_stays(
         Threshold(context_window=8_000),
         before=[Changing(change) for change in changes],
     )
+
     await talk.tell([model(words(1_500, "FILLER"))])
     for number, each in enumerate(events):
         copied = each.model_copy(deep=True, update={"id": f"event-{number}"})
         await talk.sessions.append_event(await talk.session(), copied)
     await talk.set_state(DEMAND)
     await talk.ask("And now?")
+
     assert llm.summaries == 1
     stays = [text_of(content) for content in without_head(llm.requests[-1].contents)]
     assert "\n".join(stays) == "\n".join(kept)

@@ -107,6 +107,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
     messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 2
     with caplog.at_level(logging.INFO, "contextguard_adk"):
         events, state = await converse(app, [*first, *messages])
+
     calls = [(e.author, c.name) for e in events for c in e.get_function_calls()]
     assert calls[:7] == [
         ("coordinator", "transfer_to_agent"),
@@ -117,6 +118,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
         ("writer", "transfer_to_agent"),
         ("researcher", "search_papers"),
     ]
+
     assert count_compactions(events, "researcher") >= 3
     assert count_compactions(events, "writer") >= 1
     assert "Compacted agent 'researcher' (turns)" in caplog.text

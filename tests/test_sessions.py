@@ -142,6 +142,7 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     service, session = await load(path)
     said = await sessions.leave(service, session)
     assert "events give way to the summary of agent" in said
+
     llm = make_llm()
     app = dict[str, Any]()
     if way == "ADK's compaction":
@@ -153,11 +154,13 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
             overlap_size=1,
         )
     chat = make_chat(llm, SqliteSessionService(str(path)), way == "the guard", **app)
+
     left = {k for k, v in (await chat.state()).items() if v is not None}
     assert left == {"todos", *(key for key in left if "pin" in key)}
     await ask(chat, range(50, 57))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries == 0 or way == "ADK's compaction"
+
     requests = agent_requests(llm)
     assert len(requests) == 14
     for text in (TOLD, RULE, "Never open a crate.", "Count shelf 99", "Count shelf 0."):
@@ -261,6 +264,7 @@ def test_an_edited_summary_is_what_the_next_request_holds(
         monkeypatch.setenv("VISUAL", f"cp {new}")
     said = change(path, capsys, *words)
     assert f"the summary of agent has 28 characters, it had {len(TOLD)}" in said
+
     llm = asyncio.run(go_on(path))
     assert llm.summaries == 0
     [request, *_] = agent_requests(llm)

@@ -69,16 +69,19 @@ class Watch(BasePlugin):
         agent = callback_context.agent_name
         contents = llm_request.contents
         branch = callback_context.get_invocation_context().branch
+
         if self._first is None:
             self.contents[agent, branch] = list(contents)
             found = find_markers(contents)
             self.shown.setdefault(agent, set()).update(found)
             self.has_mixed |= len(items_of(found)) > 1
             return
+
         before = self._first.contents[agent, branch]
         added = find_markers(contents) - find_markers(before)
         if added:
             self.wrong.append(f"{agent} was shown {added}")
+
         sent = "\n".join(text_of(content) for content in contents)
         inputs = [c for c in before if c.role == "user" and text_of(c)]
         if agent.startswith("worker") and text_of(inputs[-1]) not in sent:
@@ -247,8 +250,10 @@ async def converse(
     last = Watch(first)
     guard = ContextGuardPlugin(default=strategy)
     chat = Chat(root, [first, *by.get("before", ()), guard, last])
+
     for said in says:
         await chat.say(said)
+
     assert not last.wrong
     for own in workers:
         llm = own.model

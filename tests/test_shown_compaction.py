@@ -108,6 +108,7 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     prices = {"simulated": Costs(input=1, output=1)}
     chat = await open_chat(service, make_agent(model=llm), prices=prices)
     events = await chat.say("Look.")
+
     assert deltas(events) == [{ARTIFACT: 0}]
     event = next(event for event in events if event.actions.artifact_delta)
     assert event.get_function_calls()
@@ -119,10 +120,12 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
+
     await chat.tell([model(words(3_300)), user("More?"), model("No.")])
     assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
     assert (await chat.state())[KEY] != line
     assert "- Waited: " in await load(service, 1)
+
     sent = "\n".join(request.text for request in llm.requests)
     assert not re.search(r"Compaction of |compacted:agent| → ", sent)
 
@@ -173,11 +176,13 @@ async def test_where_there_is_no_artifact(
     is_recorded = not (agent or guard)
     if is_recorded:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
+
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}
     service = InMemoryArtifactService()
     chat = await open_chat(service, LlmAgent(**settings), **guard)
     events = await chat.say("Look.")
     assert answer_text(events) == "It is done."
+
     state = await chat.state()
     assert bool(re.match(r"\d", str(state.get(KEY)))) is has_line
     assert not (is_recorded and "context_guard" in str(state))

@@ -144,6 +144,7 @@ async def test_a_broken_value_costs_no_turn(
         caplog.clear()
         sessions.kept["session"] = before.model_copy(deep=True)
         sessions.kept["session"].state[key] = value
+
         # A new process: nothing is remembered but what state holds.
         llm = make_llm("Written anew.")
         successor = guarded_chat(llm, PIPELINE, session_service=sessions)
@@ -153,6 +154,7 @@ async def test_a_broken_value_costs_no_turn(
         assert (await successor.state())[SUMMARY].startswith("Written anew.")
         assert "Written anew." in llm.requests[-1].text
         assert llm.violations == llm.rejections == 0
+
         warnings = guard_warnings(caplog)
         assert len(warnings) <= 1
         assert "SECRET" not in "".join(warnings)
@@ -191,8 +193,14 @@ async def test_a_summary_that_is_not_understood_is_ignored(
 @pytest.mark.parametrize(
     ("agent", "value", "count"),
     [
-        *((None, True, 1), ("", True, 1), ("agent", True, 1), ("other", True, 0)),
-        *((None, None, 0), (None, False, 0), (None, 1, 0), (None, "yes", 0)),
+        (None, True, 1),
+        ("", True, 1),
+        ("agent", True, 1),
+        ("other", True, 0),
+        (None, None, 0),
+        (None, False, 0),
+        (None, 1, 0),
+        (None, "yes", 0),
     ],
 )
 async def test_requested_compaction(

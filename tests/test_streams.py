@@ -91,11 +91,13 @@ async def test_a_streamed_turn_sends_the_state_once(
             chat = guarded_chat(llm, strategy, is_streaming=True, **place)
             await seed_long(chat)
             events = await chat.say("Go on.")
+
             assert sum(bool(event.partial) for event in events) == 201
             delta = last_delta(events)
             state = await chat.state()
             sizes[guards] = measure_bytes(events)
             assert llm.summaries == guards
+
             if guards:
                 assert delta == guard_keys(state)
                 new_bytes = len(json.dumps(delta).encode())
@@ -104,6 +106,7 @@ async def test_a_streamed_turn_sends_the_state_once(
                 await guarded_chat(llm, SMALL, **place).say("Well done.")
                 assert llm.summaries == 1
                 assert is_compacted(llm.requests[-1])
+
     assert sizes[True] <= sizes[False] + 2 * new_bytes
 
 

@@ -236,6 +236,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
             role="model",
         ),
     )
+
     heading = re.compile(r"(user|model|tool|other agent):|\[\d+ earlier messages|$")
     lines = talk.transcripts.splitlines()
     starts = [line for line in lines if not line.startswith("  ") and line.strip()]
@@ -471,11 +472,13 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         quoted = continuation.partition("`")[2].partition("`")[0]
         messages = head.partition("\n[Values")[0]
         kept.append((messages.count("\n- "), len(summary), len(quoted)))
+
     whole = kept[0]
     assert whole == (30, 4 * 390, 4 * 1_100)
     for listed_count, summary_chars, quoted_chars in kept:
         assert listed_count == 0 or quoted_chars == whole[2]
         assert summary_chars < whole[1] / 2 or quoted_chars == whole[2]
+
     columns = list(zip(*kept, strict=True))
     assert all(list(column) == sorted(column, reverse=True) for column in columns)
     assert all(column[-1] < column[0] for column in columns)
@@ -491,6 +494,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         user_messages=4_000,
         session_service=KeptSessions(),
     )
+
     names = [f"order-{number:02}{number:02}" for number in range(20)]
     filler = model(FILLER)
     await talk.compact(user(task), filler, filler, message="No,\n  wait.\tStop.")
@@ -505,4 +509,5 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
         assert len(head.encode()) < 3 * 4_000 + 250
+
     assert [name for name in names if f"{name} " not in head] == []

@@ -132,13 +132,17 @@ PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
     # What stays word for word must not stand in the summary as well.
     "of a part": (
         SlidingWindow(context_window=WINDOW, max_messages=7, reuse_prompt_cache=True),
-        *(True, {}, "transcript"),
+        True,
+        {},
+        "transcript",
     ),
     # What ends or forms an answer is the agent's, and the question would share it.
     "built-in": (make_strategy(), True, {"tools": [FUNCTION, SEARCH]}, "transcript"),
     "schema": (
-        *(make_strategy(), True),
-        *({"response_json_schema": {"type": "object"}}, "transcript"),
+        make_strategy(),
+        True,
+        {"response_json_schema": {"type": "object"}},
+        "transcript",
     ),
     "stop": (make_strategy(), True, {"stop_sequences": ["\n\n"]}, "transcript"),
 }

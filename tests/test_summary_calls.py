@@ -90,14 +90,17 @@ async def test_a_call_that_failed_is_made_again() -> None:
     assert first.max_output_tokens == 800
     assert first.thinking_config
     assert (second.max_output_tokens, second.thinking_config) == (None, None)
+
     busy = Written(ProviderBusyError("secret"), ProviderBusyError("secret"), GOOD)
     assert await busy.compact() == GOOD
     assert [config.max_output_tokens for config in busy.asked] == [800] * 3
+
     invalid = ProviderError("max_tokens is too large")
     invalid.status_code = 422
     unprocessable = Written(invalid, GOOD)
     assert await unprocessable.compact() == GOOD
     assert unprocessable.asked[1].max_output_tokens is None
+
     later = ProviderBusyError("later")
     later.response = SimpleNamespace(headers={"Retry-After": "3600"})
     waiting = Written(later, GOOD)

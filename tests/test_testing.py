@@ -83,6 +83,7 @@ def test_tokens_are_counted() -> None:
         (" " * 1_000_000, None, 7_813),  # Tiktoken alone panics.
     ):
         assert count_tokens([text], ratio) == pytest.approx(expected_tokens, rel=0.001)
+
     # An instruction in any form; names, descriptions and schemas of tools.
     halves = ["x" * 20, types.Part(text="x" * 20)]
     for instruction in ("x" * 40, user("x" * 40), halves):
@@ -261,9 +262,15 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
 def test_wrong_settings_are_refused() -> None:
     """A mistake in the settings fails when the model is made."""
     wrong: list[dict[str, Any]] = [
-        *({"context_windw": 1}, {"context_window": 0}, {"token_ratio": 0}),
-        *({"media_tokens": -1}, {"error_style": "nobody"}, {"usage": "sometimes"}),
-        *({"script": "text"}, {"keep_requests": -1}, {"latency_seconds": -1}),
+        {"context_windw": 1},
+        {"context_window": 0},
+        {"token_ratio": 0},
+        {"media_tokens": -1},
+        {"error_style": "nobody"},
+        {"usage": "sometimes"},
+        {"script": "text"},
+        {"keep_requests": -1},
+        {"latency_seconds": -1},
     ]
     for setting in wrong:
         with pytest.raises(ValidationError):

@@ -53,6 +53,7 @@ async def test_the_list_is_written_and_read() -> None:
     llm, chat = chat_with(write_once(todos=TODOS))
     assert "3 todos are stored, 2 of them open" in answer_text(await chat.say("todos"))
     stored = [*TODOS[:2], {"status": "pending", **TODOS[2]}]
+
     for todos, complaint in (
         ("Fix it", "todos.: Input should be a valid list"),
         ([{"content": "a", "status": "done"}], "todos.0.status: Input should be"),
@@ -63,6 +64,7 @@ async def test_the_list_is_written_and_read() -> None:
         assert complaint in answer
         assert "Each item needs `content`" in answer
         assert (await chat.state())[KEY] == stored
+
     llm.script = write_once()
     assert "'status': 'in_progress'" in answer_text(await chat.say("todos"))
     llm.script = write_once(todos=[])

@@ -57,12 +57,14 @@ async def test_a_package_without_one_unit_works(
     for turn in range(4):
         assert answer_text(await chat.say(words(950, f"Question {turn}.")))
     assert llm.summaries >= 1
+
     later = guarded_chat(
         llm, Threshold(context_window=4_000), session_service=chat.sessions
     )
     assert answer_text(await later.say("And now?"))
     assert SUMMARY_BEGIN in llm.requests[-1].text
     assert (llm.rejections, llm.violations) == (0, 0)
+
     wrong = guarded_chat(
         llm, Threshold(context_window=50_000), session_service=chat.sessions
     )

@@ -162,16 +162,19 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     dropping = Dropping("dropping")
     tools = {"tools": [looking_tool(2 * FOUND_WORDS)]}
     chat = guarded_chat(llm, SMALL, before=[dropping], agent=tools)
+
     assert answer_text(await chat.say("Go.")) == "Found."
     paid_count = llm.summaries
     assert paid_count >= 2
     assert not (await chat.state()).get(SUMMARY)
+
     dropping.is_on = False
     if is_late:
         other = guarded_chat(llm, SMALL, agent=tools, session_service=chat.sessions)
         await other.say("Is anybody there?")
         assert llm.summaries == paid_count + 1
         paid_count = llm.summaries
+
     await chat.say("Are you there?")
     assert llm.summaries == paid_count
     assert (await chat.state())[SUMMARY].startswith(f"Summary {paid_count}.")

@@ -338,6 +338,7 @@ async def test_short_messages_stay_word_for_word_with_their_lines() -> None:
         await chat.say(text)
     await seed(chat, model(words(7_000)))
     await chat.say("Go on.")
+
     assert listed(llm.requests[-1]).splitlines() == [
         "- Call me Ada.",
         "- yes",
@@ -496,6 +497,7 @@ async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
         rule = "Never write to Eve. " if number == 2 else ""
         await chat.say(f"mark-{number} {words(700)}. {rule}{words(700)}")
     assert compactions
+
     chat.run_config = loading(10)
     lists = list[tuple[int, str]]()
     for number in range(6, 20):
@@ -503,6 +505,7 @@ async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
         lists.append((len(compactions), listed(llm.requests[-1])))
         marks = re.findall(r"mark-\d+ ", llm.requests[-1].text)
         assert len(marks) == len(set(marks))
+
     assert len(compactions) >= 4
     assert all("- Call me Ada. mark-first" in said for _, said in lists)
     assert all("Never write to Eve." in said for _, said in lists)
@@ -562,8 +565,10 @@ async def test_what_was_rewound_is_listed_no_more() -> None:
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     assert "mark-rewound" in listed(llm.requests[-1])
+
     if not hasattr(chat.runner, "rewind_async"):
         pytest.skip("This ADK cannot rewind.")
+
     events = await chat.events()
     said = [e for e in events if "rewound" in answer_text([e])]
     await chat.runner.rewind_async(
@@ -571,6 +576,7 @@ async def test_what_was_rewound_is_listed_no_more() -> None:
         session_id=chat.session_id,
         rewind_before_invocation_id=said[0].invocation_id,
     )
+
     for _ in range(2):
         await chat.say("Go on.")
         assert "mark-rewound" not in listed(llm.requests[-1])

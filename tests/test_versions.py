@@ -108,21 +108,28 @@ async def test_a_later_record_is_left_as_it_is(
     await chat.set_state(DEMAND)  # For whoever can serve it.
     before = guard_keys(await chat.state())
     assert before[RECORD] == stored
+
     ahead = guarded_chat(llm, AHEAD, chat={"session_service": chat.sessions})
     requests = await grow(ahead, llm)
     assert guard_keys(await chat.state()) == before
     assert len(requests) == 12
+
     for number, request in enumerate(requests):
         assert not request.is_summary
         assert request.rejected is None
         assert f"Question {number}." in request.text
         assert ("A summary." in request.text) == is_readable
     assert "answer-10" in requests[-1].text
-    said = "version 3, from a later release, and "
-    said += "is used" if is_readable else "cannot be read"
-    warned = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    warned = [r for r in warned if r.name.startswith("contextguard_adk.state")]
-    assert [said in r.getMessage() for r in warned] == [True]
+
+    what_follows = "is used" if is_readable else "cannot be read"
+    said = f"version 3, from a later release, and {what_follows}"
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING
+        and record.name.startswith("contextguard_adk.state")
+    ]
+    assert [said in warning for warning in warnings] == [True]
 
 
 # --- Processes of two releases on one session ---------------------------------------

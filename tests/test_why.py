@@ -81,16 +81,23 @@ def test_it_tells_which_requests_had_the_words(
     session, llm = talk_once() if is_first else asyncio.run(talk(strategy))
     requests = agent_requests(llm)
     assert not llm.rejections
+
     config = tmp_path / "guard.toml"
     name = {"Threshold": "threshold", "Pipeline": "pipeline"}
     kind = name.get(type(strategy).__name__, "sliding_window")
     config.write_text(f'[default]\nstrategy = "{kind}"\n')
     source = str(save(session, tmp_path))
+
     compacted = 0
     for words in (
-        *(f"order {turn * 7919};" for turn in (0, TURNS - 1)),
-        *("part 0-5;", "part 3-5;", "part 3-70;", "part 10-140;"),
-        *("hall 2,", "HALL   6, i"),
+        "order 0;",
+        f"order {(TURNS - 1) * 7919};",
+        "part 0-5;",
+        "part 3-5;",
+        "part 3-70;",
+        "part 10-140;",
+        "hall 2,",
+        "HALL   6, i",
     ):
         arguments = ["--json", "--context-window", str(WINDOW), "--config", str(config)]
         assert main(["why", source, words, *arguments]) == 0
@@ -109,6 +116,7 @@ def test_it_tells_which_requests_had_the_words(
         }
         assert said == had, words
         compacted += any(period["compaction"] for period in found["calls"])
+
     assert compacted > 3
 
 
