@@ -180,12 +180,14 @@ class _Play:
             plugin_manager=self._plugins,
         )
         await self._plugins.run_before_run_callback(invocation_context=invocation)
+
         for place, step in enumerate(steps):
             author = "agent" if place else "user"
             await self._add(invocation, author, step.content, EventActions())
             actions = EventActions()
             response = await self._call(invocation, actions, step.reply)
             await self._add(invocation, "agent", response, actions)
+
         await self._plugins.run_after_run_callback(invocation_context=invocation)
 
     async def _call(

@@ -179,12 +179,14 @@ class NotedSummaries(ExtractiveSummaries):
         material = read_summary_material(request)
         kept = [note for fact, note in self._notes.items() if fact in material]
         left = (request.config.max_output_tokens or SUMMARY_TOKENS) - 8
+
         lines = []
         for line in [*kept, *extract.splitlines()]:
             left -= count_tokens([line], None) + 1
             if left < 0:
                 break
             lines.append(line)
+
         return "\n".join(lines) if kept else extract
 
 
@@ -329,6 +331,7 @@ async def _say(runner: Runner, place: dict[str, Any], text: str) -> bool:
                 answer = "".join(p.text or "" for p in event.content.parts or ())
     except Exception:  # noqa: BLE001 - what the user would see as an error.
         return False
+
     return bool(answer)
 
 

@@ -111,11 +111,13 @@ class RecordedScript(Script):
         self._needs = Needs(events, calls.values())
         contents = [event.content for event in events if event.content]
         fixed = recording.instruction + json.dumps(recording.tool_specs)
+
         self.needed: dict[Place, list[Needed]] = {}
         for place, call in calls.items():
             before = contents[: call.index]
             found = self._needs.find(call, before, recording.window_tokens)
             self.needed[place] = [each for each in found if each.value not in fixed]
+
         self.missing = dict(self.needed)
 
     def answer(self, request: LlmRequest) -> Reply:
@@ -147,6 +149,7 @@ class RecordedScript(Script):
         events = list[Event]()
         calls = dict[Place, RecordedCall]()
         make = types.Part.from_function_response
+
         for number, turn in enumerate(self.conversation.turns):
             events.append(_make_event("user", types.Part(text=turn.message)))
             for step, uses in enumerate(turn.steps):
@@ -155,6 +158,7 @@ class RecordedScript(Script):
                 found = [make(name=u.tool, response={"result": u.result}) for u in uses]
                 events += [event, _make_event("user", *found)]
             events.append(_make_event("model", types.Part(text=turn.answer)))
+
         return events, calls
 
 

@@ -150,6 +150,7 @@ class Chat:
             user_id="user", session_id="session", new_message=message
         ):
             pass
+
         stored = self.sessions.stored
         events = stored.events[len(self.base) :]
         stored.events[:] = self.base

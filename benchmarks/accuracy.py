@@ -133,6 +133,7 @@ def _langchain_tokens(content: types.Content) -> int:
             tokens += math.ceil(size / 4) + 3
         else:
             chars += len(part.text or "")
+
     if chars or calls:
         role = "assistant" if content.role == "model" else "user"
         chars += len(role) + (len(repr(calls)) if calls else 0)

@@ -180,6 +180,7 @@ def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
     """Measures importing ADK, and what the plugin adds to it, in milliseconds."""
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
     found: list[tuple[float, float]] = []
     for _ in range(repeats + 1):
         done = subprocess.run(
@@ -192,6 +193,7 @@ def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
         )
         adk, ours = (float(seconds) for seconds in done.stdout.split())
         found.append((adk, ours))
+
     del found[0]  # It may have compiled.
     return tuple(1_000 * statistics.median(side) for side in zip(*found, strict=True))
 
@@ -202,6 +204,7 @@ async def measure(
     """Measures kinds of history at every size."""
     cases = [(kind, size) for kind in kinds for size in sizes]
     shown = track(cases, "timing", transient=True, disable=not sys.stderr.isatty())
+
     rows = []
     for kind, size in shown:
         # Large sessions take seconds a turn, and vary less.
@@ -209,6 +212,7 @@ async def measure(
         figures = await time_pairs(kind, size, count)
         goal = GOALS.get((kind, size))
         rows.append({"kind": kind, "contents": size, **figures, "goal": goal})
+
     return {"calls": rows}
 
 

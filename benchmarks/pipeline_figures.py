@@ -224,6 +224,7 @@ async def measure_tool_heavy() -> dict[str, float]:
         figures[f"{name}: summaries, Pipeline"] = paid
         figures[f"{name}: summaries, Threshold"] = other
         saved += other - paid
+
     return {**figures, "tool-heavy: summaries saved": saved}
 
 
@@ -287,10 +288,12 @@ def main() -> int:
     _common.quiet()
     figures = {**asyncio.run(measure()), **asyncio.run(measure_tool_heavy())}
     broken = find_broken(figures)
+
     for name, value in figures.items():
         digits = 3 if isinstance(value, float) else 0
         note = "  BROKEN" if name in broken else ""
         print(f"{name:44} {value:10.{digits}f}{note}")
+
     _common.write_json(arguments.json, figures)
     return 1 if broken else 0
 

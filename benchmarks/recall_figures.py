@@ -153,10 +153,12 @@ class Conversation:
         lines = []
         used = 0
         kind = draw.choice(FILLER)
+
         while used < chars:
             numbers = {name: draw.randrange(1, 10_000) for name in "abc"}
             lines.append(kind.format(**numbers))
             used += len(lines[-1]) + 1
+
         return lines
 
     def look_up(self, page: int = 0) -> str:
@@ -170,9 +172,11 @@ class Conversation:
         longest = min(LONGEST_CHARS, 12 * self.figures.window_tokens)
         chars = int(SHORTEST_CHARS * (longest / SHORTEST_CHARS) ** draw.random())
         lines = self._filler(chars)
+
         for _ in range(2):
             place = draw.randrange(len(lines) + 1)
             lines.insert(place, self._new_fact().line)
+
         return "\n".join(lines)
 
     def _reply(self, request: LlmRequest) -> Reply:

@@ -134,6 +134,7 @@ async def make_copies(service: DatabaseSessionService, count: int) -> list[Sessi
     )
     for event in list_events(count):
         await service.append_event(session, event)
+
     async with service.db_engine.begin() as connection:
         for table, key in (("sessions", "id"), ("events", "session_id")):
             columns = await connection.run_sync(_list_columns, table)
@@ -142,6 +143,7 @@ async def make_copies(service: DatabaseSessionService, count: int) -> list[Sessi
             await connection.execute(
                 text(f"INSERT INTO {table} ({names}) SELECT {values} FROM {table}")
             )
+
     return [SessionCopy(service, "whole"), SessionCopy(service, "part")]
 
 
@@ -188,9 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", action="append", default=[], help="a database")
     options = parser.parse_args(argv)
     _common.quiet()
+
     with tempfile.TemporaryDirectory() as folder:
         urls = options.url or [f"sqlite+aiosqlite:///{folder}/sessions.db"]
         rows = [asyncio.run(measure(url, options.events)) for url in urls]
+
     for row in rows:
         print(
             f"{row['database']}: {row['events']:,} events, {row['turns']} turns, "
@@ -198,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{row['whole_seconds']:.3f} s whole, {row['part_seconds']:.3f} s in part "
             f"({row['ratio']:.3f}); requests {'alike' if row['is_same'] else 'DIFFER'}"
         )
+
     _common.write_json(options.json, {"rows": rows})
     return int(any(row["ratio"] > MOST_RATIO or not row["is_same"] for row in rows))
 

@@ -64,10 +64,12 @@ class Writer:
         self.now += 1
         self.most = max(self.most, self.now)
         self.has_begun.set()
+
         try:
             await self.may_end.wait()
         finally:
             self.now -= 1
+
         return self.error or f"Summary number {self.begun}, of all before."
 
     async def end(self) -> None:

@@ -269,6 +269,7 @@ def script_conversation(talk: Conversation) -> tuple[list[Reply], list[ScriptedT
                 parts.append(call_part(use.tool, ref=ref, **use.args))
             replies.append(parts)
         replies.append(turn.answer)
+
     return replies, list(tools.values())
 
 

@@ -80,6 +80,7 @@ def pytest_collection_modifyitems(
     for item in items:
         if len(list(item.iter_markers("slow"))) > 1:
             item.add_marker("exhaustive")
+
     unwanted = {*ON_REQUEST}.difference(find_requested(config))
     left_out = [
         i for i in items if any(i.get_closest_marker(mark) for mark in unwanted)

@@ -48,10 +48,12 @@ class FakeClaude(FakeProvider):
             raise RefusalError("claude no budgets")
         messages = read_messages(body)
         check_shape(messages, has_tools=bool(body.get("tools")))
+
         for n, message in enumerate(messages):
             is_thought = message["content"][-1]["type"] in THOUGHTS
             if is_thought and not self.takes_thoughts_alone:
                 raise RefusalError("claude final thought", n)
+
         if self.kind == "bound":
             return self._check_bound(body, messages)
         for n, m, block in list_thoughts(messages):
@@ -129,10 +131,12 @@ class FakeClaude(FakeProvider):
         messages = read_messages(body)
         digest = digest_prefixes(body, messages)[len(messages), 0]
         chain = [signature_of(block) for _, _, block in list_thoughts(messages)]
+
         for block in blocks:
             signature = signature_of(block)
             self.issued[signature] = Issued(block, digest, tuple(chain))
             chain.append(signature)
+
         return blocks
 
     def spell(self, body: dict[str, Any], answer: Any) -> Any:
@@ -191,6 +195,7 @@ def digest_prefixes(
         system = [{"type": "text", "text": system}]
     tools = sorted(body.get("tools") or (), key=lambda each: str(each["name"]))
     running = hashlib.sha256(spell([system, tools]))
+
     found = {}
     for n, message in enumerate(messages):
         role = message["role"]
@@ -200,6 +205,7 @@ def digest_prefixes(
                 continue
             running.update(spell([role, block]))
             role = ""  # What follows is of the same message.
+
     return {**found, (len(messages), 0): running.hexdigest()}
 
 

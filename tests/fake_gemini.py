@@ -56,6 +56,7 @@ class FakeGemini(FakeProvider):
         contents = self.contents_of(body)
         check_shape(contents)
         begin = begin_of_turn(contents)
+
         for number, content in enumerate(contents[begin:], begin + 1):
             calls = [part for part in content["parts"] if "functionCall" in part]
             for position, part in enumerate(calls):
@@ -114,6 +115,7 @@ def check_shape(contents: list[Content]) -> None:
         if calls != answers:
             raise RefusalError("gemini answer count")
         before = content
+
     if count(before, "functionCall"):
         raise RefusalError("gemini answer count")
 

@@ -163,11 +163,13 @@ class Player:
         self.fake.script.clear()
         self.fake.script.extend([*steps, turn.expected])
         chat = self._chat or self._open()
+
         try:
             turn.events = await chat.say(text or f"Request {number}: count on.")
             turn.error = next(filter(None, (e.error_message for e in turn.events)), "")
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             turn.error = f"{type(error).__name__}: {error}"
+
         await self._leave(chat)
         return turn
 

@@ -279,10 +279,12 @@ class OpenAI:
         deltas += [{"content": piece} for piece in halves(reply.text)]
         for index, call in enumerate(self._calls(reply)):
             deltas.append({"tool_calls": [{"index": index, **call}]})
+
         for delta in [*deltas, {}]:
             end = None if delta else self._end(reply)
             choice = {"index": 0, "delta": delta, "finish_reason": end}
             yield event(self._frame(kind, choices=[choice]))
+
         if sent.includes_usage:
             yield event(self._frame(kind, choices=[], usage=self._usage(reply)))
         yield event("[DONE]")
@@ -384,9 +386,11 @@ class Anthropic:
         blocks: list[dict[str, Any]] = []
         if reply.text:
             blocks.append({"type": "text", "text": reply.text})
+
         for n, call in enumerate(reply.calls):
             use = {"id": f"toolu_{reply.number}_{n}", "name": call.name}
             blocks.append({"type": "tool_use", **use, "input": call.args})
+
         end = "tool_use" if reply.calls else "end_turn"
         usage = {"input_tokens": reply.prompt_tokens}
         return {
@@ -410,6 +414,7 @@ class Anthropic:
         begin = {"content": [], "stop_reason": None, "usage": usage}
         events: list[tuple[str, dict[str, Any]]]
         events = [("message_start", {"message": answer | begin})]
+
         for index, block in enumerate(answer["content"]):
             empty, deltas = split_block(block)
             start = {"index": index, "content_block": block | empty}
@@ -418,6 +423,7 @@ class Anthropic:
                 change = {"index": index, "delta": delta}
                 events.append(("content_block_delta", change))
             events.append(("content_block_stop", {"index": index}))
+
         ends = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
         bill = {"output_tokens": answer["usage"]["output_tokens"]}
         events.append(("message_delta", {"delta": ends, "usage": bill}))

@@ -107,11 +107,13 @@ async def make(name: str) -> list[dict[str, Any]]:
     delta: dict[str, Any] = {}
     pin(delta, "Never open a crate.", "crates")
     await chat.set_state(delta)
+
     for number in range(60):
         left -= SUMMARY in (await chat.state()).values()
         if not left:
             break
         await chat.say(f"Count shelf {number}, please. " + "Take your time. " * 20)
+
     return [
         event.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         for event in await chat.events()

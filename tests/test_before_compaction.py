@@ -175,6 +175,7 @@ async def test_it_puts_a_compaction_off(caplog: pytest.LogCaptureFixture) -> Non
     assert "A compaction of agent 'agent' is put off; app 'app'" in caplog.text
     assert "asked for" not in caplog.text  # By nobody.
     assert "ORIGINAL" not in caplog.text
+
     asked.said = None
     await chat.say(words(210))  # More than half of a summary.
     assert asked.reasons == ["tokens"] * 2
@@ -226,6 +227,7 @@ async def test_one_that_was_asked_for_is_refused_with_a_reason(tokens: int) -> N
     state = await chat.state()
     assert asked.reasons == ["requested"]
     assert state["context_guard:compact"] is False
+
     if tokens == NO_ROOM:
         check_compacted(llm)
         assert not state.get(REFUSED)
@@ -548,5 +550,6 @@ async def test_a_guard_from_a_file_takes_it(tmp_path: Path) -> None:
     chat = Chat(guarded_agent(llm), [plugin])
     await seed(chat, user("The task."), original(3_300), state=EXACT)
     await chat.say("Go on.")
+
     assert asked.reasons == ["tokens"]
     assert llm.summaries == 1

@@ -111,6 +111,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
     session, _ = asyncio.run(record([guard], has_cache=True))
+
     for event in session.events:
         if event.usage_metadata:
             event.model_version = "simulated"
@@ -118,6 +119,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = summaries.get("__context_guard_summary_agent")
         if text:
             summaries["__context_guard_summary_agent"] = f"{EVIL}\n{text}"
+
     source = save(session, folder)
     page = folder / "a.html"
     config = folder / "a.toml"
@@ -162,6 +164,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
     page.goto(f"{address}/dev-ui/?app={app}&userId=user")
     page.get_by_role("button", name="No Thanks").click()
     box = page.get_by_role("textbox", name="Type a message...")
+
     is_compacted = False
     for number in range(1, 8):
         box.fill(f"How are the pods? ({number})")
@@ -174,6 +177,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
         if is_compacted:
             break  # The page shows it a moment later.
         is_compacted = re.search(rf'"{COMPACTION}": ?"\d', events) is not None
+
     expect(page.get_by_role("button", name=LABEL)).to_be_visible()
     expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
 

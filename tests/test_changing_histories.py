@@ -141,8 +141,10 @@ async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
     with pytest.raises(Exception, match="boom"):
         await ann.say(message(1, "secret"))
     assert llm.summaries == 1
+
     await bob.ask("Hello.")
     assert "mark-secret" not in llm.requests[-1].text
+
     await ann.ask("Once more, please.")
     assert llm.summaries == 2, "a summary was paid for and lost"
 
@@ -262,10 +264,12 @@ async def test_a_tool_that_waits_for_confirmation(
     for number in range(1, 5):
         await talk.ask(message(number, words=150))
     assert llm.summaries >= 1
+
     confirmation = {"confirmed": is_confirmed}
     await talk.ask(result_of("adk_request_confirmation", asked, confirmation))
     [result] = find_results(agent_requests(llm)[-1], "delete_file")
     assert ("deleted" in result) == is_confirmed
+
     for number in range(7, 10):
         await talk.ask(message(number, words=200))
     talk.check()
@@ -323,6 +327,7 @@ async def test_a_context_filter_does_no_harm(
         await talk.ask(message(number))
         newest = agent_requests(llm)[-1]
         assert f"mark-ask-{number:03}!" in newest.text
+
     talk.check()
 
 
@@ -409,6 +414,7 @@ async def test_a_summary_covers_what_says_the_same(
     await chat.say("Go on.")
     events = sessions.kept["session"].events
     assert not [each for each in before if each in llm.requests[-1].contents]
+
     for stored, content in zip(events[1:], after, strict=False):
         stored.content = content
     await chat.say("And now?")

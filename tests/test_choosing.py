@@ -134,6 +134,7 @@ async def test_a_function_chooses(place: str) -> None:
     assert "ORIGINAL" in llm.requests[-1].text
     assert SUMMARY not in state
     assert state[REAL] == EXACT[REAL]
+
     await chat.set_state({"plan": "small"})
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
@@ -181,8 +182,10 @@ async def test_a_function_that_fails_guards_with_the_defaults(
     for _ in range(2):
         await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
+
     said = [r for r in caplog.records if r.levelno >= logging.INFO]
     assert "ORIGINAL" not in "".join(r.getMessage() for r in said)
+
     [warning] = [r for r in said if "chooses" in r.getMessage()]
     assert warning.levelname == "WARNING"
     assert f"agent 'agent' gave {name} in place" in warning.getMessage()
@@ -221,6 +224,7 @@ async def test_the_log_says_that_a_function_chooses(
         name="reader", model=llm, sub_agents=[LlmAgent(name="writer", model=llm)]
     )
     await Chat(root, [guard]).say("Hello.")
+
     assert "reader: chosen by a function" in caplog.text
     assert "writer: Threshold, window 4,000" in caplog.text
     assert "Agents that `agents` does not name are guarded by by_plan." in caplog.text

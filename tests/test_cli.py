@@ -118,14 +118,17 @@ def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> 
     assert "Times are simulated: 90 s for every answer and every summary." in output
     assert "30 of 30 steps were done, no request refused" in output
     assert "mechanical" not in output
+
     table = read_table(output)
     compactions = numbers(table["compactions"])
     steps = numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
     assert steps[1:] == [30, 30]
+
     waits = [read_seconds(value) for value in table["waited for summaries"]]
     assert waits[:2] == [0, 90 * compactions[1]]
     assert waits[2] < 0.6 * waits[1]
+
     ends = [read_seconds(value) for value in table["time to the last answer"]]
     assert ends == [90 * done + wait for done, wait in zip(steps, waits, strict=True)]
 
@@ -214,6 +217,7 @@ def test_wrong_arguments_are_one_line(
         Path("unknown.toml").write_text("[default]\nmax_turn = 3")
         Path("unknown.yaml").write_text("default: [\nagents: {")
     assert main(typed.split()) == 2
+
     output = capsys.readouterr()
     assert output.out == ""
     assert tells(f"contextguard…{said}", output.err), output.err
@@ -347,6 +351,7 @@ def test_what_cannot_be_read_is_an_answer(tree: Path) -> None:
     for path in (*outside, *odd):
         answer = FileTools(tree).read_file(path)
         assert answer == {"error": f"the project has no source file {path!r}"}
+
     assert "error" in FileTools(tree).list_files("..")
 
 
@@ -457,12 +462,14 @@ def test_a_large_window_says_what_a_prompt_costs_where_it_is_compacted(
     file = tmp_path / "guard.toml"
     file.write_text('[agents.early]\ntrigger = "auto"')
     assert main(["check", str(file), "--model", "gemini/gemini-2.5-pro"]) == 0
+
     lines = capsys.readouterr().out.splitlines()
     costs = [line for line in lines if line.startswith("    compacts at")]
     assert costs == [
         "    compacts at 1,028,576 tokens, a prompt of that size costs $2.57",
         "    compacts at 32,000 tokens, a prompt of that size costs $0.04",
     ]
+
     prices = (
         "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
         "input 2.5, output 15, cached_input 0.25"
@@ -477,9 +484,11 @@ def test_the_variable_names_the_file(
     are found in the present folder."""
     found = check_json(capsys)
     assert (found["config"], len(found["agents"])) == (None, 1)
+
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     found = check_json(capsys)
     assert (found["config"], len(found["agents"])) == (str(config), 3)
+
     ours = "from contextguard_adk import Threshold\nclass Ours(Threshold):\n    pass\n"
     (config.parent / "our_strategies_here.py").write_text(ours)
     config.write_text("default = 'our_strategies_here.Ours'")
@@ -497,6 +506,7 @@ def test_it_shows_what_strategies_do_of_themselves(
         config.write_text(f"[default]\ntrigger = 'auto'\ncontext_window = {window}")
         assert main(["check", str(config)]) == 0
         assert f"threshold {shown}, summary" in capsys.readouterr().out
+
     config.write_text(
         "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.75\n"
         "context_window = 32_000\n[[default.reducers]]\n"
@@ -504,6 +514,7 @@ def test_it_shows_what_strategies_do_of_themselves(
     )
     default = check_json(capsys, str(config))["agents"][0]
     assert default["budgets"][0]["threshold_tokens"] == 24_000
+
     reducer = "contextguard_adk.strategies.reducers.TokenWindow"
     reducers = [{"reducer": reducer, "budget_tokens": 500}]
     assert default["settings"]["reducers"] == reducers

@@ -174,6 +174,7 @@ async def test_a_result_larger_than_the_window_is_not_sent(
     results = pods(WINDOW, 1.0, 2)
     provider.window_tokens = 1_000_000
     assert await Talk(loopback, client, None, results).talk(1, tool_calls=1) == 0
+
     window = int(provider.requests[-1].prompt_tokens / 1.05)
     loopback.provider = Provider(window)
     strategy = Threshold(context_window=window, preview_tokens=None)

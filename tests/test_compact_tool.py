@@ -72,14 +72,18 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
     )
     await seed(chat, user("The task."), model(words(1_200)))
     assert answer_text(await chat.say("Go on.")) == "Done."
+
     [record] = records
     assert record.reason == "requested"
+
     [summary] = summary_requests(llm)
     assert f"names of people\n{FOCUS}" in summary.text
     assert (len(summary.contents) > 1) == in_place
+
     _, after, *_ = take_apart(agent_requests(llm)[-1].contents)
     assert "was compacted because it was requested." in text_of(after)
     assert "result" in answers_of_the_tool(llm)[0]
+
     state = await chat.state()
     assert FOCUS not in json.dumps(list(state.values()))
 
@@ -110,6 +114,7 @@ async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
             state={},
         )
         answers.append(await CompactTool().run_async(args={}, tool_context=context))
+
     assert ["refused" in answer for answer in answers] == [False, True]
 
 

@@ -104,6 +104,7 @@ def test_yaml_says_the_same(name: str) -> None:
         "default: none\nagents:\n  a: &base {strategy: pipeline, window: false}\n"
         "  b: none\n  c: *base\n  d: {<<: *base, window: {window_size: 9}}\n"
     )
+
     assert load_settings(write(text, name)) == PluginSettings(
         default=None,
         agents={
@@ -391,6 +392,7 @@ def test_mistakes_in_code(typed: str, said: str) -> None:
         ]
         texts = {f"{'.'.join(place)}: {message}" for *place, message in found}
         text = "; ".join(sorted(texts))
+
     assert tells(said, text), text
 
 

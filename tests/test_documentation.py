@@ -84,6 +84,7 @@ async def test_the_quick_start_guards_an_app() -> None:
     part = "And so on. " * 10_500
     for turn in range(5):
         assert answer_text(await chat.say(f"Part {turn}. {part}"))
+
     assert 5 * len(part) / 4 > llm.context_window
     assert llm.summaries > 0
     assert (llm.rejections, llm.violations) == (0, 0)
@@ -105,6 +106,7 @@ async def test_the_example_of_several_agents_means_what_it_says(
         "other: Threshold",
     ):
         assert said in caplog.text
+
     assert "writer: Threshold, window 200,000 tokens (configured)" in caplog.text
 
 
@@ -115,6 +117,7 @@ def test_the_table_of_models_says_where_the_guard_acts(
     row = re.compile(r"(?m)^\| `(.+?)` \| ([\d,]+) \| ([\d,]+) \|")
     models = {model: sizes for model, *sizes in row.findall(read(ROOT / "README.md"))}
     assert main(["check", "--json", "--model", *models]) == 0
+
     [agent] = json.loads(capsys.readouterr().out)["agents"]
     found = {
         each["model"]: [
@@ -135,6 +138,7 @@ def test_a_program_prints_what_the_page_says(name: str) -> None:
     printed = print_once(texts[program])
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
+
     expected = [int(each.replace(",", "")) for each in number.findall(said)]
     found = [int(each.replace(",", "")) for each in number.findall(printed)]
     assert expected == pytest.approx(found, rel=0.05)
@@ -179,6 +183,7 @@ async def test_the_record_of_a_call_looks_so(text: str) -> None:
     notes = [event.custom_metadata or {} for event in await chat.events()]
     records = [note.get("context_guard", {}) for note in notes]
     compacted = next(record for record in records if "compaction" in record)
+
     assert describe(compacted) == describe(json.loads(text))
 
 
@@ -254,10 +259,12 @@ def test_commands_are_understood(
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(name, value)
+
     program, *arguments = words
     checks = {"contextguard": check_ours, "adk": check_adk, "pip": check_pip}
     checks["pytest"] = check_pytest
     assert program in {*checks, *OTHERS}
+
     check = checks.get(program)
     if check:
         check(arguments, folder)
@@ -363,13 +370,16 @@ def test_every_page_and_public_name_is_listed() -> None:
     docs = ROOT / "docs"
     named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
     assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
+
     reference = "".join(read(page) for page in (docs / "api").glob("*.md"))
     for package in (contextguard_adk, contextguard_adk.testing):
         for name in package.__all__:
             assert f"::: {package.__name__}.{name}\n" in reference
+
     for name in (name for name in vars(strategies) if name[0].isupper()):
         place = rf"(?m)^::: contextguard_adk(\.strategies)?\.{name}$"
         assert re.search(place, reference), name
+
     assert read(ROOT / "README.md").count("\n") <= 150
 
 

@@ -117,7 +117,9 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
         await seed(chat, user("word"), message, state=EXACT)
         await chat.say("word")
         assert llm.summaries == (tokens == threshold_tokens)
+
     [asked] = summary_requests(llm)
+
     assert asked.config.max_output_tokens == budget_tokens
     assert f"at most {budget_tokens * 3 // 4} words" in asked.system_instruction
     assert llm.requests[-1].prompt_tokens < threshold_tokens
@@ -149,6 +151,7 @@ async def test_estimate_is_the_calibrated_heuristic(name: str) -> None:
     state = {REAL: real_tokens, HEURISTIC: last_tokens}
     await seed(chat, message, model("word"), state=state)
     await chat.say("word")
+
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
 

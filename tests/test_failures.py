@@ -122,6 +122,7 @@ def repair(request: LlmRequest) -> None:
         ]
         role = "model" if getattr(content, "role", "") == "model" else "user"
         contents += [types.Content(role=role, parts=parts)] if parts else []
+
     request.contents = contents
 
 
@@ -176,12 +177,14 @@ async def test_broken_state_costs_no_turn(
     with monkeypatch.context() as patch:
         break_state(patch, **broken)
         await session.work()
+
     await session.work(1)
     agent = session.chat.app.root_agent
     sessions = session.chat.sessions
     plugin = ContextGuardPlugin(default=STRATEGIES[0])
     session.chat = Chat(agent, [plugin], session_service=sessions)
     await session.work(1)
+
     assert (await session.chat.state()).get(SUMMARY)
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
@@ -324,6 +327,7 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     await session.work()
     state = await session.chat.state()
     assert state[REAL] == session.llm.requests[0].prompt_tokens
+
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
     assert [r.levelno for r in failures] == [logging.ERROR] * 3
     assert "'agent'" in failures[0].getMessage()
@@ -346,6 +350,7 @@ async def test_where_nothing_helps_the_request_goes_out_as_it_came(
         script=["Well."],
     )
     break_state(monkeypatch, reads="." if observe else "")
+
     assert answer_text(await session.chat.say(FINDING)) == "Well."
     assert session.llm.requests[0].contents == [user(FINDING)]
     assert "The guard failed" in caplog.text

@@ -169,5 +169,6 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
     parts = [part for each in again.body["contents"] for part in each["parts"]]
     signed = [part["thoughtSignature"] for part in parts if "functionCall" in part]
     assert refused.refused
+
     dummy = base64.b64encode(b"skip_thought_signature_validator").decode()
     assert signed == [dummy] * 2

@@ -71,6 +71,7 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     assert answers == ["Found.", "Bye."]
     assert ids_of(before.contents) == ids_of(after.contents)
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
+
     shown = {f"context_guard:{name}:agent" for name in ("compacted", "usage")}
     state = await chat.state()
     assert set(state) == {REAL, HEURISTIC, *shown}
@@ -113,6 +114,7 @@ async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     await chat.say("Go on.")
     await chat.say("Go on.")
     kinds = [request.is_summary for request in llm.requests]
+
     assert kinds == [False, True, False, False, True, False]
     assert 3_200 <= llm.requests[3].prompt_tokens < 3_880
 
@@ -125,6 +127,7 @@ async def test_overfull_requests_do_not_wait() -> None:
     tools = [queued_tool("look", [words(3_700)])]
     strategy = Threshold(context_window=WINDOW, preview_tokens=None)
     chat = await long_chat(llm, 2_500, strategy=strategy, tools=tools)
+
     assert answer_text(await chat.events()) == "Done."
     assert llm.rejections == 0
     assert all(request.prompt_tokens < 3_200 for request in agent_requests(llm))
@@ -160,6 +163,7 @@ async def test_images_of_the_live_message_ride_on_the_continuation() -> None:
         continuation = take_apart(request.contents)[1]
         assert "`What is on it?`" in text_of(continuation)
         assert (continuation.parts or [])[1:] == [IMAGE]
+
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
 
 
@@ -172,9 +176,11 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     await seed(chat, user("The task."), original())
     await chat.say("yes")
     assert llm.summaries == 1
+
     for answer in ("Four.", "Five."):
         assert answer_text(await chat.say("yes")) == answer
         assert text_of(llm.requests[-1].contents[-1]) == "yes"
+
     texts = [text_of(content) for content in llm.requests[-1].contents[1:]]
     assert texts == ["Three.", "yes", "Four.", "yes"]
 
@@ -213,6 +219,7 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
         assert is_compacted(llm.requests[-1])
         parts = [p for c in llm.requests[-1].contents for p in c.parts or ()]
         assert any(part.function_response for part in parts) is is_edited
+
     assert llm.violations == 0
 
 

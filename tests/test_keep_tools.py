@@ -150,11 +150,13 @@ async def play_strategy(
     chat = open_chat(llm, strategy, compactions)
     # Results can be cleared, and not what a user writes.
     message = words(1_000) if name == "clearing" else LONG_MESSAGE
+
     turns = 0
     while len(compactions) < 3:
         turns += 1
         assert turns < 20
         assert answer_text(await chat.say(f"Turn {turns}. {message}")) == "Done."
+
     assert len(compactions) <= turns + 1
     assert (llm.summaries < len(compactions)) is (name in WITHOUT_SUMMARY)
     assert any(each.was_ahead for each in compactions) is bool(strategy.ahead)
@@ -264,6 +266,7 @@ async def test_the_share_is_a_tenth_of_the_window(
         shown = results_of(llm.requests[-1], "get_rule")
         names = [each["result"].split()[0].removeprefix("rule-") for each in shown]
         assert names == (expected if compactions else ["1", "2", "3"])
+
     assert [len(each["result"]) for each in shown] == [4 * tokens] * len(expected)
 
 
@@ -290,6 +293,7 @@ async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
     chat = open_chat(llm, strategy, compactions)
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_rule") == [{"result": get_rule(7, 200)}]
+
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
 
@@ -305,6 +309,7 @@ async def test_they_stay_whole_where_new_results_are_shortened() -> None:
     request = llm.requests[-1]
     assert len(compactions) == 1
     assert results_of(request, "get_policy") == [{"result": POLICY}]
+
     shown = results_of(request, "look_up")
     assert len(shown) == 12
     assert all(len(each["result"]) < 2_000 for each in shown)
@@ -319,6 +324,7 @@ async def test_a_new_result_that_could_not_be_sent_is_shortened() -> None:
     )
     chat = open_chat(llm, strategy)
     assert answer_text(await chat.say(f"Go. {words(500)}")) == "Done."
+
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert 100 < len(shown["result"]) < len(POLICY) * 3
     assert llm.rejections == llm.violations == 0
@@ -333,6 +339,7 @@ async def test_the_newest_stay(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(12):
         assert answer_text(await chat.say(f"Again. {words(2_000)}")) == "Done."
     shown = [results_of(each, "get_policy") for each in agent_requests(llm)[1:]]
+
     assert all({"result": POLICY} in each for each in shown)
     assert len(shown[-1]) == 1
     assert 1 < len(compactions) < 5
@@ -352,6 +359,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     _, first, *_, last = agent_requests(llm)
     (shown,) = results_of(first, "get_long_policy")
+
     assert len(shown["result"]) < len(POLICY)
     assert results_of(last, "get_long_policy") == []
     assert caplog.text.count("`keep_tools` take more than a tenth") == 1
@@ -366,6 +374,7 @@ async def test_they_stay_after_a_rejection() -> None:
     for _ in range(4):
         await chat.say(f"Turn. {LONG_MESSAGE}")
     llm.context_window = WINDOW
+
     assert answer_text(await chat.say("Go on.")) == "Done."
     assert llm.rejections
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
@@ -404,6 +413,7 @@ async def test_a_failed_summary_leaves_them() -> None:
     while len(compactions) < 3:
         assert len(llm.requests) < 60
         await chat.say(f"Turn. {LONG_MESSAGE}")
+
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
     assert llm.rejections == llm.violations == 0
 
@@ -419,6 +429,7 @@ async def test_a_setting_that_comes_later_brings_back_what_no_model_summarized()
     while not compactions:
         await chat.say(f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_policy") == []
+
     later = open_chat(
         llm, STRATEGIES["threshold"], compactions, session_service=chat.sessions
     )
@@ -531,6 +542,7 @@ async def test_a_cleared_result_is_read_back() -> None:
     llm.script = lambda _: replies.pop(0)
     await chat.say("What stood there?")
     (read,) = results_of(llm.requests[-1], "recall_history")
+
     assert "row-0 notebooks" in str(read)
 
 
@@ -557,6 +569,7 @@ async def test_results_of_excluded_tools_stay() -> None:
     await chat.say("What is the policy?")
     await fill(llm, chat, compactions, 1)
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+
     *older, newest = (is_cleared(result) for result in cleared_at_first(llm))
     assert all(older)
     assert not newest
@@ -584,6 +597,7 @@ async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
     first, *_ = results_of(llm.requests[-1], "look_up")
     assert is_cleared(first)
     assert first["recall_item"] != "x"
+
     size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":")))
     sizes = [int(w) for w in str(first).replace(",", "").split() if w.isdecimal()]
     assert any(0.5 * size <= each <= 1.5 * size for each in sizes)
@@ -646,5 +660,6 @@ async def test_crafted_state_is_harmless(truncation: Any) -> None:
     await chat.set_state({key: json.dumps(record)})
     await play(llm, chat, compactions, 2)
     await fill(llm, chat, compactions, 3)
+
     assert any(is_cleared(result) for result in results_of(llm.requests[-1], "look_up"))
     assert llm.rejections == llm.violations == 0

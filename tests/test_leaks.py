@@ -88,6 +88,7 @@ async def test_nothing_stays_of_a_run_that_planned_a_summary(has_recall: bool) -
     await seed(talk.chat, user("Do it."), model(words(4_500, SAID)))
     await talk.break_off()
     assert talk.llm.summaries == has_recall
+
     declared = talk.llm.requests[-1].config.model_dump_json()
     assert ("recall_history" in declared) is has_recall
     assert not holds(talk.plugin, SAID)

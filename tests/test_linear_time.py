@@ -230,6 +230,7 @@ def test_patterns_take_linear_time(module: str) -> None:
                     slow.append((pattern.pattern, method, unit, growth))
             if slow:
                 break
+
     assert not slow
 
 

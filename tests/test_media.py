@@ -228,6 +228,7 @@ async def test_what_gemini_takes_is_sent(serve: Serve, row: str) -> None:
     async for _ in llm.generate_content_async(request):
         pass
     assert len(taken) >= 1
+
     body = fake.exchanges[-1].body
     assert [file for file in taken if not holds(body, file)] == []
 

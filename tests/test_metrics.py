@@ -131,6 +131,7 @@ async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
     ]
     ours = [line for line in lines if 'gen_ai_operation_name="summarize"' in line]
     assert len(ours) == len(lines) - 1 == 2
+
     for line in ours:
         assert 'gen_ai_agent_name="agent"' in line
         assert 'gen_ai_request_model="simulated"' in line
@@ -212,11 +213,14 @@ async def test_a_failed_summary_is_counted_by_its_kind(
     written = Written(*replies, model="simulated")
     assert not await written.compact()
     assert meters.by(OWN + "summary.failures", "error.type") == {kind: 1}
+
     [span] = [s for s in exporter.get_finished_spans() if "context_guard" in s.name]
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == span.attributes["error.type"] == kind
+
     [record] = written.records
     assert (record.failure, record.is_mechanical) == (kind, True)
+
     [line] = [each for each in own_lines(caplog) if "The summarizer of" in each]
     assert record.place in line
     assert "zq-77" not in span.to_json() + line + meters.everything
@@ -605,8 +609,10 @@ def test_the_rules_have_the_form_that_prometheus_reads() -> None:
     rules = yaml.safe_load((FILES / "prometheus-rules.yaml").read_text("utf-8"))
     [group] = rules.pop("groups")
     assert (rules, {*group}) == ({}, {"name", "rules"})
+
     names = [rule["alert"] for rule in group["rules"]]
     assert len({*names}) == len(names) == 6
+
     for rule in group["rules"]:
         assert {*rule} - {"for"} == {"alert", "expr", "labels", "annotations"}
         assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
@@ -622,8 +628,10 @@ def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
     assert board["uid"]
     assert board["title"]
     assert board["schemaVersion"] >= 36
+
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len({*places}) == len(places) == 8
+
     for panel in board["panels"]:
         assert panel["datasource"]["uid"] == "${datasource}"
         assert panel["targets"]

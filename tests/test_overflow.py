@@ -40,6 +40,7 @@ def read_messages(kind: str) -> dict[str, tuple[str, Overflow]]:
             meaning = Overflow(limit, prompt, output, *flags)
             if row["kind"] == kind:
                 found[row["name"]] = (row["message"], meaning)
+
     return found
 
 
@@ -111,6 +112,7 @@ def wrap(litellm: ModuleType, text: str) -> list[Exception]:
         mapping.exception_type(
             model="m", original_exception=original, custom_llm_provider="openai"
         )
+
     mid_stream = litellm.exceptions.MidStreamFallbackError(
         message="the stream broke off after 128000 tokens",
         model="m",

@@ -74,6 +74,7 @@ def test_folders_import_only_what_stands_above_them() -> None:
     paths = {path: path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
     own = {path: name.removesuffix(".py") for path, name in paths.items()}
     assert {*own.values()} == {*height}, "ORDER names another set of modules"
+
     wrong = [
         (str(path), name)
         for path in paths
@@ -153,6 +154,7 @@ def test_importing_is_cheap_and_offline() -> None:
     ours, names, network = json.loads(report.splitlines()[-1])
     heavy = {"jinja2", "litellm", "matplotlib", "rich", "tiktoken"}
     heavy |= {"openai", "numpy", "pandas"}
+
     assert not heavy & {name.partition(".")[0] for name in names}
     assert "contextguard_adk.testing" not in ours
     assert not {"contextguard_adk._tools", "contextguard_adk.__main__"} & {*names}

@@ -37,6 +37,7 @@ async def test_workers_at_once_cost_no_more_summaries(
         async with own_database(kind, folder) as store, store.open() as sessions:
             llm = await work(count, call_count, words, sessions)
         summaries.append(llm.summaries)
+
     assert summaries[0] == alone
     assert summaries[1] <= 1.2 * item_count * alone
 

@@ -162,6 +162,7 @@ async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
         state = await chat.state()
         sent = llm.requests[-1]
         assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
+
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1
     assert caplog.text.count("'one' does the work, 'two' is idle") == 1
@@ -183,6 +184,7 @@ async def test_callbacks_never_raise(caplog: pytest.LogCaptureFixture) -> None:
     request = LlmRequest(model="simulated", contents=[user(words(5_000))])
     await plugin.before_model_callback(callback_context=context, llm_request=request)
     assert request.contents == [user(words(5_000))]
+
     await plugin.after_model_callback(
         callback_context=context, llm_response=LlmResponse(content=model("Fine."))
     )
@@ -254,6 +256,7 @@ async def test_a_state_schema_or_a_setting_has_keys_namespaced(
     await chat.say("Look it up.")
     assert llm.summaries
     assert is_compacted(llm.requests[-1])
+
     forms = (SUMMARY, "context_guard:summary:agent")
     state = await chat.state()
     assert state[forms[is_namespaced]]
@@ -278,6 +281,7 @@ async def test_a_name_that_no_agent_has_is_reported_once(
         assert await chat.say("Hello.")
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     [said] = [r.getMessage() for r in warnings if r.name.startswith("contextguard")]
+
     assert "'clerc'" in said
     assert "Did you mean 'clerk'?" in said
 

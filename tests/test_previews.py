@@ -142,6 +142,7 @@ async def test_only_what_is_long_is_cut() -> None:
     assert (shown["status"], shown["rows"]) == ("ok", [1, {"a": None}])
     assert shown["log"].startswith(words(100))
     assert "truncated" in shown["log"]
+
     rows = [{"id": number, "name": f"host-{number}"} for number in range(600)]
     shown = await read({"rows": rows})
     assert list(shown) == ["result", "not_shown", HANDLE]
@@ -231,6 +232,7 @@ async def test_what_is_shown_stays_within_the_setting(
         return
     assert (HANDLE in shown) is settings.get("recall", True)
     assert "truncated" in shown["result"]
+
     tokens = count_tokens(
         [types.FunctionResponse(response=shown).model_dump_json()], None
     )
@@ -275,6 +277,7 @@ async def test_a_summarizer_is_not_shown_the_names() -> None:
     chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0), agent=agent)
     await chat.say("Read.")
     assert PATHS[7] in llm.requests[-1].text
+
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     [asked] = summary_requests(llm)

@@ -189,6 +189,7 @@ def spoken_again(
             rest = rest[len(longest) + 1 :]
         if rest:
             texts.append((role, rest))
+
     return texts
 
 

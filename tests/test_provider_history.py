@@ -525,7 +525,9 @@ async def test_providers_that_want_a_result_get_one(serve: Serve, name: str) -> 
         asked = ("approve", {"what": f"order-{number}"})
         steps = player.steps(3, has_log=number == 1)
         await player.say([[asked, *steps[0]], *steps[1:]])
+
     assert not player.lost
     assert player.compactions
+
     refused = [each for each in player.fake.of_agent if each.refused]
     assert len(refused) <= 1

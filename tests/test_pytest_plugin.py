@@ -94,6 +94,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
     command += ["-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 

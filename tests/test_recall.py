@@ -393,6 +393,7 @@ async def test_a_page_holds_passages_of_several_items() -> None:
     [page] = await read(
         [user(text) for text in texts], query, page_tokens=800, to_end=False
     )
+
     assert len(page) <= 4 * 800
     assert page.count("hall a leaks") == page.count("hall b leaks") == 1
     assert sum(text in page for text in texts[2:]) >= 4
@@ -405,8 +406,10 @@ async def test_tools_are_found_by_name_and_arguments() -> None:
         args = {"columns": ["a long list of columns"] * 4, "city": city}
         contents += [call("find_hotels", str(number), **args)]
         contents += [response("find_hotels", f"{number + 3} rooms", str(number))]
+
     query = {"query": "find_hotels Oslo"}
     [page] = await read(contents, query, to_end=False)
+
     assert shown(page)[0].startswith('{"columns"') or shown(page)[0] == "4 rooms"
     assert "4 rooms" in shown(page)[:2]
 
@@ -469,6 +472,7 @@ async def test_a_long_history_is_searched_at_once(size_chars: int, count: int) -
         plugins=[timing],
     )
     before = time.process_time()
+
     assert len({word for text in texts for word in re.findall(r"\w+", text)}) > 10_000
     assert names[5] in page
     assert timing.seconds < 10 * (time.process_time() - before) + 0.2
@@ -589,6 +593,7 @@ async def test_a_small_window_bears_page_after_page() -> None:
     for number in range(6):
         await chat.say(f"Look at {number}.")
     assert answer_text(await chat.say("Now read it all again.")) == "Done."
+
     pages = [page["result"] for page in pages_of(llm)]
     assert len(pages) >= 4
     assert any("row 1-1 host" in page for page in pages)
@@ -652,6 +657,7 @@ async def test_another_session_and_another_user_are_out_of_reach() -> None:
         await fill(chat)
         assert "Nothing matches" in await search(llm, chat, SECRET)
         assert f"{SECRET} word" not in llm.requests[-1].text
+
     # The owner of the secret finds it.
     assert "user message" in await search(llm, other, SECRET)
 
@@ -668,6 +674,7 @@ async def test_another_branch_is_out_of_reach() -> None:
     guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
     chat = Chat(ParallelAgent(name="both", sub_agents=agents), [guard])
     await fill(chat)
+
     assert "Nothing matches" in await search(right, chat, "Mine is zq")
     assert SECRET not in right.requests[-1].text
 
@@ -689,7 +696,9 @@ async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
         if name == "a task":
             each.isolation_scope = name
         await chat.sessions.append_event(await chat.session(), each)
+
     await fill(chat)
+
     assert "Nothing matches" in await search(llm, chat, SECRET)
 
 
@@ -708,6 +717,7 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
     )
     await fill(chat, 2, text="again")
     page = await search(llm, chat, "marker")
+
     assert "undone" not in page
     assert before.intersection(handles.findall(page))
 
@@ -767,6 +777,7 @@ async def test_what_was_masked_stays_so_where_it_is_not_loaded(
     await search(llm, chat, "mind the code")
     found = [r for e in await chat.events() for r in e.get_function_responses()]
     pages = [str(r.response) for r in found if r.name == "recall_history"]
+
     assert pages
     assert SECRET not in str(pages)
 

@@ -233,6 +233,7 @@ async def ends(way: Way, place: str, file: types.Part, *, is_guarded: bool) -> s
     parts = [types.Part(text="Go on."), *([file] if place == "user" else [])]
     way.fake.script.clear()
     way.fake.script.extend([[("look", {})], [("compact_history", {})], "Done."])
+
     try:
         events = await chat.say(types.Content(role="user", parts=parts))
         error = next((e.error_message for e in events if e.error_message), "")

@@ -125,6 +125,7 @@ async def test_recall_reads_what_is_left() -> None:
     await chat.say("What was paid?")
     searched = last_result(llm)
     assert "receipt [card]" in searched
+
     (handle, *_) = re.findall(r"\[([0-9a-f]{10}) pay result", searched)
     script(llm, call("recall_history", item=handle), "Done.")
     await chat.say("Read it.")
@@ -190,6 +191,7 @@ async def test_names_of_files_are_texts() -> None:
     await seed(chat, types.UserContent(parts), model(words(2_000)), state=NOW)
     await chat.say("Go on.")
     (asked,) = summary_requests(llm)
+
     assert "card [card].png" in asked.text
     assert not CARD.search(asked.text)
 
@@ -233,5 +235,6 @@ async def test_masks_of_callbacks_are_told_of(
     await chat.say("Hello.")
     await chat.say("Hello.")
     told = [r.message for r in caplog.records if "before_model_callback" in r.message]
+
     assert len(told) == (not is_redacted)
     assert all("of masked changes" in each for each in told)

@@ -185,6 +185,7 @@ async def test_any_export_gives_the_same_session(
         path.write_text(json.dumps(exported))
         loaded = await load_session(str(path), SessionKey())
         assert loaded.events == session.events
+
     assert (loaded.id, loaded.state) == (session.id, session.state)
 
 
@@ -198,6 +199,7 @@ def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
     assert (len(without), len(guarded)) == (19 + CALLS, 19 + CALLS)
     assert "\N{MULTIPLICATION X}" in without
     assert "\N{MULTIPLICATION X}" not in guarded
+
     numbers = [line.split()[:1] for line in lines[:CALLS]]
     assert numbers == [[str(number)] for number in range(1, CALLS + 1)]
     assert f"0 of {CALLS - 1} estimates more than 10% too low" in printed
@@ -386,9 +388,11 @@ def test_a_missing_or_foreign_database_is_one_line(
     path = tmp_path / "foreign.db"
     fail(capsys, form.format(path), "--session", "session")
     assert not path.exists()
+
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE events (note TEXT)")
         connection.commit()
+
     before = path.read_bytes()
     fail(capsys, form.format(path), "--session", "session")
     assert path.read_bytes() == before
@@ -501,8 +505,10 @@ async def test_a_cache_is_assumed_where_one_was_recorded(
     replayed = await replay_session(session, settings)
     cached = replayed.without_guard.usage.cached_tokens
     assert cached == pytest.approx(sum(usages, Usage()).cached_tokens, rel=0.1)
+
     summaries = [c.compaction.usage for c in replayed.calls if c.compaction]
     assert summaries
+
     are_served = any(u.cached_tokens > u.prompt_tokens / 2 for u in summaries)
     assert are_served == replayed.has_cache == bool(cached) == has_cache
 
@@ -575,6 +581,7 @@ async def test_a_summarizer_is_paid_by_its_own_price(with_cache: Session) -> Non
     replayed = await replay_session(with_cache, settings)
     done = [call.compaction for call in replayed.calls if call.compaction]
     assert {item.model for item in done} == {"writer"}
+
     usage = sum((item.usage for item in done), Usage())
     assert usage.cached_tokens == 0
     assert replayed.with_guard.cost == pytest.approx(own.price(usage))

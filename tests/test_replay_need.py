@@ -104,6 +104,7 @@ async def test_a_replay_adds_up_what_its_requests_lack(session: Session) -> None
         missing = [each.value for call in replayed.calls for each in call.missing]
         assert guarded.need == Share(3, len(missing))
         sums.append((missing, guarded.far.needed))
+
     assert sums[0][1] == 2
     assert sums[1] == ([], 0)
 

@@ -203,12 +203,15 @@ def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:
     assert not data["isGuarded"]
     assert max(data["prompt"]) > WINDOW >= max(data["other"])
     assert not any(data["summaries"])
+
     cards = page.split("<article")[1:]
     assert len(cards) == sum(data["compactions"]) >= 2
+
     for card in cards:
         assert "(simulated)</h3>" in card
         assert "What it took out: " in card
         assert "What the summary says" not in card
+
     assert "compactions are a simulation" in page
 
 
@@ -360,10 +363,12 @@ def test_a_file_that_is_more_than_tables_is_refused(
         connection.create_function("regexp", 2, lambda *_: True)
         connection.executescript(script)
         connection.commit()
+
     for command in ("replay", "report"):
         assert main([command, str(path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "is no plain table" in line
+
     assert not trace.exists()
 
 

@@ -147,6 +147,7 @@ async def test_an_empty_error_is_no_failure(indent: int | None, is_text: bool) -
     arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
     done = await list_done(arguments, *results)
     listed = [item for item in ORDERS if re.search(rf"{item}[^;]*→ error", done)]
+
     assert listed == ORDERS[len(EMPTY) : len(EMPTY) + len(listed)] != []
 
 
@@ -202,8 +203,10 @@ async def test_a_large_unseen_result_is_shortened() -> None:
     llm, [shown] = await read(words(20_000, "RESULT"), **settings)
     assert "truncated" in shown
     assert 0 < len(shown) / 4 <= 2_400
+
     [summary] = summary_requests(llm)
     assert words(20_000, "RESULT") in summary.text
+
     llm, [shown] = await read(words(20_000), state=DEMAND)
     assert (llm.summaries, llm.rejections) == (1, 0)
     assert "truncated" in shown
@@ -231,10 +234,12 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     chat = guarded_chat(llm, strategy, agent={"tools": [Ship(results)]})
     assert builders.answer_text(await chat.say("Ship all of them.")) == "Done."
     assert llm.violations == 0
+
     last = agent_requests(llm)[-1]
     assert last.prompt_tokens <= 2_000
     assert "Ship all of them." in last.text
     assert [order for order in ORDERS if order not in last.text] == []
+
     shown = shown_results(last)
     assert 1 <= len(shown) < len(ORDERS)
     assert (shown[-1][0], shown[-1][-1]) == ("A", "Z")

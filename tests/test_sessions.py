@@ -243,10 +243,12 @@ def test_reset_starts_from_the_whole_history(path: Path, capsys: Output) -> None
     said = change(path, capsys, "reset")
     assert "the summary of agent is gone; the next call has all messages" in said
     assert "no summary; 1 pins, 1 todos" in change(path, capsys, "show")
+
     llm = asyncio.run(go_on(path))
     [summary] = [each for each in llm.requests if each.is_summary]
     assert "Count shelf 0." in summary.text
     assert TOLD not in summary.text
+
     again = change(path, capsys, "reset", "--agent", "other")
     assert "nothing is changed: there is no summary of other" in again
 
@@ -295,8 +297,10 @@ async def test_a_session_at_work_is_left_alone(path: Path) -> None:
     for act in (sessions.compact, sessions.reset, sessions.leave):
         with pytest.raises(sessions.SessionError, match="a run seems to be under way"):
             await act(service, session)
+
     asked.timestamp -= 700
     assert "compacts" in await sessions.compact(service, session)
+
     asked.timestamp += 700
     assert "is gone" in await sessions.reset(service, session, force=True)
 
@@ -315,6 +319,7 @@ async def test_leave_splits_no_call_from_its_result(path: Path) -> None:
     )
     session.events.insert(place, waiting)
     said = await sessions.leave(service, session)
+
     assert f" {place:,} events give way" in said
 
 
@@ -328,6 +333,7 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
             for tool in (part.function_call, part.function_response):
                 if tool:
                     tool.id = "call_0"
+
     again.state.update(session.state)
     again.events.pop()
     other = InMemorySessionService()
@@ -336,6 +342,7 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
     )
     for event in again.events:
         await other.append_event(named, event)
+
     assert await sessions.leave(other, named) == said
 
 
@@ -350,6 +357,7 @@ async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     await asyncio.sleep(0.01)
     count = llm.summaries
     assert count
+
     await sessions.edit(service, await chat.session(), "Corrected.")
     llm.summary_replies = lambda request: f"Known: {'Corrected.' in str(request)}"
     await chat.set_state({"context_guard:compact": True})
@@ -379,6 +387,7 @@ async def test_of_several_agents_all_have_a_text(path: Path) -> None:
         await sessions.edit(service, session, "New.")
     await sessions.leave(service, session)
     request = (await go_on(path, is_guarded=False)).requests[0]
+
     assert TOLD in request.text
     assert "Other: summary-2." in request.text
 

@@ -212,11 +212,13 @@ async def test_broken_service_ends_no_turn(
     caplog.set_level(logging.WARNING, "contextguard_adk")
     events = await chat.say("Look.")
     assert asyncio.get_running_loop().time() <= most_seconds
+
     await chat.set_state(DEMAND)
     await chat.say("Look.")
     assert answer_text(events) == "It is done."
     assert (await chat.state())[KEY]
     assert deltas(await chat.events()) == []
+
     said = [r.getMessage() for r in caplog.records if "artifact" in r.getMessage()]
     assert len(said) == 1
     assert "ORIGINAL" not in caplog.text

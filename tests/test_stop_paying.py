@@ -72,11 +72,13 @@ async def compacted_session() -> KeptSessions:
     llm = make_llm()
     plugin = ContextGuardPlugin(default=STRATEGIES["threshold"])
     chat = Chat(guarded_agent(llm, [look]), [plugin], session_service=sessions)
+
     number = 0
     while not any(SUMMARY in request.text for request in agent_requests(llm)):
         await chat.say(f"Question {number}?")
         number += 1
         assert number < 60
+
     return sessions
 
 

@@ -94,10 +94,12 @@ async def test_state_survives_json() -> None:
     state = guard_keys(await chat.state())
     stored = json.loads(json.dumps(state, allow_nan=False))
     assert stored == state
+
     await chat.set_state(stored)
     sent = llm.requests[-1].contents
     await guarded_chat(llm, session_service=chat.sessions).say("And now?")
     assert llm.requests[-1].contents[: len(sent)] == sent
+
     other = guarded_chat(llm, session_service=chat.sessions, session_id="other")
     await seed(other, state=state)
     await other.say("Hello.")
@@ -180,12 +182,14 @@ async def test_a_summary_that_is_not_understood_is_ignored(
         assert answer_text(await chat.say("And now?"))
         assert "The task." in llm.requests[-1].text
         assert "All is known." not in llm.requests[-1].text
+
     if any(changed.values()):
         [warning] = guard_warnings(caplog)
         assert RECORD in warning
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     state = await chat.state()
+
     assert state[SUMMARY].startswith("All is known.")
     assert json.loads(state[RECORD])["version"] == 2
 
@@ -332,11 +336,13 @@ async def test_sessions_at_once_do_not_mix(
             "session_id": f"session-{number % 5}",
         }
         await sessions.create_session(app_name="app", **place)
+
         for turn in range(5):
             asked = user(f"Question {turn} on secret-{number:03}!, please.")
             run = chat.runner.run_async(**place, new_message=asked)
             answer = answer_text([event async for event in run])
             assert answer == f"All about secret-{number:03}!."
+
         session = await sessions.get_session(app_name="app", **place)
         assert session is not None
         return session.state
@@ -367,8 +373,10 @@ async def test_a_record_of_an_earlier_version_is_ignored(
         await chat.say("Go on.")
     assert "What was summarized." not in llm.requests[-1].text
     assert "The task." in llm.requests[-1].text
+
     warned = [r for r in caplog.records if "a record of this version" in r.getMessage()]
     assert len(warned) == 1
+
     await chat.set_state(DEMAND)
     await chat.say(words(2_000))
     assert json.loads((await chat.state())[KEY.format("record")])["version"] == 2

@@ -193,6 +193,7 @@ async def test_more_summaries_only_where_they_help(
     )
     asked = [r.config.max_output_tokens for r in summary_requests(done.llm)]
     assert asked == budgets
+
     (record,) = done.told
     assert record.attempts == len(budgets)
     assert record.is_mechanical is isinstance(reply, Exception)

@@ -155,6 +155,7 @@ async def test_the_next_agent_brings_what_a_broken_stream_left() -> None:
     await seed_long(chat)
     events = await chat.say("Go on.")
     delta = last_delta(events)
+
     assert (events[-1].author, delta[SUMMARY]) == ("other", LONG_SUMMARY)
     assert (await chat.state())[SUMMARY] == LONG_SUMMARY
 
@@ -177,7 +178,9 @@ async def test_an_event_brings_the_state_of_its_own_worker() -> None:
         scopes[event.branch or ""] |= scopes_of(delta)
         summary_count += any(":summary:" in key for key in delta)
         assert len({*ITEM.findall(json.dumps(delta))}) <= 1
+
     counts = {branch: len(found) for branch, found in scopes.items()}
+
     assert counts == {branch: int(bool(branch)) for branch in scopes}
     assert len(scopes_of(await chat.state())) == WORKERS
     assert summary_count >= 2 * WORKERS

@@ -110,6 +110,7 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     stored = await talk.compact(user("Hello."), model("Hi."), message="Sing.")
     assert stored == "The first."
     assert await talk.compact(message="Dance.") == "The second."
+
     first, second = (fences(request) for request in talk.asked)
     said = f"model:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
     assert first == {"transcript": said, "current-request": "Sing."}
@@ -252,11 +253,13 @@ async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     talk = Talk("PART 1", **settings)
     assert await talk.compact(*numbered(20, size_tokens // 20)) == "PART 1"
     assert talk.summarizer.calls == 1
+
     answer_tokens = talk.asked[0].config.max_output_tokens or 0
     # Less than the usual 400: the user's words stand beside it.
     assert 400 // 3 <= answer_tokens < 400
     assert talk.summarizer.largest_request_tokens <= 0.95 * 8_000 - answer_tokens
     assert talk.transcripts.endswith("user:\n  Go on.")
+
     facts = [int(n) for n in re.findall(r"fact (\d+) ", talk.transcripts)]
     assert facts == list(range(20)) if size_tokens < 8_000 else 19 in facts
 
@@ -272,6 +275,7 @@ async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
     assert "The first task." in talk.transcripts
     assert all(words(200, f"said {n}") in talk.transcripts for n in range(10))
     assert "characters in all" in talk.transcripts
+
     many = Talk("PART 1", "PART 2", "PART 3", **settings)
     texts = [model(words(80, f"said {n}")) for n in range(200)]
     await many.compact(user("The first task."), *texts, message="The request.")
@@ -294,6 +298,7 @@ async def test_only_what_a_model_says_aloud_is_the_summary() -> None:
     talk = Talk(said, CUT, f"HEAD {words(5_000)} TAIL", WHOLE)
     assert await talk.compact(user("Hello."), model("Hi.")) == "One, two."
     assert await talk.compact(user("Hello.")) == words(300).strip()
+
     summary = await talk.compact(model(words(2_000)))
     assert (summary[:4], summary[-4:]) == ("HEAD", "TAIL")
     assert 200 <= len(summary) / 4 <= 400 < len(WHOLE) / 4
@@ -402,8 +407,10 @@ async def test_what_a_model_wrote_outlives_later_failures() -> None:
         summary = await talk.compact(*numbered(14, 500, name))
         assert summary.startswith("By a model.\n")
         assert summary.count("first 0 ") == 1
+
     summary = await talk.compact(*numbered(3, 500, "third"))
     assert summary == "A good one."
+
     last = fences(talk.asked[-1])
     assert last["previous-summary"] == "By a model."
     assert words(500, "first 0") in last["transcript"]
@@ -443,9 +450,11 @@ async def test_place_of_the_summary(
     await talk.compact(*contents)
     sent = talk.llm.requests[-1].contents
     assert [len(each.parts or ()) for each in sent] == [1] * len(sent)
+
     said = take_apart(sent)
     kinds = [kind_of(part) for each in said for part in each.parts or ()]
     assert " ".join(kinds) == expected
+
     summary = text_of(said[0])
     assert summary.startswith(f"{SUMMARY_BEGINS}Known. ")
     assert summary.endswith(SUMMARY_ENDS)

@@ -52,6 +52,7 @@ async def test_thinking_is_off_or_has_room(name: str) -> None:
     await written.compact()
     found = written.asked[0].thinking_config
     assert (found.thinking_budget if found else None) == expected
+
     budget_tokens = plan_budgets(window_tokens).summary_tokens
     assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
@@ -195,6 +196,7 @@ async def test_a_failing_summarizer_is_asked_less_often(
         await seed(written.chat, user(words(600)), model(words(600)), state=DEMAND)
         await written.chat.say(f"{number} {words(225)}")
         asked.append(written.llm.summaries - before)
+
     assert asked == expected
 
 

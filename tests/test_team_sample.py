@@ -108,11 +108,13 @@ def test_the_settings_and_the_agents_pass_their_check(
     """As the image checks them; each table names an agent of one of the apps."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["check", str(TEAM / "guard.toml")]) == 0
+
     capsys.readouterr()
     tables = tomllib.loads((TEAM / "guard.toml").read_text("utf-8"))
     assert all(
         (TEAM / "agents" / name / "agent.py").exists() for name in tables["agents"]
     )
+
     copied = (TEAM / "Dockerfile").read_text("utf-8")
     for name in ("guard.toml", "server.py", "agents/", "requirements.txt"):
         assert name in copied

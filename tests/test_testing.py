@@ -126,6 +126,7 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
         await answer(llm, ask(user("x" * 600)))
     assert isinstance(caught.value, SimulatedProviderError)
     assert caught.value.status_code == 400
+
     record = llm.requests[-1]
     assert (record.rejected, record.prompt_tokens) == ("overflow", 150)
     assert (record.response, llm.billed_tokens) == (None, billed_tokens)
@@ -181,6 +182,7 @@ async def test_a_stream_ends_with_the_complete_response() -> None:
     *partials, final = await stream(llm, ask(ASK))
     assert len(partials) == 3 + 3 + 2
     assert all(partial.partial for partial in partials)
+
     contents = [partial.content for partial in partials if partial.content]
     pieces = [part for piece in contents for part in piece.parts or []]
     assert "".join(p.text for p in pieces if p.text and not p.thought) == text
@@ -198,8 +200,10 @@ async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     for number in range(2):
         await chat.tell([user(f"Fact {number}."), model("notebooks " * 1_900)])
         await chat.say("Go on.")
+
     summaries = [text_of(each.response) for each in llm.requests if each.is_summary]
     assert ["Fact 0." in summary for summary in summaries[:2]] == [True, True]
+
     for summary in summaries:
         assert not re.search("write the summary|keep whatever|transcript", summary)
 
@@ -213,10 +217,12 @@ async def test_summary_replies_script_the_summarizer() -> None:
     assert text_of(await answer(llm, ask(ASK))) == "agent"
     assert "key 12" in text_of(await answer(llm, summary_request("key 12")))
     assert (llm.calls, llm.summaries) == (4, 3)
+
     said = user("please find order ORD-4711"), model("it is in \\warehouse nine")
     events = [event(content) for content in said]
     assert await LlmEventSummarizer(llm=llm).maybe_summarize_events(events=events)
     assert llm.summaries == 4
+
     text = "user: please find order ORD-4711\nagent: it is in \\warehouse nine"
     assert text_of(llm.requests[-1].response) == text
 
@@ -230,6 +236,7 @@ async def test_requests_are_recorded() -> None:
     request.contents.clear()
     request.config.system_instruction = "changed"
     [record] = llm.requests
+
     assert record.text == 'hi\nf\n{}\nf\n{"found":"K-17"}'
     assert record.system_instruction == "be\nbrief"
     assert record.config.system_instruction == ["be", "brief"]
@@ -293,10 +300,12 @@ async def test_an_agent_with_a_tool_runs(is_streamed: bool) -> None:
     assert [answer_text(events) for events in turns] == ["first", "Done."]
     assert any(event.partial for event in turns[0]) is is_streamed
     assert (llm.calls, llm.violations, llm.rejections) == (4, 0, 0)
+
     last = llm.requests[-1]
     assert last.stream is is_streamed
     assert "You help." in last.system_instruction
     assert all(f'"value":"{key}"' in last.text for key in "ABC")
+
     parts = [part for content in last.contents for part in content.parts or []]
     ids = [part.function_call.id for part in parts if part.function_call]
     assert ids == (["call_1", "call_2", "call_3"] if is_streamed else [None] * 3)

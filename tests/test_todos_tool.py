@@ -135,6 +135,7 @@ async def test_a_long_list_is_cut_and_not_left_out() -> None:
     await chat.say("Go on.")
     text = llm.requests[-1].text
     count = text.count("- [pending] task")
+
     assert 30 < count < 300
     assert "- [completed]" not in text
     assert "task 0 " in text

@@ -130,6 +130,7 @@ async def test_a_new_section_is_a_file_and_a_line(
     for turn in range(8):
         await chat.say(words(1_900, f"Question {turn}."))
     assert llm.summaries >= 2
+
     head = text_of(llm.requests[-1].contents[0])
     assert f"[Rules of the user]\n{rule}\n" in f"{head}\n"
 
@@ -152,6 +153,7 @@ async def test_a_new_shape_is_a_file_and_a_line(
     chat = guarded_chat(llm, Threshold(context_window=8_000))
     await chat.say("Hello.")
     await chat.say("How are you?")
+
     assert [text_of(each) for each in llm.requests[-1].contents][::2] == [
         "HELLO.",
         "HOW ARE YOU?",

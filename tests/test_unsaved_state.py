@@ -119,7 +119,9 @@ async def test_code_costs_no_more_summaries_than_a_tool(
                     assert answer_text(await chat.say(message(number)))
         assert (llm.rejections, llm.violations) == (0, 0)
         summaries.append(llm.summaries)
+
     of_tool, *of_code = summaries
+
     assert of_tool >= 4
     assert max(of_code) <= 1.2 * of_tool
 
@@ -190,6 +192,7 @@ async def test_a_failed_call_leaves_its_summary() -> None:
     with suppress(ConnectionError):
         await chat.say("Go on.")
     await guarded_chat(llm, SMALL, session_service=chat.sessions).say("Are you there?")
+
     assert llm.summaries == 1
     assert SUMMARY_BEGIN in llm.requests[-1].text
 

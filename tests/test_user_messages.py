@@ -118,6 +118,7 @@ def write_messages(language: str, number: int, count: int = 40) -> tuple[str, in
     choose = random.Random(f"{language} {number}")
     filler = sentences(language)
     gap = "" if language in ("ja", "zh") else " "
+
     messages = []
     for _ in range(count):
         goal = choose.randint(300, 1_300)
@@ -127,6 +128,7 @@ def write_messages(language: str, number: int, count: int = 40) -> tuple[str, in
         while len(gap.join(said).encode()) > 1_500:
             said.pop()
         messages.append(said)
+
     place = choose.randrange(int(count * 0.9))
     rule = RULES[language][number % len(RULES[language])]
     messages[place].insert(len(messages[place]) // 2, rule)
@@ -221,6 +223,7 @@ async def test_a_rule_stays_in_every_request(language: str, name: str) -> None:
     for message in text.splitlines():
         await chat.say(message)
     requests = agent_requests(llm)
+
     assert len(compactions) > 1
     assert all(rule in request.text for request in requests[place:])
     assert max(len(listed(each).encode()) for each in requests) <= 0.75 * WINDOW * 1.1
@@ -386,8 +389,10 @@ async def test_only_what_the_user_wrote_is_listed() -> None:
         ("agent", output),
     ):
         await chat.sessions.append_event(session, Event(author=author, content=content))
+
     await seed(chat, model(words(7_000)))
     await chat.say("Go on.")
+
     assert is_compacted(llm.requests[-1])
     assert listed(llm.requests[-1]) == "- Call me Ada."
 
@@ -406,10 +411,12 @@ async def test_the_current_request_stands_there_once() -> None:
     assert requests[0].text.count("mark-1") == 1
     assert listed(requests[0]) == "- Call me Ada."
     assert {head_of(request) for request in requests} == {head_of(requests[0])}
+
     await seed(chat, model(words(7_000)))
     await chat.say("And at mark-4.")
     expected = ["- Call me Ada.", "- Look at mark-1."]
     assert listed(llm.requests[-1]).splitlines()[:2] == expected
+
     for mark in ("mark-1.", "mark-2.", "mark-3.", "mark-4."):
         assert llm.requests[-1].text.count(mark) == 1
 
@@ -453,6 +460,7 @@ async def test_other_plugins_change_no_byte(rewrite: Callable[[], Any]) -> None:
     requests = agent_requests(llm)
     lists = {listed(request) for request in requests}
     assert len(lists) == 1
+
     if rewrite is not encoding:
         assert all("Call me Ada, my number is" in each for each in lists)
         assert all("Never write it down." in each for each in lists)
@@ -474,6 +482,7 @@ async def test_what_is_stamped_and_masked_keeps_its_words() -> None:
         await chat.say("Go on.")
     (said,) = {listed(request) for request in agent_requests(llm)}
     lines = [re.sub(r"\(.*?] ", "", line) for line in said.splitlines()]
+
     assert lines == ["- Call **** at noon.", "- 请联系****处理。"]
 
 
@@ -526,6 +535,7 @@ async def test_the_request_stands_there_once_where_little_is_loaded(
     await chat.set_state(DEMAND)
     await chat.say("Look at mark-request.")
     assert is_compacted(llm.requests[-1])
+
     chat.run_config = loading(newest)
     await chat.say("Go on.")
     assert "- mark-0 " in listed(llm.requests[-1])
@@ -609,6 +619,7 @@ def crafted() -> Iterator[Any]:
             nested(50),
         )
         yield from ({name: value} for value in values)
+
     yield {"bytes": 10**300, "count": -7, "excerpts": ["", " \n", "\0", "[System: x]"]}
 
 
@@ -654,6 +665,7 @@ async def test_crafted_state_is_harmless(value: Any) -> None:
     await chat.set_state({key: json.dumps(record)})
     await chat.say("And on.")
     assert "\n[System: x]" not in llm.requests[-1].text
+
     await seed(chat, model(words(3_000)))
     await chat.set_state(DEMAND)
     assert answer_text(await chat.say("Now?")) == "Done."
@@ -681,6 +693,7 @@ async def test_the_record_stays_small(said: str) -> None:
     await chat.say(words(300, "Go on."))
     state = await chat.state()
     records = [v for v in state.values() if '"user_messages"' in str(v)]
+
     assert len(records) == 1
     assert len(records[0].encode()) <= 16 * 1024
     assert json.loads(records[0])["summary"]["beside"]["user_messages"]["excerpts"]
@@ -696,6 +709,7 @@ async def test_the_summarizer_is_not_asked_for_them_again() -> None:
         await chat.set_state(DEMAND)
         await chat.say("Go on.")
         await seed(chat, model(words(3_000)))
+
     assert len(summary_requests(llm)) == 3
     assert summary_requests(llm)[-1].text.count("Call me Ada.") <= 1
     assert CONTINUATION_BEGIN in llm.requests[-1].text
@@ -710,6 +724,7 @@ async def test_a_masked_word_never_appears() -> None:
         await chat.say(f"mark-{number}: tell Eve nothing. {words(1_500)}")
     chat.run_config = loading(5)
     await chat.say("Go on.")
+
     assert llm.summaries > 1
     assert not any("Eve" in request.text for request in llm.requests)
     assert "Eve" not in json.dumps(await chat.state())
@@ -746,6 +761,7 @@ async def test_a_rewind_loses_nothing_of_what_is_not_loaded() -> None:
     for number in range(6):
         await chat.say(f"And {number}.")
         lists.append(listed(llm.requests[-1]).removesuffix("\n- Go on."))
+
     assert len(set(lists)) == 1
     assert "- Never touch mark-first." in lists[0]
 
@@ -762,6 +778,7 @@ async def test_a_rewind_changes_no_byte_where_messages_are_stamped() -> None:
     await rewind(chat, await chat.say("One too many."))
     for number in range(3):
         await chat.say(f"And {number}.")
+
     assert len({listed(request) for request in agent_requests(llm)}) == 1
 
 
@@ -782,6 +799,7 @@ async def test_a_summary_is_shorter_only_for_words_that_stay(is_stamped: bool) -
         (request,) = summary_requests(llm)
         asked = f"{request.config.system_instruction} {request.text}"
         found.append(int(re.findall(r"(\d[\d,]*) words", asked)[0].replace(",", "")))
+
     assert (found[1] < 0.7 * found[0]) is not is_stamped
 
 
@@ -796,6 +814,7 @@ def test_a_line_of_a_list_keeps_what_forbids_it() -> None:
     short = {*condense((*texts, "Go on."), 3_000)} - {*texts}
     kept = "\n".join(short)
     found = re.findall(r"(.{0,40})(?:delete volume|force-push|drop table)", kept)
+
     assert len(found) > 5
     assert all("Never do any of the following: " in before for before in found)
 
@@ -820,6 +839,7 @@ def test_dictated_text_is_split_at_words() -> None:
         said.insert(choose.randrange(len(said)), rule)
         messages[place] = " ".join(said)
         kept.append(rule in "\n".join(condense(tuple(messages), 4_800)))
+
     assert sum(kept) >= 0.75 * len(kept)
 
 

@@ -40,6 +40,7 @@ async def test_stored_sessions_go_on_without_a_new_summary(path: Path) -> None:
     events = await chat.say("Which shelf comes next?")
     assert answer_text(events) == "Counted."
     assert llm.summaries == llm.rejections == 0
+
     for request in agent_requests(llm):
         head = request.text.split("[End of summary")[0]
         assert head.startswith(f"{SUMMARY_BEGIN}\n{stored_states.SUMMARY}")
@@ -75,6 +76,7 @@ async def test_fields_of_a_later_release_stay() -> None:
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     assert llm.summaries == 2
+
     record = json.loads((await chat.state())[RECORD])
     assert record["later"] == ["a", {"b": 1}]
     assert record["learned"]["simulated"]["seen"] == {"at": 3}
@@ -172,6 +174,7 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
     place = len(llm.requests)
     events = await chat.say(f"Find {number}. {'Please. ' * 20}")
     assert answer_text(events) == "Found."
+
     for request in llm.requests[place:]:
         assert request.rejected is None
         if not request.is_summary:
@@ -179,6 +182,7 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
             facts = {int(fact) for fact in re.findall(r"fact-(\d+)", request.text)}
             missing = set(range(number)) - facts
             assert not missing
+
     return llm.summaries - count
 
 
@@ -235,6 +239,7 @@ def before(tmp_path: Path) -> Path:
         made = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(f"needs git and the commit {BEFORE}")
+
     folder = tmp_path / "before"
     folder.mkdir()
     subprocess.run(["tar", "-x", "-C", str(folder)], input=made, check=True)
@@ -260,5 +265,6 @@ async def test_releases_alternate_without_a_summary_twice(
             for process in processes:
                 end(process)
             counts.append(count)
+
     assert counts[0] >= 5
     assert counts[1] <= counts[0]

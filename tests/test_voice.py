@@ -208,6 +208,7 @@ async def test_a_request_that_is_cut_to_fit_quotes_what_it_cuts() -> None:
     for _ in range(3):
         await chat.say(f"Look. {'And see. ' * 50}")
     assert llm.rejections
+
     sent = [each for each in agent_requests(llm) if not each.rejected]
     assert "middle left out" in sent[-2].text
     assert [find_forged(each.contents) for each in sent] == [[] for _ in sent]

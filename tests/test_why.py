@@ -125,6 +125,7 @@ def test_it_is_told_in_a_few_lines(tmp_path: Path, capsys: Output) -> None:
     session, _ = talk_once()
     source = str(save(session, tmp_path))
     assert main(["why", source, "part 2-5;", "--agent", "agent"]) == 0
+
     _, head, place, agent, *periods, hint, page = capsys_out(capsys).splitlines()
     assert head == "'part 2-5;' stands in:"
     assert place.startswith("  event 9, ")

@@ -162,8 +162,10 @@ def test_order_of_sources(
         assert expected == resolve_context_window(
             model, configured=configured, registry=registry, agent="writer"
         )
+
     told = caplog.messages
     assert len(told) == 2 * warnings
+
     if warnings == 2:
         assert repr(answer) in told[0]
     for model, text in zip(("m-1", "m-2"), told[warnings - 1 :: 2], strict=False):
