@@ -150,18 +150,28 @@ def _rank_pieces(pieces: list[str]) -> list[float]:
     shape_of = {word: _VARYING.sub("0", word.lower()) for word in vocabulary}
     shapes = [{shape_of[word] for word in words} for words in spellings]
     highest = math.log(len(pieces) + 1)
-    frequency = Counter(shape for words in shapes for shape in words)
-    rarity = {shape: highest - math.log(n) for shape, n in frequency.items()}
+    rarity = _weigh_rarity(shapes, highest)
 
     ranks = []
-    for index, piece in enumerate(pieces):
-        rarest = sorted(rarity[shape] for shape in shapes[index])[-8:]
-        names = min(sum(weights[word] for word in spellings[index]), MAX_NAMES)
+    for piece, words, piece_shapes in zip(pieces, spellings, shapes, strict=True):
+        rarest = sorted(rarity[shape] for shape in piece_shapes)[-8:]
+        names = min(sum(weights[word] for word in words), MAX_NAMES)
         faults = 0.5 if _FAULT.search(piece) else 0.0
-        told = (sum(rarest) + (names + faults) * highest) / (len(shapes[index]) + 8)
-        symbols = len(_SYMBOL.findall(piece)) / len(piece)
-        ranks.append(told * max(0.3, 1 - SYMBOL_WEIGHT * symbols))
+        told = (sum(rarest) + (names + faults) * highest) / (len(piece_shapes) + 8)
+        ranks.append(told * _weigh_form(piece))
     return ranks
+
+
+def _weigh_rarity(shapes: list[set[str]], highest: float) -> dict[str, float]:
+    """What a word tells that few pieces have; the rarest tells most."""
+    frequency = Counter(shape for piece_shapes in shapes for shape in piece_shapes)
+    return {shape: highest - math.log(n) for shape, n in frequency.items()}
+
+
+def _weigh_form(piece: str) -> float:
+    """The less, the more of a piece is symbols, as in code."""
+    symbols = len(_SYMBOL.findall(piece)) / len(piece)
+    return max(0.3, 1 - SYMBOL_WEIGHT * symbols)
 
 
 def _weigh_name(word: str) -> float:

@@ -25,7 +25,7 @@ from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
 from benchmarks._scripts import Script
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_tokens,
     list_content_texts,
@@ -358,20 +358,35 @@ def _examine(
         )
 
     served = [record for record in llm.requests if not record.rejected]
+    accepted = [record for record in served if not record.is_summary]
+    _count_tokens(played, served, accepted)
+    is_asked = len(conversation.turns) - 1 not in lost
+    final = accepted[-1].text if is_asked and accepted else ""
+    _count_facts(played, accepted, final)
+    return played
+
+
+def _count_tokens(
+    played: Played,
+    served: Sequence[RecordedRequest],
+    accepted: Sequence[RecordedRequest],
+) -> None:
+    """Counts tokens of all requests that were served, and of the agent's own ones."""
     played.served_tokens = sum(record.cached_tokens for record in served)
     answers = [record.response for record in served if record.response]
     usages = [answer.usage_metadata for answer in answers if answer.usage_metadata]
     played.output_tokens = sum(usage.candidates_token_count or 0 for usage in usages)
-
-    accepted = [record for record in served if not record.is_summary]
     played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
     played.cached_tokens = sum(record.cached_tokens for record in accepted)
 
-    is_asked = len(conversation.turns) - 1 not in lost
-    final = accepted[-1].text if is_asked and accepted else ""
+
+def _count_facts(
+    played: Played, accepted: Sequence[RecordedRequest], final: str
+) -> None:
+    """Counts the planted facts in the last request, and those that none has shown."""
+    conversation = played.conversation
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
     played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
     sent = "\n".join(record.text for record in accepted)
     notes = (conversation.notes[f] for f in conversation.tool_facts if f not in final)
     played.hidden_facts = sum(note not in sent for note in notes)
-    return played

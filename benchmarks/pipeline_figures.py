@@ -17,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -237,6 +237,16 @@ def find_broken(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
+async def play_kinds(strategy: Strategy | None, words: int) -> list[Measured]:
+    """Plays a session of each kind, with messages of so many words."""
+    return [await play(0, kind, strategy, words) for kind in KINDS]
+
+
+def count_failed(sessions: Sequence[Measured]) -> int:
+    """How many turns ended in an error."""
+    return sum(session.failed_turns for session in sessions)
+
+
 async def measure() -> dict[str, float]:
     """Plays all sessions and computes the figures."""
     strategies: dict[str, Strategy | None] = {
@@ -245,20 +255,16 @@ async def measure() -> dict[str, float]:
         "Threshold": Threshold(context_window=WINDOW_TOKENS),
     }
     played = {
-        name: [await play(0, kind, strategy, 500) for kind in KINDS]
-        for name, strategy in strategies.items()
+        name: await play_kinds(strategy, 500) for name, strategy in strategies.items()
     }
     guarded = played["Pipeline"]
-    short = [await play(0, kind, strategies["Pipeline"], SHORT_WORDS) for kind in KINDS]
+    short = await play_kinds(strategies["Pipeline"], SHORT_WORDS)
 
     pairs = [pair for session in (*guarded, *short) for pair in session.pairs()]
     estimates, counted = zip(*pairs, strict=True)
     compactions = [record for session in guarded for record in session.compactions]
     removed = [1 - each.tokens_after / each.tokens_before for each in compactions]
-    errors = {
-        name: sum(session.failed_turns for session in sessions)
-        for name, sessions in played.items()
-    }
+    errors = {name: count_failed(sessions) for name, sessions in played.items()}
 
     return {
         "requests measured": len(pairs),
