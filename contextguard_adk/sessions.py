@@ -34,13 +34,13 @@ from google.adk.sessions import InMemorySessionService, Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
+from contextguard_adk import _sections
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._runtime import state as keys
-from contextguard_adk._sections.todos import read_todos
-from contextguard_adk._summaries.compose import render_head
+from contextguard_adk._summaries.compose import render_head, without_recall
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.errors import ContextGuardError
 from contextguard_adk.plugin import ContextGuardPlugin
@@ -81,10 +81,10 @@ class _Stored(keys.AgentState):
         if self.summary:
             said = f"{self.summary.covered.content_count:,} messages summarized in "
             said += f"{len(text):,} characters"
-        owners = [key.rpartition(":")[0] for key in self.find(keys.PIN_KEY)]
-        pin_count = sum(owners.count(each) for each in {"", self.agent, self.owner})
-        counts = f"{pin_count} pins, {len(read_todos(self))} todos"
-        yield f"{self.owner}: {usage}; {said}; {counts}"
+        told = [section.describe(self) for section in _sections.SECTIONS]
+        counts = ", ".join(each for each in told if each)
+        facts = [usage, said, counts]
+        yield f"{self.owner}: {'; '.join(fact for fact in facts if fact)}"
         yield from text.splitlines() if is_full else ()
 
 
@@ -128,7 +128,7 @@ async def reset(
     delta = dict[str, Any]()
     found = _choose(session, agent)
     for state in found:
-        state.note(summary=None, edits=state.record.edits + 1)
+        state.edit_summary(None)
         for name in keys.SCOPED_NAMES[:-1]:
             state.write(name, None)
         for key in state.find(keys.EVENTS_SINCE_KEY):
@@ -156,7 +156,7 @@ async def edit(
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
     stored = state.summary or StoredSummary()
     changed = stored.model_copy(update={"model_chars": len(text)})
-    state.note(summary=changed, edits=state.record.edits + 1)
+    state.edit_summary(changed)
     state.write("summary", text)
     said = f"{_name([state])} has {len(text):,} characters, it had {len(known):,}"
     return await _append(service, session, said, state.delta, force)
@@ -210,9 +210,7 @@ async def _view(state: _Stored) -> tuple[int, str, list[str]]:
     )
     async for _ in request_processor.run_async(invocation, request):
         pass
-    stored = state.summary or StoredSummary()
-    beside = {k: v for k, v in stored.beside.items() if k != "recall"}
-    stored = stored.model_copy(update={"beside": beside, "has_recall": False})
+    stored = without_recall(state.summary or StoredSummary())
     history = History(request.contents, invocation, said, stored)
     text = content_text(render_head(history, stored, covered := history.covered))
     others = (i for i in history.indexes if i not in covered)

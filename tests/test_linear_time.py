@@ -33,7 +33,7 @@ from contextguard_adk._providers.registry import LitellmRegistry
 from contextguard_adk._providers.retry import is_transient
 from contextguard_adk._recall.search import rank_items
 from contextguard_adk._runtime.state import PIN_KEY, AgentState
-from contextguard_adk._sections.done import write_done_list
+from contextguard_adk._sections.done import DoneCalls
 from contextguard_adk._sections.todos import read_todos, render_todos
 from contextguard_adk._sections.user_messages import condense
 from contextguard_adk._summaries.judge import Answer, judge
@@ -102,7 +102,7 @@ BUILT: dict[str, Callable[[], Iterable[re.Pattern[Any]]]] = {
 
 EXAMPLES = {
     "_sections.values._stands_in": {"value": "a1-a1"},
-    "_recall.search.count_typed": {"term": "a1-a1"},
+    "_recall.search._count_term": {"term": "a1-a1"},
 }
 """By module and function: values of names that only the function has."""
 
@@ -319,7 +319,8 @@ def shorten_transcript(text: str) -> None:
 def list_done(text: str) -> None:
     """Lists a call with long arguments."""
     asked = call("read", text=text, nested=nest(text))
-    write_done_list([asked, response("read", text)], range(2), 2_000, COUNT, Memo())
+    contents = [asked, response("read", text)]
+    DoneCalls().tell_left_out(contents, range(2), 2_000, COUNT, Memo())
 
 
 def search(text: str) -> None:

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 from google.adk.runners import Runner
 from google.adk.sessions import Session
+from google.adk.tools.long_running_tool import LongRunningFunctionTool
+from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk import (
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Threshold,
+    TodosTool,
+)
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.strategies import Strategy
@@ -200,3 +208,47 @@ def test_what_cannot_be_asked_is_one_line(
     assert main(["why", str(source), words, *options]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"contextguard why: error: {said}"
+
+
+def approve(what: str) -> None:
+    """Asks a person, who says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "holder"),
+    [
+        (
+            call_part("todos", todos=[{"content": "ring the zebra keeper"}]),
+            "the todo list",
+        ),
+        (
+            call_part("approve", what="ring the zebra keeper"),
+            "the list of calls that have no answer yet",
+        ),
+    ],
+    ids=["todo list", "open calls"],
+)
+async def test_words_beside_the_summary_are_found(
+    asked: types.Part, holder: str, tmp_path: Path, capsys: Output
+) -> None:
+    """Whatever the section they stand in, it is named."""
+    replies = [asked, *["Noted."] * 30]
+    llm = SimulatedLlm(
+        context_window=WINDOW,
+        script=replies,
+        summary_replies=["Nothing of note was said."] * 20,
+    )
+    agent = guarded_agent(llm, [TodosTool(), LongRunningFunctionTool(approve)])
+    strategy = Threshold(context_window=WINDOW, user_messages=0)
+    chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
+    await chat.say("Please plan.")
+    for number in range(9):
+        await chat.say(f"Chapter {number}. " + "And so on. " * 300)
+    assert "ring the zebra keeper" in agent_requests(llm)[-1].text
+
+    source = str(save(await chat.session(), tmp_path))
+    arguments = ["ring the zebra keeper", "--json", "--context-window", str(WINDOW)]
+    found = await asyncio.to_thread(main, ["why", source, *arguments])
+    assert found == 0
+    last = json.loads(capsys_out(capsys))["calls"][-1]
+    assert last["holders"] == [holder]

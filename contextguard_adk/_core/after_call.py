@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
@@ -66,7 +67,7 @@ async def take_answer(
         "Agent %r: about %d tokens were sent, %s counted, window %d.",
         *(record.agent, record.estimated_tokens, real, record.window_tokens),
     )
-    await guard.observers.tell(guard.observers.on_call, record)
+    await guard.observers.tell(record)
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
@@ -80,21 +81,23 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 def _note_count(event: Answered, count: Count) -> None:
     """Keeps what the provider counted; a recovery needs the contents no more."""
     call = event.call
-    session = event.call.session
+    memory = event.call.memory
     state = event.state
     real_tokens = count.real_tokens
-    session.note(cached_ratio=event.usage.cached_tokens / real_tokens)
+    cached_ratio = event.usage.cached_tokens / real_tokens
+    memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
     call.release()
     if not count.is_size:  # What led to it may have been wrong as well.
         state.write("real_tokens", None)
         return
-    most_tokens = max(real_tokens, session.facts.of(call.model).accepted_tokens)
+    seen = memory.facts.of(call.model)
+    most_tokens = max(real_tokens, seen.accepted_tokens)
     accepted = event.guard.accepted
     if real_tokens > accepted.get(call.client, 0):
         accepted[call.client] = real_tokens
     counted = real_tokens, count.heuristic_tokens
-    session.see(call.model, accepted_tokens=most_tokens, counted=counted)
-    session.note(counting_model=call.model)
+    memory.see(call.model, replace(seen, accepted_tokens=most_tokens, counted=counted))
+    memory.facts = replace(memory.facts, counting_model=call.model)
     state.write("real_tokens", real_tokens)
     state.write("last_heuristic", count.heuristic_tokens)
 
@@ -103,8 +106,8 @@ def _describe(event: Answered) -> CallRecord:
     call = event.call
     guard = event.guard
     usage = event.usage
-    costs = resolve_costs(call.model, guard.prices, guard.registry)
-    summary_usage, summary_cost = call.session.take_costs()
+    costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
+    summary_usage, summary_cost = call.memory.take_costs()
     return CallRecord(
         **vars(call.origin),
         estimated_tokens=call.estimated_tokens,

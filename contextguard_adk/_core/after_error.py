@@ -77,7 +77,7 @@ def _read_overflow(
     """Reads whether the request was too long, for its window or a rate limit."""
     if sent is None:
         return read_overflow(error, request, 0)
-    seen = sent.session.facts.of(sent.model)
+    seen = sent.memory.facts.of(sent.model)
     sent_tokens = sent.heuristic_tokens
     if seen.counted is not None:
         sent_tokens = least_tokens(seen, sent.heuristic_tokens)

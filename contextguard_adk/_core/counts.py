@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import is_
 
 from google.genai import types
@@ -43,7 +44,7 @@ def read_counts(call: Call) -> Counts:
     window, or far more than what was sent.
     """
     state = call.state
-    facts = call.session.facts
+    facts = call.memory.facts
     model = call.model
     real = int(state.read("real_tokens") or 0)
     last = int(state.read("last_heuristic") or 0)
@@ -116,9 +117,8 @@ def _is_size(call: SentCall, real_tokens: int, sent: Sent, memo: Memo) -> bool:
         return False
     if config is not None and config.cached_content:
         return True  # It counts what nobody here sees.
-    session = call.session
     model = call.model
-    seen = session.facts.of(model)
+    seen = call.memory.facts.of(model)
     more_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
     estimated_tokens = max(1, heuristic_tokens)  # It is at least that.
     if more_tokens > heuristic_tokens * _USUAL_RATIO:
@@ -134,9 +134,10 @@ def _is_size(call: SentCall, real_tokens: int, sent: Sent, memo: Memo) -> bool:
     is_same |= _is_near(more_tokens - estimated_tokens, doubted_tokens, 0.03)
     if is_usual:
         lowest = min(ratio, seen.lowest_ratio or ratio)
-        session.see(model, doubted=(0.0, 0), lowest_ratio=lowest)
+        shown = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest)
     else:
-        session.see(model, doubted=(ratio, more_tokens - estimated_tokens))
+        shown = replace(seen, doubted=(ratio, more_tokens - estimated_tokens))
+    call.memory.see(model, shown)
     return is_usual or is_same
 
 

@@ -23,11 +23,14 @@ from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_co
 from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import json_form
-from contextguard_adk._sections.done import write_done_list
 from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._shapes.one_text import join_new_texts
 from contextguard_adk._shapes.repair import put_in_order
-from contextguard_adk._summaries.compose import render_head, shorten_stored
+from contextguard_adk._summaries.compose import (
+    render_head,
+    shorten_stored,
+    tell_left_out,
+)
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
@@ -63,7 +66,7 @@ def reduce_contents(
     # Without a list of its calls the agent repeats them. That of those that are left
     # out may take no more than the list of all.
     most_tokens = int(room_tokens * 0.20)
-    listed = write_done_list(contents, turn, most_tokens, count, scale.memo)
+    listed = tell_left_out(contents, turn, most_tokens, count, scale.memo)
     done_tokens = count(listed)
     room_tokens -= done_tokens
     kept: dict[int, types.Content] = {}
@@ -87,7 +90,7 @@ def reduce_contents(
         kept |= group
         room -= cost
     left_out = [index for index in turn if index not in kept]
-    if done := write_done_list(contents, left_out, done_tokens, count, scale.memo):
+    if done := tell_left_out(contents, left_out, done_tokens, count, scale.memo):
         first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
     rest = [kept[index] for index in sorted(kept)]
     return join_messages(first, rest)
@@ -103,7 +106,7 @@ def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]
         head = [render_head(history, short, history.covered, mover)]
         if history.memo.estimate_tokens(head) * factor <= room_tokens * 0.5:
             break
-    else:  # A notice takes its place, but not that of pins.
+    else:  # A notice takes its place, but not that of sections that stand alone.
         head = [] if short and short.text else head
     request = history.request_index
     # A continuation in the head may quote it.

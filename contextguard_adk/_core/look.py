@@ -17,10 +17,15 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._measuring.calibration import estimate_prompt_tokens, first_margin
 from contextguard_adk._measuring.tokens import estimate_config_tokens
-from contextguard_adk._summaries.compose import render, shape
+from contextguard_adk._summaries.compose import (
+    render,
+    shape,
+    shows_tool_use,
+    without_recall,
+)
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Size
-from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO, Turn
+from contextguard_adk._turn.turn import Turn
 
 logger = logging.getLogger("contextguard_adk.call")
 
@@ -38,8 +43,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     stored = None if is_plain else state.load_summary(call.scope)
     if stored and stored.has_recall and not has_recall:
         # A call of a tool that is not declared would end the turn.
-        beside = {name: v for name, v in stored.beside.items() if name != "recall"}
-        stored = stored.model_copy(update={"beside": beside, "has_recall": False})
+        stored = without_recall(stored)
     focus = state.requested_focus
     reason: Reason = "tokens" if focus is None else "requested"
     turn = Turn(
@@ -52,15 +56,16 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         model=model,
         record=state.record,
         state=state,
-        facts=call.session.facts,
+        facts=call.memory.facts,
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
         reason="overflow" if bounds.is_rejected else reason,
         focus=focus or "",
         has_recall=has_recall,
+        has_used_tools=stored is not None and shows_tool_use(stored),
         is_observed=call.is_observed,
         is_settled=is_settled,
-        is_writing=call.session.pending.is_under_way,
+        is_writing=call.memory.pending.is_under_way,
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
@@ -107,19 +112,15 @@ def _read_history(
 ) -> History:
     """Returns the request's history; what is known of it is kept for the call."""
     if call.history is None:
-        preview = call.strategy.preview(window_tokens, has_recall)
         contents = [*call.request.contents]
         said = call.context.user_content
         history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
-        history.loads_part = call.guard.loads_recent or config is not None
+        is_partial = call.guard.settings.recent_events or config is not None
+        history.loads_part = is_partial
         history.redactor = call.guard.redactor
-        history.preview = preview and replace(
-            preview,
-            exclude_tools=call.strategy.keep_tools,
-            excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
-            form=call.memo.form,
-        )
+        form = call.memo.form
+        history.preview = call.strategy.preview(window_tokens, has_recall, form)
         call.history = history
     elif call.history.stored != stored:
         call.history = call.history.with_summary(stored)

@@ -27,7 +27,7 @@ from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._shapes.sealed_thoughts import find_lost_cause
+from contextguard_adk._shapes.sealed_thoughts import LostThoughts, find_lost_cause
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
@@ -63,7 +63,7 @@ async def run(call: Call, bounds: Bounds) -> Turn:
                 # After a rejection another call's summary may be under way.
                 await call.wait()
                 # It survives the cancellation of this call; a later one uses it.
-                paid = await call.session.pending.write(Payer.of(call).pay(turn))
+                paid = await call.memory.pending.write(Payer.of(call).pay(turn))
                 if paid is False and turn.reason == "requested":
                     call.state.answer_request("before_compaction put it off")
             case Step.PUT_IN:
@@ -78,14 +78,17 @@ async def run(call: Call, bounds: Bounds) -> Turn:
 async def _put_in(call: Call, turn: Turn) -> None:
     """Takes a summary from the shelf, and puts it in place where it still holds."""
     lost = turn.facts.find_lost(turn.record.summary)
-    session = call.session
+    memory = call.memory
     paid = lost or turn.facts.ready
-    session.note(**{"put_in" if lost else "ready": None})
+    if lost:
+        memory.facts = replace(memory.facts, put_in=None)
+    else:
+        memory.facts = replace(memory.facts, ready=None)
     outcome = _rebase(call, turn, paid) if paid else None
     if paid and outcome:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
-        session.note(fruitless_tokens=turn.tokens)
+        memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
         message = "A summary for agent %r was dropped: it gains nothing; %s."
         logger.info(message, turn.agent, turn.origin.place)
 
@@ -128,7 +131,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     """Brings a compaction to the session: the only place that does; tells of it."""
     is_new = not paid.is_reported
     state = call.state
-    session = call.session
+    memory = call.memory
     paid = replace(
         paid,
         draft=outcome.draft,
@@ -138,16 +141,17 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         is_reported=True,
         paid_seconds=time.monotonic(),
     )
-    call.run.put_in(session, paid, state.key("record"))
+    call.run.put_in(memory, paid, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
     use_hearsay(call)
-    session.note(fruitless_tokens=None)
+    memory.facts = replace(memory.facts, fruitless_tokens=None)
     if turn.is_settled and turn.reason != "overflow":
         call.is_compacted = True
         # The counts are of contents that are gone; what they have shown stays.
         shown = call.counts.measured_correction
         call.counts = Counts(correction=shown, measured_correction=shown)
-        session.note(was_full=turn.reason != "requested")
+        was_full = turn.reason != "requested"
+        memory.facts = replace(memory.facts, was_full=was_full)
     if turn.reason == outcome.draft.reason == "requested":
         state.answer_request()
     call.request.cache_metadata = None  # It describes a prefix that is gone.
@@ -163,7 +167,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     for listener in _listeners.LISTENERS:
         with log_failures(logger, f"{type(listener).__name__} failed"):
             await listener.compacted(event)
-    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
+    await call.guard.observers.tell(record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
@@ -187,7 +191,7 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
 
 async def send(call: Call, turn: Turn) -> None:
     """Changes the request to what was decided, and remembers it for the answer."""
-    session = call.session
+    memory = call.memory
     request = call.request
     model = turn.model
     original = request.contents
@@ -199,8 +203,9 @@ async def send(call: Call, turn: Turn) -> None:
         fit_output(call, model, turn.tokens)
         _warn_lost_thoughts(call, turn)
         run_id = call.run.invocation_id
-        session.note(compacted_run=run_id if call.is_compacted else "")
-        session.forget_arrived(run_id)
+        compacted_run = run_id if call.is_compacted else ""
+        memory.facts = replace(memory.facts, compacted_run=compacted_run)
+        memory.forget_arrived(run_id)
     elif turn.is_due:
         logger.info(
             "Observing agent %r: a compaction would be due at %d tokens, the "
@@ -223,7 +228,7 @@ async def send(call: Call, turn: Turn) -> None:
         request=weakref.ref(request),
         stated_window_tokens=model.stated_window_tokens,
         is_observed=call.is_observed,
-        session=session,
+        memory=memory,
         origin=turn.origin,
         compaction=call.compaction,
         begin_background=begin_background,
@@ -245,7 +250,7 @@ def declare_tools(call: Call, turn: Turn) -> None:
         if not tool.is_wanted(turn):
             continue
         if tool.must_stay_declared(turn) and not turn.record.has_recall:
-            call.state.note(has_recall=True)
+            call.state.note_recall()
         made = tool.make(turn, call.invocation)
         if made.name not in call.request.tools_dict:
             call.request.append_tools([made])
@@ -256,8 +261,8 @@ def _warn_lost_thoughts(call: Call, turn: Turn) -> None:
     """Warns once of what others change again and again: it costs all thoughts."""
     if call.compaction or not (changed := find_lost_cause(turn)):
         return
-    count = call.session.facts.changed_count + 1
-    call.session.note(changed_count=count)
+    count = call.memory.facts.unit(LostThoughts).changed_count + 1
+    call.memory.keep(LostThoughts(count))
     if count == 2:
         message = "Agent %r: %s changed between calls, so that the thoughts of its "
         message += "model cannot be sent again. Keep what changes often out of the "
@@ -282,21 +287,21 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
 
     Not on the way up to the threshold, where compaction has its turn later.
     """
-    observers = call.guard.observers
-    session = call.session
+    warning_threshold = call.guard.settings.warning_threshold
+    memory = call.memory
     window_tokens = turn.budgets.window_tokens
     is_final = turn.is_observed or call.is_compacted
     is_final |= turn.is_due and not (is_coming or turn.is_writing)
-    if turn.tokens / window_tokens < observers.warning_threshold:
-        session.note(is_under_pressure=False)
-    elif is_final and not session.facts.is_under_pressure:
-        session.note(is_under_pressure=True)
+    if turn.tokens / window_tokens < warning_threshold:
+        memory.facts = replace(memory.facts, is_under_pressure=False)
+    elif is_final and not memory.facts.is_under_pressure:
+        memory.facts = replace(memory.facts, is_under_pressure=True)
         record = PressureRecord(
             **vars(turn.origin),
             tokens=turn.tokens,
             window_tokens=window_tokens,
             pressure_before=call.tokens_before / window_tokens,
             pressure=turn.tokens / window_tokens,
-            warning_threshold=observers.warning_threshold,
+            warning_threshold=warning_threshold,
         )
-        await observers.tell_pressure(record)
+        await call.guard.observers.tell_pressure(record)

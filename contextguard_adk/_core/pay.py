@@ -16,7 +16,7 @@ from contextguard_adk._core.decide import is_worth_it, may_begin_in_background
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._listeners.metrics import count_summaries
-from contextguard_adk._runtime.memory import Paid, Session
+from contextguard_adk._runtime.memory import AgentMemory, Paid
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
@@ -33,13 +33,13 @@ class Payer:
     """Lets a strategy compact; holds nothing of the run, which may have ended."""
 
     guard: Guard
-    session: Session
+    memory: AgentMemory
     strategy: Strategy
     agent: object
 
     @classmethod
     def of(cls, call: Call) -> Payer:
-        return cls(call.guard, call.session, call.strategy, call.invocation.agent)
+        return cls(call.guard, call.memory, call.strategy, call.invocation.agent)
 
     async def pay(self, turn: Turn) -> bool:
         """Lets the strategy compact, unless the user's function puts it off: False."""
@@ -53,7 +53,7 @@ class Payer:
         new = turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
-        if observers.before_compaction is None or is_unclear or not new:
+        if observers.listeners.before_compaction is None or is_unclear or not new:
             return turn
         said: object = None
         with log_failures(logger, "before_compaction could not be asked"):
@@ -70,7 +70,7 @@ class Payer:
                 summary_tokens=turn.summary_tokens,
                 is_ahead=ahead_tokens is not None,
             )
-            said = await observers.tell(observers.before_compaction, planned)
+            said = await observers.tell(planned)
             if isinstance(said, str):
                 return replace(turn, focus=f"{turn.focus}\n{said[:1_000]}".strip())
         if said is not None and said is not False:
@@ -81,7 +81,7 @@ class Payer:
             return turn
         message = "A compaction of agent %r is put off; %s."
         logger.info(message, turn.agent, turn.origin.place)
-        self.session.note(fruitless_tokens=turn.tokens)
+        self._note_fruitless(turn)
         return None
 
     async def _pay(self, turn: Turn) -> None:
@@ -93,7 +93,7 @@ class Payer:
         is_full = turn.is_due and turn.reason == "tokens"
         if is_full and fits_yet and ask.may_recover:
             # It still fits: the next try is made once it has grown.
-            self.session.note(fruitless_tokens=turn.tokens)
+            self._note_fruitless(turn)
             return
         # What a strategy of the user's own covers may split a call from its result.
         covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
@@ -102,13 +102,18 @@ class Payer:
         outcome = compose(turn, draft)
         tokens = turn.measure(turn.contents)
         if outcome.tokens >= tokens:
-            self.session.note(fruitless_tokens=turn.tokens)
+            self._note_fruitless(turn)
             message = "Compaction for agent %r dropped: %d tokens would become %d; %s."
             place = turn.origin.place
             logger.info(message, turn.agent, tokens, outcome.tokens, place)
             return
         run_id = turn.history.invocation_id
-        self.session.note(ready=Paid(draft, outcome.stored, facts, run_id))
+        paid = Paid(draft, outcome.stored, facts, run_id)
+        self.memory.facts = replace(self.memory.facts, ready=paid)
+
+    def _note_fruitless(self, turn: Turn) -> None:
+        """Remembers the size at which a compaction gained nothing."""
+        self.memory.facts = replace(self.memory.facts, fruitless_tokens=turn.tokens)
 
     async def pay_in_background(self, turn: Turn, threshold_tokens: int) -> None:
         """Writes a summary that waits on the shelf until a compaction is due."""
@@ -125,11 +130,12 @@ class Payer:
         stored = stored.model_copy(update={"beside": {}, "truncation": None})
         facts["was_ahead"] = True
         run_id = turn.history.invocation_id
-        self.session.note(ready=Paid(draft, stored, facts, run_id, is_background=True))
+        paid = Paid(draft, stored, facts, run_id, is_background=True)
+        self.memory.facts = replace(self.memory.facts, ready=paid)
 
     async def _compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
         started = time.monotonic()
-        ask = Ask(turn, self.agent, self.session, self.guard)
+        ask = Ask(turn, self.agent, self.memory, self.guard)
         try:
             draft = await self.strategy.compact(turn, ask)
         finally:
@@ -157,8 +163,8 @@ def plan_background(call: Call, turn: Turn) -> Callable[[int], None] | None:
 def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
     size = replace(turn.size, tokens=tokens)
     budgets = turn.budgets
-    facts = replace(payer.session.facts, compacted_run="")
-    is_writing = payer.session.pending.is_under_way
+    facts = replace(payer.memory.facts, compacted_run="")
+    is_writing = payer.memory.pending.is_under_way
     turn = replace(turn, size=size, facts=facts, is_writing=is_writing)
     turn = replace(turn, nearness=payer.strategy.fullness(turn))
     if not may_begin_in_background(turn):
@@ -178,5 +184,5 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
     )
     reason = "tokens" if is_full else payer.strategy.early_reason
     turn = replace(turn, reason=reason, budgets=budgets, keep_count=0)
-    payer.session.note(is_background_tried=True)
-    payer.session.pending.start(payer.pay_in_background(turn, due_tokens))
+    payer.memory.facts = replace(payer.memory.facts, is_background_tried=True)
+    payer.memory.pending.start(payer.pay_in_background(turn, due_tokens))

@@ -32,8 +32,12 @@ from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
-from contextguard_adk._shapes.media_limit import count_media_bytes, leave_out_media
-from contextguard_adk._shapes.refused_forms import find_help
+from contextguard_adk._shapes.media_limit import (
+    MediaLimit,
+    count_media_bytes,
+    leave_out_media,
+)
+from contextguard_adk._shapes.refused_forms import SeenRefusals, find_help
 from contextguard_adk._summaries.compose import shape
 
 logger = logging.getLogger("contextguard_adk.recovery")
@@ -80,7 +84,7 @@ class Recovery:
         call = self._call
         kind = self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
-            call.state.note(helped=helped or None)
+            call.state.note_help(helped or {})
         by = {MODEL: call.model, "context_guard.kind": kind}
         count("context_guard.recoveries", 1, call.origin, by)
         return answer
@@ -128,15 +132,16 @@ class Recovery:
     def _keep_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
         call = self._call
-        session = self._call.session
+        memory = self._call.memory
         for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
             helps = find_help(look(call, self._bounds), kind, contents)
             if kind in self._answered or helps == (call.state.record.helped or {}):
                 continue
             self._answered.add(kind)
-            call.state.note(helped=helps)
-            if refusal not in session.facts.refusals:
-                session.note(refusals=session.facts.refusals | {refusal})
+            call.state.note_help(helps)
+            seen = memory.facts.unit(SeenRefusals)
+            if refusal not in seen.kinds:
+                memory.keep(SeenRefusals(seen.kinds | {refusal}))
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
                     "is sent again in another one; %s.",
@@ -182,7 +187,7 @@ class Recovery:
         is_text = media_bytes <= sum(measure.text_bytes for measure in measures)
         if is_text or leave_out_media(sent, most_bytes) is sent:
             return None
-        self._call.session.note(max_media_bytes=most_bytes)
+        self._call.memory.keep(MediaLimit(most_bytes))
         return sent
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:

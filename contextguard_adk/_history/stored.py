@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -22,7 +23,10 @@ MAX_MODELS = 8
 """Of one agent, whose limits are remembered; the newest stay."""
 
 MAX_RECORD_BYTES = 16 * 1024
-"""The most that a record takes as JSON, pins apart, however long the session is."""
+"""The most that a record takes as JSON, however long the session is.
+
+Sections that have room of their own are not counted.
+"""
 
 MAX_SUMMARY_CHARS = 256 * 1024
 """Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
@@ -75,10 +79,13 @@ class StoredSummary(_Stored):
     def model_text(self) -> str:
         return self.text[: self.model_chars]
 
-    @property
-    def room_bytes(self) -> int:
-        """How many bytes the record can still take; pins always have a place."""
-        counted = self.model_dump_json(exclude={"beside": {"pins"}})
+    def room_bytes(self, uncounted: Collection[str]) -> int:
+        """Returns how many bytes of JSON the record can still take.
+
+        Args:
+            uncounted: Names in `beside` whose values always have a place.
+        """
+        counted = self.model_dump_json(exclude={"beside": {*uncounted}})
         # The same where little is loaded, and so fewer fingerprints are at hand.
         missing = RECENT_COUNT - len(self.covered.recent)
         taken_bytes = len(counted.encode()) + missing * FINGERPRINT_BYTES * 4 // 3
@@ -131,7 +138,7 @@ class StateValues(_Stored):
     """What stands under the keys of an agent; no more of it is ever read."""
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
-    # With pins and the texts of what helped.
+    # With sections that have room of their own, and the texts of what helped.
     record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
     summarized_at: float = Field(default=1, ge=1, le=2**53)
     real_tokens: float = Field(default=1, ge=1, le=2**53)

@@ -29,8 +29,10 @@ class Artifacts(Listener):
         invocation = event.context.get_invocation_context()
         service = invocation.artifact_service
         session = invocation.session
+        if service is None or not guard.settings.summary_artifacts:
+            return
         # A model that is shown artifacts would be told of one that is not for it.
-        if service is None or not guard.has_artifacts or _shows_artifacts(invocation):
+        if _shows_artifacts(invocation):
             return
         name = f"compaction-{record.agent}.md"
         data = _write_markdown(record, event.outcome.stored.text)

@@ -17,7 +17,7 @@ class RecentEvents(Listener):
     """Notes the time at each compaction; None where the agent needs all events."""
 
     async def compacted(self, event: Compacted) -> None:
-        if not event.guard.loads_recent:
+        if not event.guard.settings.recent_events:
             return
         state = event.state
         key = EVENTS_SINCE_KEY + event.turn.agent
@@ -31,7 +31,7 @@ class RecentEvents(Listener):
         """Has all loaded again where an agent has lost its summary."""
         state = event.state
         key = EVENTS_SINCE_KEY + event.context.agent_name
-        is_lost = event.guard.loads_recent and state.record.summary is None
+        is_lost = event.guard.settings.recent_events and state.record.summary is None
         if is_lost and "" in state.find(key):
             state.set(key, None)
 

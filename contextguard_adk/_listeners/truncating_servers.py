@@ -37,19 +37,20 @@ class TruncatingServers(Listener):
             return
         model = call.model
         real_tokens = count.real_tokens
-        seen = call.session.facts.of(model)
+        seen = call.memory.facts.of(model)
         known = limits.get(call.client, seen.kept)
         is_passed = known is not None and real_tokens > known.tokens
         if known is not None and is_passed and count.is_size and not known.is_rate:
             limits.pop(call.client, None)
-            call.session.see(model, kept=None)
+            seen = replace(seen, kept=None)
         was_cached = seen.was_cached or event.usage.cached_tokens > 0
         equal = _follow(seen.equal_counts, count)
-        call.session.see(model, was_cached=was_cached, equal_counts=equal)
+        seen = replace(seen, was_cached=was_cached, equal_counts=equal)
+        call.memory.see(model, seen)
         if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:
             return
         limits[call.client] = limit = Limit(real_tokens)
-        call.session.see(model, accepted_tokens=real_tokens, kept=limit)
+        call.memory.see(model, replace(seen, accepted_tokens=real_tokens, kept=limit))
         message = (
             "Model %r: the provider counts %s prompt tokens, call after call, while "
             "more is sent: it cuts prompts without a word. Its window is taken to be "

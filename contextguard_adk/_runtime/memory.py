@@ -18,6 +18,7 @@ from contextguard_adk.records import Usage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+U = TypeVar("U")
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
@@ -67,20 +68,6 @@ class Paid:
     key: str = ""
     event_count: int = 0
     paid_seconds: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A summarizer's failures in a row, and which content was newest at the last."""
-
-    model: str = ""
-    count: int = 0
-    newest: str = ""
-
-    def after(self, model: str, count: int, newest: str) -> Failed:
-        """Adds failures of a model that was asked; an answer ends the count."""
-        before = self.count if self.model == model else 0
-        return Failed(model, before + count, newest) if count else Failed()
 
 
 class Limit(NamedTuple):
@@ -154,7 +141,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What is known of one agent in one scope; `Session.note` changes it.
+    """What is known of one agent in one scope; `AgentMemory` holds the newest.
 
     Attributes:
         ready: A summary that is not in the request yet.
@@ -166,9 +153,8 @@ class SessionFacts:
         cached_ratio: Which part of the last prompt a cache served.
         counting_model: The model whose count stands in session state; "" if unknown.
         models: What the newest models have shown, by name.
-        max_media_bytes: More bytes of images and files were refused.
-        failed: How often the summarizer has failed in a row.
         summary_usage: What summary calls took since the last `CallRecord`.
+        units: What sections, shapes and listeners remember, by its type.
     """
 
     ready: Paid | None = None
@@ -179,15 +165,11 @@ class SessionFacts:
     fruitless_tokens: int | None = None
     is_under_pressure: bool = False
     cached_ratio: float = 0.0
-    is_in_place_useless: bool = False
-    changed_count: int = 0
-    refusals: frozenset[str] = frozenset()
     counting_model: str = ""
     models: Mapping[str, Seen] = field(default_factory=dict)
-    max_media_bytes: int | None = None
-    failed: Failed = Failed()
     summary_usage: Usage = field(default_factory=Usage)
     summary_cost: float | None = 0.0
+    units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
         """Returns the summary that was put in, where the session does not show it.
@@ -201,22 +183,31 @@ class SessionFacts:
     def of(self, model: str) -> Seen:
         return self.models.get(model) or Seen()
 
+    def unit(self, kind: type[U]) -> U:
+        """Returns what a unit remembers; its defaults where it has kept nothing."""
+        found = self.units.get(kind)
+        return found if isinstance(found, kind) else kind()
+
 
 @dataclass
-class Session:
-    """One agent in one scope of a session: its facts, and the summary under way."""
+class AgentMemory:
+    """What the process remembers of one agent in one scope of a session.
+
+    Attributes:
+        pending: The summary under way, if there is one.
+        facts: What is known now; each change puts other facts in place.
+    """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
 
-    def note(self, **facts: Any) -> None:
-        known = vars(self.facts)
-        new = {name: value for name, value in facts.items() if known[name] != value}
-        if new:  # Most calls confirm what is known.
-            self.facts = replace(self.facts, **new)
+    def keep(self, own: object) -> None:
+        """Keeps what a unit remembers, in place of another value of the same type."""
+        units = {**self.facts.units, type(own): own}
+        self.facts = replace(self.facts, units=units)
 
-    def see(self, model: str, **shown: Any) -> None:
-        seen = replace(self.facts.of(model), **shown)
+    def see(self, model: str, seen: Seen) -> None:
+        """Keeps what the answers of a model have shown, in place of what they had."""
         models = dict(self.facts.models)
         models.pop(model, None)  # The newest stands last.
         models[model] = seen
@@ -225,20 +216,23 @@ class Session:
 
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""
-        if (paid := self.facts.put_in) and paid.run_id != run_id:
-            self.note(put_in=None)
+        paid = self.facts.put_in
+        if paid is not None and paid.run_id != run_id:
+            self.facts = replace(self.facts, put_in=None)
 
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come in ten minutes."""
         oldest_seconds = time.monotonic() - 600
-        for name in ("ready", "put_in"):
-            paid: Paid | None = getattr(self.facts, name)
-            if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:
-                self.note(**{name: None})
+        if _is_late(self.facts.ready, oldest_seconds):
+            self.facts = replace(self.facts, ready=None)
+        if _is_late(self.facts.put_in, oldest_seconds):
+            self.facts = replace(self.facts, put_in=None)
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
+        """Adds what summary calls took, and their price in US dollars."""
         known = self.facts
-        self.note(
+        self.facts = replace(
+            known,
             summary_usage=known.summary_usage + usage,
             summary_cost=add_costs((known.summary_cost, cost)),
         )
@@ -246,5 +240,11 @@ class Session:
     def take_costs(self) -> tuple[Usage, float | None]:
         """Returns once what summary calls took, and their price in US dollars."""
         taken = self.facts.summary_usage, self.facts.summary_cost
-        self.note(summary_usage=Usage(), summary_cost=0.0)
+        self.facts = replace(self.facts, summary_usage=Usage(), summary_cost=0.0)
         return taken
+
+
+def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
+    if paid is None or paid.is_background:
+        return False
+    return paid.paid_seconds < oldest_seconds

@@ -11,12 +11,16 @@ from contextguard_adk._sections.user_messages import UserMessages
 from contextguard_adk._sections.values import Values
 from contextguard_adk._turn.units import Section
 
-SECTIONS: tuple[Section, ...] = (
+_BEFORE_CALLS: tuple[Section, ...] = (
     Pins(),
     UserMessages(),
     Todos(),
     Values(),
-    DoneCalls(),
+)
+
+SECTIONS: tuple[Section, ...] = (
+    *_BEFORE_CALLS,
+    DoneCalls(beside=_BEFORE_CALLS),
     OpenCalls(),
     RecallNote(),
 )

@@ -32,6 +32,7 @@ class OpenCalls(Section):
     """
 
     name = "open"
+    label = "the list of calls that have no answer yet"
     heading = OPEN_CALLS
     goes_at = None
 

@@ -121,9 +121,11 @@ class Pins(Section):
     """Shows what is pinned for all agents, for this one, and in its scope."""
 
     name = "pins"
+    label = "what is pinned"
     heading = PINS
     goes_at = None
-    is_pinned = True
+    stands_alone = True
+    has_own_room = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -148,6 +150,12 @@ class Pins(Section):
                 message += "%d bytes. Pin less, or use a larger window."
                 warn_once(logger, message, turn.agent, most_bytes)
         return "\n".join([PINS, *reversed(lines)]) if lines else ""
+
+    def describe(self, state: AgentState) -> str:
+        """Counts the texts that are pinned for an agent."""
+        owners = _owners(state.owner)
+        shown = [key for key in state.find(PIN_KEY) if key.rpartition(":")[0] in owners]
+        return f"{len(shown)} pins"
 
 
 def _size_bytes(text: str) -> int:

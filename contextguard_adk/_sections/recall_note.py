@@ -13,8 +13,10 @@ class RecallNote(Section):
     """Points at the recall tool, where the agent has it."""
 
     name = "recall"
+    label = "the note on how to search"
     heading = RECALL
     goes_at = None
+    needs_recall = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int

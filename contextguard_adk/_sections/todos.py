@@ -19,6 +19,7 @@ from contextguard_adk._support.phrases import TODO_LIST, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
+TOOL_NAME = "todos"
 SHARED_TODOS_KEY = "todos"
 MAX_CHARS = 100_000  # Of the list; of what comes after nothing is read.
 
@@ -42,7 +43,7 @@ class TodosTool(BaseTool):
 
     def __init__(self) -> None:
         super().__init__(
-            name="todos",
+            name=TOOL_NAME,
             description="Keeps your todo list. Give the whole list in `todos` to "
             "replace it; give nothing to read it.",
         )
@@ -95,7 +96,9 @@ class Todos(Section):
     """Shows the todo list that the agent keeps in session state."""
 
     name = "todo-list"
+    label = "the todo list"
     heading = TODO_LIST
+    listed_tools = (TOOL_NAME,)
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -106,6 +109,10 @@ class Todos(Section):
     def brief(self, turn: Turn) -> str:
         """Returns the list, at most 8,000 characters of it."""
         return render_todos(read_todos(turn.state), 8_000, len)
+
+    def describe(self, state: AgentState) -> str:
+        """Counts the tasks, the completed ones included."""
+        return f"{len(read_todos(state))} todos"
 
 
 def read_todos(state: AgentState) -> list[tuple[str, str]]:

@@ -62,6 +62,7 @@ class UserMessages(Section):
     """
 
     name = "user_messages"
+    label = "the user's messages beside the summary"
     goes_at = 3
 
     def write(

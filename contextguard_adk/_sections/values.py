@@ -1,4 +1,8 @@
-"""The values that the left-out part held, as ids, numbers, paths, and their sources."""
+"""The list of values in the messages that a summary replaces.
+
+A value is a text that names something exactly: an id, a number, a path, a name. The
+list says with each value where it stood.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 import re
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from google.genai import types
 from pydantic import JsonValue
@@ -15,12 +19,13 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, has_tool, payload_of
 from contextguard_adk._history.extraction import (
+    Found,
     hide_secrets,
     read_values,
     without_secrets,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import payload_text, walk_parts
+from contextguard_adk._history.text import Said, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._runtime.memory import BoundedDict
@@ -28,131 +33,171 @@ from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO = 0.10
-ROOM_RATIO = 0.25
-COVERED_RATIO = 0.25
-"""What the list may take at most: of the window, of what instruction and tools leave
-below the threshold, of the calls and results that are left out."""
+VALUES_RATIO = 0.10  # Of the window.
+ROOM_RATIO = 0.25  # Of the room that instruction and tools leave below the threshold.
+COVERED_RATIO = 0.25  # Of the calls and results that the summary replaces.
 MAX_VALUES_TOKENS = 8_000
+"""The list takes the least of these four."""
+
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
 MAX_LABEL_BYTES = 60
-MAX_READ_BYTES = 400_000  # Of what is older nothing is read but calls.
-REUSE_WEIGHT = 2.0
-RECENCY_WEIGHT = 2.0
-CALL_WEIGHT = 1.0
-KIN_WEIGHT = 1.0
-"""How values are ranked: by use in later calls, age, use in a call, and words that
-they share with what calls have used. Chosen on recorded sessions of agents."""
+MAX_LABEL_CHARS = 4_000  # Of the arguments of a call; the rest is not read.
+MAX_READ_BYTES = 400_000  # Of messages older than that, only calls are read.
+
+REUSE_WEIGHT = 2.0  # Calls have used it that came after it.
+RECENCY_WEIGHT = 2.0  # It stands in a newer message.
+CALL_WEIGHT = 1.0  # A call has used it.
+KIN_WEIGHT = 1.0  # It shares words with values that calls have used.
+"""How values are ranked. Chosen on recorded sessions of agents."""
 
 _PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
-_TEXTS = BoundedDict[Hashable, str](64)
+_TEXTS = BoundedDict[Hashable, str](64)  # Lists that were written before.
 
 
 @dataclass
 class _Source:
-    """A call with its result, or a message, and those of its values that are listed."""
+    """A call with its result, or a message.
+
+    `listed` are those of its values that the list names beside its label.
+    """
 
     label: str
+    is_shown: bool = False
     listed: list[str] = field(default_factory=list)
 
 
 @dataclass
 class _Value:
-    """A value: its kind, where it stood last, how often calls used it."""
+    """A value: its kind, the message and the source where it stood last."""
 
     kind: float
     source: _Source
     place: int = 0
-    calls: int = 0
-    reuses: int = 0
+    call_count: int = 0
+    reuse_count: int = 0
+
+    def count(self, source: _Source, place: int, is_call: bool) -> None:
+        """Counts one more use; the newest message is its source."""
+        if is_call:
+            self.call_count += 1
+            if self.place > 0:
+                self.reuse_count += 1
+
+        if self.place != place:
+            self.place = place
+            self.source = source
+
+
+class _Known(NamedTuple):
+    """A stored value: the size of the list, of how many messages, its newest lines."""
+
+    max_bytes: int
+    covered_count: int
+    text: str
 
 
 class Values(Section):
-    """Lists ids, numbers, paths and names of what the summary replaces.
+    """Lists ids, numbers, paths and names in the messages that the summary replaces.
 
-    The list follows from the covered contents, so that session state holds its size and
-    4 KB of it only, which stand in where the history is loaded in part.
+    The list is written anew from these messages each time, so session state holds no
+    more than its size, and 4 KB of it for a history that is loaded in part.
     """
 
     name = "values"
+    label = "the list of values"
     heading = VALUES
     goes_at = 3
+    shows_tool_use = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns how long the list is to be, and the newest lines of it."""
+        """Returns the size of the list, and its newest lines."""
         history = turn.history
         older = ""
         new = covered
-        if history.is_partial and not history.is_rewound:  # What is not new is stored.
-            older = _read(known)["text"]
+        if history.is_partial and not history.is_rewound:
+            # The lines on what is not loaded are stored.
+            older = _read(known).text
             new = covered - history.covered
-        tools = filter(has_tool, [history.shown[index] for index in new])
-        budget_tokens = min(
+
+        shown = [history.shown[index] for index in new]
+        tool_tokens = turn.measure_alone([each for each in shown if has_tool(each)])
+        most_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
             MAX_VALUES_TOKENS,
         )
-        most_bytes = budget_tokens * 3 / max(1.0, turn.correction)
-        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, int(most_bytes))
-        told_tokens = turn.measure_alone([*tools]) * COVERED_RATIO
-        budget_tokens = min(budget_tokens, told_tokens)
-        max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
+        budget_tokens = min(most_tokens, tool_tokens * COVERED_RATIO)
+        correction = max(1.0, turn.correction)
+        max_bytes = int(budget_tokens * 3 / correction)
         text = list_values(history, new, max_bytes)
-        if (tokens := turn.count(text)) > budget_tokens:
+        tokens = turn.count(text)
+        if tokens > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
             text = list_values(history, new, max_bytes)
-        older = _newest_lines(older, stored_bytes // 2)
-        newer = _newest_lines(text.partition("\n")[2], stored_bytes - len(older))
-        stored = "\n".join(filter(None, (older, newer)))
-        value: JsonValue = {"bytes": max_bytes, "count": len(covered), "text": stored}
-        return value if stored or text else None
+
+        most_bytes = int(most_tokens * 3 / correction)
+        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, most_bytes)
+        _, _, lines = text.partition("\n")
+        kept_older = _newest_lines(older, stored_bytes // 2)
+        kept_newer = _newest_lines(lines, stored_bytes - len(kept_older))
+        stored = "\n".join(each for each in (kept_older, kept_newer) if each)
+        if not (stored or text):
+            return None
+        return {"bytes": max_bytes, "count": len(covered), "text": stored}
 
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the list anew, or what is stored of it where contents are missing."""
+        """Returns the list anew, or its stored lines where messages are missing."""
         known = _read(value)
-        is_whole = len(covered) >= known["count"] and not history.loads_part
+        is_whole = len(covered) >= known.covered_count and not history.loads_part
         if is_whole or history.is_rewound:
-            return list_values(history, frozenset(covered), known["bytes"])
-        return f"{VALUES}\n{quote_stored(known['text'])}" if known["text"] else ""
+            return list_values(history, frozenset(covered), known.max_bytes)
+        return f"{VALUES}\n{quote_stored(known.text)}" if known.text else ""
 
 
-def _read(value: JsonValue) -> dict[str, Any]:
-    """Reads what is stored, which may be anything."""
+def _read(value: JsonValue) -> _Known:
+    """Reads a stored value, which may be anybody's."""
     stored = value if isinstance(value, dict) else {}
-    known: dict[str, Any] = {"bytes": 0, "count": 0, "text": ""}
-    for name in known:
-        found = stored.get(name)
-        if isinstance(found, int) and isinstance(known[name], int):
-            known[name] = min(max(0, found), 4 * MAX_VALUES_TOKENS)
-        elif isinstance(found, str) and isinstance(known[name], str):
-            known[name] = found[:MAX_STORED_BYTES]
-    return known
+    text = stored.get("text")
+    return _Known(
+        max_bytes=_read_number(stored.get("bytes")),
+        covered_count=_read_number(stored.get("count")),
+        text=text[:MAX_STORED_BYTES] if isinstance(text, str) else "",
+    )
+
+
+def _read_number(value: JsonValue) -> int:
+    return min(max(0, value), 4 * MAX_VALUES_TOKENS) if isinstance(value, int) else 0
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
-    """The newest whole lines that fit, escapes of JSON included."""
+    """Returns the newest whole lines that fit into session state as JSON."""
     kept: list[str] = []
+    left_bytes = max_bytes
     for line in reversed(text.splitlines()):
-        max_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
-        if max_bytes < 0:
+        left_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
+        if left_bytes < 0:
             break
-        kept.insert(0, line)
-    return "\n".join(kept)
+        kept.append(line)
+    return "\n".join(reversed(kept))
 
 
 def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
-    """Lists the values of some contents with their sources; "" for none.
+    """Lists the values of some messages with their sources; "" for none.
 
-    It depends on these contents and the size alone.
+    The list depends on these messages and the size alone.
     """
-    key = tuple(history.spell(history.told[i]) for i in sorted(covered)), max_bytes
-    if (text := _TEXTS.get(key)) is None:
-        values, sources = _gather(history, sorted(covered))
-        text = _write_list(values, sources, max_bytes)
+    indexes = sorted(covered)
+    spelled = tuple(history.spell(history.told[index]) for index in indexes)
+    key = (spelled, max_bytes)
+    text = _TEXTS.get(key)
+    if text is None:
+        values, sources = _gather(history, indexes)
+        _choose(values, max_bytes - len(VALUES))
+        text = _write_list(sources)
     _TEXTS[key] = text  # The newest stay.
     return text
 
@@ -160,40 +205,37 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
 def _gather(
     history: History, indexes: Sequence[int]
 ) -> tuple[dict[str, _Value], list[_Source]]:
+    """Finds the values of some messages, and all sources, the oldest first."""
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
     places = {index: place for place, index in enumerate(indexes, 1)}
     oldest = _find_oldest(history, indexes)
+
     for number, said in enumerate(walk_parts(history.told, indexes, history.outputs)):
         is_call = said.part.function_call is not None
-        tool = said.part.function_call or said.part.function_response
-        is_recalled = tool is not None and tool.name == RECALL_TOOL
-        if is_recalled or not (is_call or said.index >= oldest):
+        is_read = is_call or said.index >= oldest
+        if not is_read or _is_recalled(said):
             continue
+
+        # A call and its result are one source.
         call = said.part.function_call or said.call
-        author = "code" if said.part.code_execution_result else said.author
-        source = sources.setdefault(
-            id(call) if call else (said.index, number),
-            _Source(_label(call) if call else author),
-        )
-        found = read_values(payload_of(said.part) or said.text)
-        original = history.original(said.index)
-        if original is not history.contents[said.index]:
-            # What another plugin adds may be new on each call, as the time is.
-            known = content_text(original)
-            found = [each for each in found if each[0] in known]
-        for text, kind in found:
-            value = values.setdefault(text, _Value(kind, source))
-            value.reuses += is_call and value.place > 0
-            value.calls += is_call
-            if value.place != places[said.index]:
-                value.place = places[said.index]
-                value.source = source
+        key = id(call) if call else (said.index, number)
+        if key not in sources:
+            sources[key] = _Source(_label(call) if call else _name_author(said))
+
+        for text, kind in _read_part(history, said):
+            value = values.setdefault(text, _Value(kind, sources[key]))
+            value.count(sources[key], places[said.index], is_call)
     return values, list(sources.values())
 
 
+def _is_recalled(said: Said) -> bool:
+    tool = said.part.function_call or said.part.function_response
+    return tool is not None and tool.name == RECALL_TOOL
+
+
 def _find_oldest(history: History, indexes: Sequence[int]) -> int:
-    """The oldest content that is read: a long list holds up the event loop."""
+    """Finds the oldest message that is read: many would hold up the event loop."""
     left_bytes = MAX_READ_BYTES
     oldest = len(history.contents)
     for index in reversed(indexes):
@@ -204,61 +246,82 @@ def _find_oldest(history: History, indexes: Sequence[int]) -> int:
     return oldest
 
 
+def _read_part(history: History, said: Said) -> Found:
+    found = read_values(payload_of(said.part) or said.text)
+    original = history.original(said.index)
+    if original is history.contents[said.index]:
+        return found
+
+    # Text that another plugin adds may be new on each call, as the time is.
+    known = content_text(original)
+    return [(text, kind) for text, kind in found if text in known]
+
+
+def _name_author(said: Said) -> str:
+    return "code" if said.part.code_execution_result else said.author
+
+
 def _label(call: types.FunctionCall) -> str:
+    """Returns the name of a tool, and the beginning of its arguments."""
     args = without_secrets(call.args or {})
-    said = ", ".join(
-        item if isinstance(item, str) else payload_text(item) for item in args.values()
-    )
-    # Of long ones nothing but the beginning: half a credential has no shape.
-    is_long = len(said) > 4_000
-    said = " ".join(hide_secrets(said[:4_000]).split())
-    said = said[:MAX_LABEL_BYTES] if is_long else said
-    return f"{call.name}({excerpt(said, MAX_LABEL_BYTES)})"
+    texts = [
+        value if isinstance(value, str) else payload_text(value)
+        for value in args.values()
+    ]
+    said = ", ".join(texts)
+    shown = " ".join(hide_secrets(said[:MAX_LABEL_CHARS]).split())
+    if len(said) > MAX_LABEL_CHARS:
+        # No excerpt with its end: half a credential is not found by its shape.
+        shown = shown[:MAX_LABEL_BYTES]
+    return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
 
 
-def _write_list(
-    values: dict[str, _Value], sources: Sequence[_Source], max_bytes: int
-) -> str:
-    newest = max((value.place for value in values.values()), default=1)
-    used = {p for text, value in values.items() if value.calls for p in _pieces(text)}
-
-    def rank(item: tuple[str, _Value]) -> float:
-        text, value = item
-        pieces = _pieces(text)
-        kin = len(pieces & used) / len(pieces) if pieces else 0.3
-        return (
-            value.kind
-            + REUSE_WEIGHT * math.log1p(value.reuses)
-            + RECENCY_WEIGHT * value.place / newest
-            + CALL_WEIGHT * bool(value.calls)
-            + KIN_WEIGHT * kin
-        )
-
-    room = max_bytes - len(VALUES)
+def _choose(values: dict[str, _Value], max_bytes: int) -> None:
+    """Marks the sources, and the values of each, that have room in the list."""
+    left_bytes = max_bytes
     written = "\n"
-    shown: set[int] = set()
-    for text, value in sorted(values.items(), key=rank, reverse=True):
-        if room < 12:
+    for text, value in _rank(values):
+        if left_bytes < 12:
             break
+
         source = value.source
-        is_new = id(source) not in shown
-        cost = text_bytes(text) + 2
-        cost += text_bytes(source.label) + 5 if is_new else 0
-        if cost > room or (text in written and _stands_in(text, written)):
+        cost_bytes = text_bytes(text) + 2
+        if not source.is_shown:
+            cost_bytes += text_bytes(source.label) + 5
+        if cost_bytes > left_bytes or _stands_in(text, written):
             continue
-        room -= cost
-        if is_new:
-            shown.add(id(source))
+
+        left_bytes -= cost_bytes
+        if not source.is_shown:
+            source.is_shown = True
             written += source.label + "\n"
         if not _stands_in(text, source.label):
             source.listed.append(text)
             written += text + "\n"
-    lines = [
-        f"- {source.label}: {', '.join(source.listed)}".removesuffix(": ")
-        for source in sources
-        if id(source) in shown
-    ]
-    return "\n".join([VALUES, *map(quote_line, lines)]) if lines else ""
+
+
+def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
+    """Orders values, the most useful first."""
+    newest = max((value.place for value in values.values()), default=1)
+    used_pieces = set[str]()
+    for text, value in values.items():
+        if value.call_count:
+            used_pieces |= _pieces(text)
+
+    def score(item: tuple[str, _Value]) -> float:
+        text, value = item
+        pieces = _pieces(text)
+        kin = len(pieces & used_pieces) / len(pieces) if pieces else 0.3
+        call_score = CALL_WEIGHT if value.call_count else 0.0
+        return (
+            value.kind
+            + REUSE_WEIGHT * math.log1p(value.reuse_count)
+            + RECENCY_WEIGHT * value.place / newest
+            + call_score
+            + KIN_WEIGHT * kin
+        )
+
+    return sorted(values.items(), key=score, reverse=True)
 
 
 def _pieces(text: str) -> set[str]:
@@ -267,4 +330,17 @@ def _pieces(text: str) -> set[str]:
 
 def _stands_in(value: str, text: str) -> bool:
     """Whether a value stands in a text by itself, not within a longer word."""
+    if value not in text:
+        return False
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _write_list(sources: Sequence[_Source]) -> str:
+    """Writes a line for each source that is shown; "" where none is."""
+    lines = []
+    for source in sources:
+        if source.listed:
+            lines.append(quote_line(f"- {source.label}: {', '.join(source.listed)}"))
+        elif source.is_shown:
+            lines.append(quote_line(f"- {source.label}"))
+    return "\n".join([VALUES, *lines]) if lines else ""

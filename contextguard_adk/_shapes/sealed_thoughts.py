@@ -79,6 +79,13 @@ class _Thoughts:
     is_foreign: bool  # Another client or family of models wrote them.
 
 
+@dataclass(frozen=True)
+class LostThoughts:
+    """How often something before a thought has changed between two calls."""
+
+    changed_count: int = 0
+
+
 def thinker_of(turn: Turn) -> Thinker:
     """Describes the model of a turn, by what its refusals have shown first."""
     helped = turn.record.helped or {}

@@ -6,11 +6,12 @@ Everything here is pure: equal arguments give equal bytes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from google.genai import types
+from pydantic import JsonValue
 
 from contextguard_adk import _sections, _shapes
 from contextguard_adk._history.contents import (
@@ -23,7 +24,12 @@ from contextguard_adk._history.draft import MAX_SHRINK, Draft
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
-from contextguard_adk._measuring.budgets import shorten, shorten_to_tokens
+from contextguard_adk._measuring.budgets import (
+    TokenCounter,
+    shorten,
+    shorten_to_tokens,
+)
+from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
@@ -117,7 +123,9 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         edits=turn.record.edits,
     )
     known = history.stored.beside if history.stored else {}
-    room_bytes = stored.room_bytes
+    sections = _sections.SECTIONS
+    uncounted = {section.name for section in sections if section.has_own_room}
+    room_bytes = stored.room_bytes(uncounted)
     for section in _sections.SECTIONS:
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
@@ -129,7 +137,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         value = redact.text(value) if isinstance(value, str) else value
         beside = {**stored.beside, name: _storable(value)}
         whole = stored.model_copy(update={"beside": beside})
-        if left_bytes := whole.room_bytes:  # Escapes may take more than was counted.
+        left_bytes = whole.room_bytes(uncounted)
+        if left_bytes:  # Escapes may take more than was counted.
             stored = whole
             room_bytes = left_bytes
     return stored
@@ -149,11 +158,15 @@ def _shrink(turn: Turn, text: str, step: int) -> tuple[str, int]:
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary ever shorter, without what is done; at last pins alone."""
-    pins = (each for each in _sections.SECTIONS if each.is_pinned)
-    pinned = {pin.name: _storable(text) for pin in pins if (text := pin.brief(turn))}
-    goes_at = {section.name: section.goes_at for section in _sections.SECTIONS}
-    goes_at["done"] = 0
+    """Yields a summary ever shorter; at last the sections alone that need none."""
+    alone: dict[str, JsonValue] = {}
+    goes_at: dict[str, int | None] = {}
+    for section in _sections.SECTIONS:
+        goes_at[section.name] = 0 if section.is_told_anew else section.goes_at
+        text = section.brief(turn) if section.stands_alone else ""
+        if text:
+            alone[section.name] = _storable(text)
+
     for shrink in range(MAX_SHRINK + 1):
         if stored is None:
             break
@@ -164,9 +177,45 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
             if (step := goes_at.get(name, 0)) is None or shrink < step
         }
         update = {"text": text, "request_chars": request_chars}
-        yield stored.model_copy(update={**update, "beside": beside | pinned})
-    if pinned:
-        yield StoredSummary(beside=pinned, has_continuation=False)
+        yield stored.model_copy(update={**update, "beside": beside | alone})
+    if alone:
+        yield StoredSummary(beside=alone, has_continuation=False)
+
+
+def tell_left_out(
+    contents: Sequence[types.Content],
+    indexes: Iterable[int],
+    max_tokens: int,
+    count: TokenCounter,
+    memo: Memo,
+) -> str:
+    """Returns what sections tell of messages that are left out without a summary.
+
+    Arguments are as for `Section.tell_left_out`.
+    """
+    left_out = [*indexes]
+    texts = []
+    for section in _sections.SECTIONS:
+        text = section.tell_left_out(contents, left_out, max_tokens, count, memo)
+        if text:
+            texts.append(text)
+            max_tokens -= count(text)
+    return "\n\n".join(texts)
+
+
+def without_recall(stored: StoredSummary) -> StoredSummary:
+    """Returns a summary that names no recall tool, for requests without one."""
+    naming = {section.name for section in _sections.SECTIONS if section.needs_recall}
+    beside = {name: kept for name, kept in stored.beside.items() if name not in naming}
+    return stored.model_copy(update={"beside": beside, "has_recall": False})
+
+
+def shows_tool_use(stored: StoredSummary) -> bool:
+    """Returns whether a summary replaces tool calls, as far as sections tell."""
+    return any(
+        section.shows_tool_use and stored.beside.get(section.name)
+        for section in _sections.SECTIONS
+    )
 
 
 def _storable(value: Any) -> Any:

@@ -16,7 +16,7 @@ from google.adk.models.registry import LLMRegistry
 from google.adk.tools.base_toolset import BaseToolset
 from rich.console import Console
 
-from contextguard_adk._announce import plan_strategy
+from contextguard_adk._plugin.plans import describe_start, plan_strategy
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
@@ -184,7 +184,8 @@ def _budget(
     fixed = strategy.context_window
     window = resolve_context_window(model, configured=fixed, registry=registry)
     costs = resolve_costs(model, guard.settings.prices, registry)
-    planned, where = plan_strategy(strategy, window.tokens, costs)
+    planned = plan_strategy(strategy, window.tokens)
+    start = describe_start(window.tokens, planned.threshold_tokens, costs)
     is_known = window.source == "registry" and registry is None
     return {
         "model": model or None,
@@ -195,7 +196,7 @@ def _budget(
         "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
         "costs": costs.model_dump(exclude_defaults=True) if costs else None,
-        "trigger": where.strip(", "),
+        "trigger": start.strip(", "),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from google.adk.sessions import Session
 from rich.console import Console
 
-from contextguard_adk._announce import plan_strategy
+from contextguard_adk._plugin.plans import plan_strategy
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import Costs, price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
@@ -191,7 +191,7 @@ def _find_limits(
         preview = strategy.preview(window_tokens, has_recall=True) or (lambda _: None)
         contents = [event.content for event in session.events]
         if len(contents) <= most and not any(map(preview, filter(None, contents))):
-            planned, _ = plan_strategy(strategy, window_tokens, costs)
+            planned = plan_strategy(strategy, window_tokens)
             # Estimates are seldom more than a tenth too high.
             quiet_tokens = 0.85 * planned.threshold_tokens * (strategy.ahead or 1)
     return window_tokens, quiet_tokens, costs

@@ -24,18 +24,8 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
 from contextguard_adk._tools.replaying.side import Side, make_agent
-from contextguard_adk._turn.turn import KEEP_TOOLS_RATIO
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.strategies import Strategy, Threshold
-
-NAMES = {
-    "pins": "what is pinned",
-    "user_messages": "the user's messages beside the summary",
-    "todos": "the todo list",
-    "values": "the list of values",
-    "done": "the list of calls",
-}
-"""What stands beside a summary, for people, by the names of the sections."""
 
 
 @dataclass(frozen=True)
@@ -171,13 +161,8 @@ class Rebuilder:
             strategy = Threshold()
         tokens = self._window_tokens or strategy.context_window
         tokens = tokens or resolve_context_window(call.event.model_version or "").tokens
-        preview = strategy.preview(tokens, has_recall=name in self._callers)
-        return preview and replace(
-            preview,
-            exclude_tools=strategy.keep_tools,
-            excluded_tokens=int(tokens * KEEP_TOOLS_RATIO),
-            form=self.memo.form,
-        )
+        has_recall = name in self._callers
+        return strategy.preview(tokens, has_recall, self.memo.form)
 
 
 def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str, str]]:
@@ -187,9 +172,9 @@ def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str,
     yield "the summary", stored.text
     for section in _sections.SECTIONS:
         known = stored.beside.get(section.name)
-        name = NAMES.get(section.name)
-        if name and (text := section.render(known, history, history.covered)):
-            yield name, text
+        text = section.render(known, history, history.covered)
+        if text:
+            yield section.label or section.name, text
     head = render_head(history, stored, history.covered)
     if request := "\n".join(part.text or "" for part in (head.parts or [])[1:]):
         yield "the quoted current request", request

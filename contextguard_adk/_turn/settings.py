@@ -14,11 +14,13 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk._history.truncation import Preview
+from contextguard_adk._history.truncation import Preview, Truncation
 from contextguard_adk._measuring.budgets import scale_trigger
+from contextguard_adk._measuring.tokens import COMPACT, JsonForm
 from contextguard_adk._support.settings import (
     Seconds,
     Settings,
+    Summaries,
     WindowTokens,
     resolve_size,
     size,
@@ -27,15 +29,14 @@ from contextguard_adk._support.settings import (
 LEAST_AUTO_TOKENS = 32_000
 """What `trigger="auto"` comes to; as any, it is at least twice what was left."""
 
+KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
+
 LEAST_PREVIEW_TOKENS = 800
 """Results that take less are shown whole, unless `preview_tokens` is set.
 
 On recorded sessions of coding agents in a window of 8,000 tokens previews of 400 hid
 values that the next calls needed; those of 800 did not, and cost a fifth more.
 """
-
-Summaries = Literal["write", "stored"]
-"""Whether summaries are written, or only those that are stored are used."""
 
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""
@@ -239,14 +240,49 @@ class StrategySettings(Settings):
             return None
         return max(1_000, resolve_size(trigger, window_tokens))
 
-    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
-        """How large tool results are shown in a context window; None for whole."""
-        if trigger_tokens := self.trigger_tokens(window_tokens):
-            window_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+    def preview(
+        self, window_tokens: int, has_recall: bool, form: JsonForm = COMPACT
+    ) -> Preview | None:
+        """Returns how tool results are shown from their first request on.
+
+        Args:
+            window_tokens: The context window of the model.
+            has_recall: Whether the agent can read back the part that is not shown.
+            form: How the model's client writes JSON.
+
+        Returns:
+            None where every result is shown whole.
+        """
+        max_tokens = self._preview_tokens(window_tokens, has_recall)
+        strings = self._shorten_strings(has_recall)
+        if max_tokens is None and strings is None:
+            return None
+
+        return Preview(
+            max_tokens=max_tokens,
+            strings=strings,
+            with_handles=has_recall,
+            exclude_tools=self.keep_tools,
+            excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
+            form=form,
+        )
+
+    def _preview_tokens(self, window_tokens: int, has_recall: bool) -> int | None:
+        """Returns the most that a result may take whole; None for any size."""
         is_set = "preview_tokens" in self.model_fields_set
         if self.preview_tokens is None or not (has_recall or is_set):
             return None
-        most = resolve_size(self.preview_tokens, window_tokens)
-        if not is_set:
-            most = max(most, min(LEAST_PREVIEW_TOKENS, window_tokens // 5))
-        return Preview(most, with_handles=has_recall)
+
+        working_tokens = window_tokens
+        trigger_tokens = self.trigger_tokens(window_tokens)
+        if trigger_tokens:
+            working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+
+        max_tokens = resolve_size(self.preview_tokens, working_tokens)
+        if is_set:
+            return max_tokens
+        return max(max_tokens, min(LEAST_PREVIEW_TOKENS, working_tokens // 5))
+
+    def _shorten_strings(self, has_recall: bool) -> Truncation | None:
+        """Returns how long strings in results are shortened; None for not at all."""
+        return None

@@ -34,11 +34,10 @@ from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.settings import resolve_size
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
-from contextguard_adk._turn.settings import StrategySettings
+from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
 from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
-KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 MAX_USER_TOKENS = 20_000  # Of the user's messages, whatever the window.
 
 _NO_COUNTS = Counts()
@@ -64,6 +63,8 @@ class Turn:
         reason: Why a compaction is considered: `requested` and `overflow` demand one.
         focus: What a compaction that was asked for should keep above all.
         has_recall: Whether the agent can read back what is left out.
+        has_used_tools: Whether the stored summary replaces tool calls, as far as the
+            sections beside it tell.
         keep_count: How many of the newest messages may stay word for word for `keep`;
             0 keeps none, not even pending results.
         is_observed: Whether the guard only watches.
@@ -90,6 +91,7 @@ class Turn:
     reason: Reason = "tokens"
     focus: str = ""
     has_recall: bool = False
+    has_used_tools: bool = False
     keep_count: int = sys.maxsize
     is_observed: bool = False
     is_settled: bool = False
@@ -251,10 +253,10 @@ class Turn:
         """What the newest steps may take; little where a compaction is to make room."""
         if self.reason == "requested":
             return 0
-        stored = self.history.stored
-        has_values = stored is not None and bool(stored.beside.get("values"))
-        tools = has_values or any(has_tool(self.messages[i]) for i in self.compactable)
-        return self.settings.keep_tokens(self.budgets.working_tokens, not tools)
+        is_chat = not self.has_used_tools and not any(
+            has_tool(self.messages[index]) for index in self.compactable
+        )
+        return self.settings.keep_tokens(self.budgets.working_tokens, is_chat)
 
     @cached_property
     def request_text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,8 @@ from google.genai import types
 from pydantic import JsonValue
 
 from contextguard_adk._history.history import History
+from contextguard_adk._measuring.budgets import TokenCounter
+from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._runtime.runs import Guard, Run, SentCall
 from contextguard_adk._runtime.scopes import call_key
@@ -26,18 +28,39 @@ from contextguard_adk.records import CompactionRecord, Usage
 class Section:
     """Text beside every summary, which no model writes.
 
+    A section says here all that others need to know of it: no module outside of
+    `_sections` imports one, or knows its name.
+
     Attributes:
-        name: Under which its value is stored.
+        name: The key of its value in the stored summary.
+        label: A noun for people, as `contextguard why` prints it; "" for the name.
         heading: The line of the guard with which its text begins; "" for none.
         goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
             for never.
-        is_pinned: Whether what `brief` returns also stands where there is no summary.
+        stands_alone: Whether the text of `brief` also stands where there is no summary.
+        has_own_room: Whether the limit of the stored record does not count its value.
+        needs_recall: Whether its text names the recall tool. It is left out of requests
+            that do not declare that tool.
+        shows_tool_use: Whether a stored value tells that tools were called.
+        listed_tools: Tools whose calls no other section needs to list, because its own
+            text shows their outcome.
+        held_ratio: The part of the window that is held free for it beside excerpts
+            that no model wrote.
+        is_told_anew: Whether `tell_left_out` replaces the stored value where messages
+            are left out without a summary.
     """
 
     name: str
+    label: str = ""
     heading: str = ""
     goes_at: int | None = 2
-    is_pinned: bool = False
+    stands_alone: bool = False
+    has_own_room: bool = False
+    needs_recall: bool = False
+    shows_tool_use: bool = False
+    listed_tools: tuple[str, ...] = ()
+    held_ratio: float = 0.0
+    is_told_anew: bool = False
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
@@ -68,6 +91,32 @@ class Section:
 
     def brief(self, turn: Turn) -> str:
         """Returns what the summarizer is told of it; "" for nothing."""
+        return ""
+
+    def tell_left_out(
+        self,
+        contents: Sequence[types.Content],
+        indexes: Iterable[int],
+        max_tokens: int,
+        count: TokenCounter,
+        memo: Memo,
+    ) -> str:
+        """Returns a text on messages that are left out without a summary.
+
+        Args:
+            contents: All messages.
+            indexes: Those of the running turn that are left out.
+            max_tokens: What the text may take.
+            count: Counts the tokens of a text.
+            memo: What is known of the messages.
+
+        Returns:
+            The text, which begins with the heading; "" for nothing.
+        """
+        return ""
+
+    def describe(self, state: AgentState) -> str:
+        """Returns a few words for a line on the session, as "2 pins"; "" for none."""
         return ""
 
 
