@@ -245,12 +245,19 @@ class Played:
         return _common.price(prompt_tokens, self.served_tokens, self.output_tokens)
 
 
+@dataclass(frozen=True)
+class Delays:
+    """What each answer and each summary takes."""
+
+    answer_seconds: float = 0.0
+    summary_seconds: float = 0.0
+
+
 async def play(
     conversation: Conversation,
     way: Way,
     is_ideal: bool = False,
-    answer_seconds: float = 0.0,
-    summary_seconds: float = 0.0,
+    delays: Delays | None = None,
     script: Script | None = None,
 ) -> Played:
     """Plays a conversation to its end through a real Runner.
@@ -259,16 +266,17 @@ async def play(
         conversation: What is said.
         way: How it is kept inside the window.
         is_ideal: Whether the summarizer keeps every fact that it is shown.
-        answer_seconds, summary_seconds: What each answer and each summary takes.
+        delays: What answers and summaries take; None for no time.
         script: The model's part; None makes one.
     """
+    delays = delays or Delays()
     script = script or Script(conversation)
     summarizer = NotedSummaries(dict(conversation.notes) if is_ideal else {})
     llm = Provider(
         context_window=conversation.window_tokens,
-        script=_delay(script.answer, answer_seconds),
+        script=_delay(script.answer, delays.answer_seconds),
         summary_tokens=plan_budgets(conversation.configured_tokens).summary_tokens,
-        summary_replies=_delay(summarizer, summary_seconds),
+        summary_replies=_delay(summarizer, delays.summary_seconds),
         prompt_cache=True,
     )
 
@@ -298,7 +306,8 @@ async def play(
             lost.append(number)
 
     seconds = asyncio.get_running_loop().time()
-    await asyncio.sleep(summary_seconds)  # A summary that was begun is paid for.
+    # A summary that was begun is paid for.
+    await asyncio.sleep(delays.summary_seconds)
     played = _examine(conversation, llm, lost, [*first_calls, llm.calls])
     played.seconds = seconds
     if not way.is_ours:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import _common, compare
 from benchmarks._conversations import SHAPES, Conversation, write_conversation
-from benchmarks._play import Played, Way, play
+from benchmarks._play import Delays, Played, Way, play
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.testing import VirtualTimeLoop
@@ -133,8 +133,7 @@ async def _play(ahead: float | None, talk: Conversation) -> Timed:
     played = await play(
         talk,
         Way("Threshold", plugins=lambda _: [guard]),
-        answer_seconds=ANSWER_SECONDS,
-        summary_seconds=SUMMARY_SECONDS,
+        delays=Delays(ANSWER_SECONDS, SUMMARY_SECONDS),
     )
     return Timed(played, compactions)
 

@@ -110,42 +110,33 @@ def nearest(name: str, modules: set[str]) -> str:
     return name
 
 
-UNIT_FOLDERS = ("_sections", "_shapes", "_listeners", "_recall")
-"""A unit is a file in one of these, with an entry in the tuple of its folder."""
-
 UNIT = re.compile(
-    r"(?:_sections|_shapes|_listeners|_recall)\."
+    r"(_sections|_shapes|_listeners|_recall)\."
     r"(?!SECTIONS|SHAPES|LISTENERS|TOOLS)\w+"
 )
-"""What other modules should not use of such a folder: all but its tuple."""
+"""A unit: a file in one of these folders, with an entry in the folder's tuple, which is
+all that other modules should use of it."""
 
 KNOWN = {
-    "_core/fit.py uses _sections.done": "a cut turn begins with what it has done",
     "_core/fit.py uses _shapes.moved_media": "a cut request may lose its files' places",
     "_core/fit.py uses _shapes.one_text": "a cut request is joined once more",
     "_core/fit.py uses _shapes.repair": "a cut request is repaired once more",
-    "_core/look.py says 'recall'": "the note on a tool goes with the tool",
     "_core/loop.py uses _shapes.sealed_thoughts": "it is told why thoughts are lost",
     "_core/pay.py uses _listeners.metrics": "summaries are counted where they are paid",
     "_core/recover.py uses _listeners.metrics": "recoveries are counted",
     "_core/recover.py uses _shapes.media_limit": "a refusal may be of files",
     "_core/recover.py uses _shapes.refused_forms": "a refusal may be of a form",
-    "_history/stored.py says 'pins'": "a record that is full has room for pins",
-    "_summaries/ask.py uses _sections.done": "the list takes room from what stays",
     "_summaries/ask.py uses _shapes.sealed_thoughts": "sealed thoughts stay whole",
-    "_summaries/compose.py says 'done'": "the list is the first to be left out",
     "_summaries/compose.py uses _shapes.moved_media": "files of a quoted request move",
-    "_tools/requests.py says 'done'": "a part of a request, as it is printed",
-    "_tools/requests.py says 'pins'": "a part of a request, as it is printed",
-    "_tools/requests.py says 'todos'": "a part of a request, as it is printed",
-    "_tools/requests.py says 'user_messages'": "a part of a request, as it is printed",
-    "_tools/requests.py says 'values'": "a part of a request, as it is printed",
     "_tools/terminal.py uses _listeners.announcements": "commands print it themselves",
-    "_turn/turn.py says 'values'": "values have to be kept, as calls have",
-    "sessions.py says 'recall'": "a session without the guard has no such tool",
-    "sessions.py uses _sections.todos": "it is said how many todos there are",
+    # Units that need each other:
+    "_listeners/__init__.py uses _shapes.sealed_thoughts": "seals are also a listener",
+    "_recall/offer.py uses _shapes.moved_media": "a file is offered that can be sent",
+    "_recall/offer.py uses _shapes.sealed_thoughts": "a new tool would break a seal",
+    "_recall/tool.py uses _shapes.moved_media": "a file is shown where it can be sent",
+    "_recall/tool.py uses _shapes.recalled_files": "a file is attached to the request",
 }
-"""The places outside these folders that know a unit all the same, and why."""
+"""The places outside its folder that know a unit all the same, and why."""
 
 
 def test_only_its_folder_knows_a_unit() -> None:
@@ -155,11 +146,14 @@ def test_only_its_folder_knows_a_unit() -> None:
     found = set[str]()
 
     for path in PACKAGE.rglob("*.py"):
-        place = path.relative_to(PACKAGE)
-        # What users import from units stands in the package's own file.
-        if place.parts[0] not in (*UNIT_FOLDERS, "__init__.py"):
-            known = {*find_units_used(path), *find_names_said(path, section_names)}
-            found |= {f"{place.as_posix()} {what}" for what in known}
+        place = path.relative_to(PACKAGE).as_posix()
+        if place == "__init__.py":
+            continue  # What users import from units stands there.
+        folder = place.partition("/")[0]
+        found |= {f"{place} uses {unit}" for unit in find_units_used(path, folder)}
+        if folder != "_sections":
+            said = find_strings(path) & section_names
+            found |= {f"{place} says {name!r}" for name in said}
 
     new = sorted(found - {*KNOWN})
     assert not new, f"a unit is known elsewhere: {'; '.join(new)}"
@@ -176,8 +170,8 @@ def read_section_names() -> set[str]:
     return {path.stem for path in paths}.union(*said)
 
 
-def find_units_used(path: Path) -> Iterator[str]:
-    """The units that a file imports, or reaches through their folder."""
+def find_units_used(path: Path, own_folder: str) -> Iterator[str]:
+    """The units of other folders that a file imports, or reaches through the folder."""
     names = [name.removeprefix(f"{PACKAGE.name}.") for name in imported_names(path)]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -185,15 +179,14 @@ def find_units_used(path: Path) -> Iterator[str]:
 
     for name in names:
         found = UNIT.match(name)
-        if found:
-            yield f"uses {found[0]}"
+        if found and found[1] != own_folder:
+            yield found[0]
 
 
-def find_names_said(path: Path, names: set[str]) -> Iterator[str]:
-    """The sections that a file names by a string."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Constant) and node.value in names:
-            yield f"says {node.value!r}"
+def find_strings(path: Path) -> set[object]:
+    """The constants in a file, strings among them."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.value for node in nodes if isinstance(node, ast.Constant)}
 
 
 def test_the_simulated_provider_does_not_know_the_guard() -> None:
