@@ -29,8 +29,7 @@ from contextguard_adk._plugin.requests import (
 from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
-from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.runs import Guard, call_key
 from contextguard_adk._support.log import REDACTORS, log_failures
 from contextguard_adk._support.observers import (
     BeforeCompaction,

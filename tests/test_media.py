@@ -12,6 +12,7 @@ from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._providers.media import (
     ROWS,
     Place,
@@ -19,7 +20,6 @@ from contextguard_adk._providers.media import (
     refuses_media,
     takes_media,
 )
-from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk.testing import SimulatedLlm
 from tests.fake_gemini import FakeGemini
 from tests.files import files_of, holds, in_result, inline, linked

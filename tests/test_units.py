@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import pytest
 from google.genai import types
@@ -13,6 +12,7 @@ from pydantic import JsonValue
 from contextguard_adk import Threshold, _listeners, _recall, _sections, _shapes
 from contextguard_adk._history.history import History
 from contextguard_adk._tools.cli import main
+from contextguard_adk._turn.units import Shape
 from contextguard_adk.strategies import Section, Turn
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import SUMMARY_BEGIN, answer_text, model, user
@@ -35,7 +35,8 @@ def name_unit(unit: tuple[str, int]) -> str:
     """The name of a unit, for the test's id."""
     module, name = KINDS[unit[0]]
     made = getattr(module, name)[unit[1]]
-    return f"{unit[0]} {getattr(made, '__name__', type(made).__name__)}"
+    what = made.apply.__name__ if isinstance(made, Shape) else type(made).__name__
+    return f"{unit[0]} {what}"
 
 
 def take_out(unit: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +148,7 @@ async def test_a_new_shape_is_a_file_and_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every request is sent in the form that it gives, and measured in it."""
-    shapes: tuple[Any, ...] = (*_shapes.SHAPES, shout)
-    monkeypatch.setattr(_shapes, "SHAPES", shapes)
+    monkeypatch.setattr(_shapes, "SHAPES", (*_shapes.SHAPES, Shape(shout)))
     llm = SimulatedLlm()
     chat = guarded_chat(llm, Threshold(context_window=8_000))
     await chat.say("Hello.")

@@ -12,8 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._history.history import History
 from contextguard_adk._providers.clients import find_llm
-from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import digest, summary_scope
+from contextguard_adk._runtime.runs import Guard, digest, summary_scope
 from contextguard_adk._turn.facts import Counts
 from contextguard_adk.records import CompactionRecord, Origin
 from contextguard_adk.strategies.base import Strategy

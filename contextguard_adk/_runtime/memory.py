@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import MAX_MODELS, Learned, StoredSummary
+from contextguard_adk._history.stored import Learned, StoredSummary, with_newest
 from contextguard_adk._providers.costs import add_costs
-from contextguard_adk._support.tasks import PendingSummary
+from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import Usage
 
 K = TypeVar("K", bound=Hashable)
@@ -86,27 +86,6 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EqualCounts:
-    """Equal counts running, of requests that grew.
-
-    Attributes:
-        real_tokens: What was counted each time.
-        first_tokens: Bytes / 4 of the text of the first request.
-        last_tokens: The same of the last one.
-        times: How many requests there were.
-        usual_ratio: The lowest count before these, over bytes / 4; infinite for none.
-        has_steps: Whether equal counts of requests that grew were passed before.
-    """
-
-    real_tokens: int = 0
-    first_tokens: int = 0
-    last_tokens: int = 0
-    times: int = 0
-    usual_ratio: float = math.inf
-    has_steps: bool = False
-
-
-@dataclass(frozen=True)
 class Seen:
     """What the answers of one model have shown.
 
@@ -119,8 +98,6 @@ class Seen:
         lowest_ratio: Its lowest count that is believed, over the estimate.
         doubted: Its last count, where that is no usual one: over the estimate, and by
             how many tokens it exceeds that.
-        was_cached: Whether a cache has served a part of a prompt.
-        equal_counts: Its last counts, as far as they are equal.
         kept: What this session keeps to, also where its model object is made anew.
     """
 
@@ -130,8 +107,6 @@ class Seen:
     counted: tuple[int, int] | None = None
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
-    was_cached: bool = False
-    equal_counts: EqualCounts = EqualCounts()
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
@@ -189,6 +164,56 @@ class SessionFacts:
         return found if isinstance(found, kind) else kind()
 
 
+class PendingSummary:
+    """The summary of an agent in one scope that is being written, if one is.
+
+    It goes on when the call that wants it is cancelled, and ends with its event loop.
+    """
+
+    def __init__(self, tasks: SummaryTasks | None = None) -> None:
+        self.tasks = tasks or SummaryTasks()
+        self.task: asyncio.Task[Any] | None = None
+        self._is_awaited = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being written on this event loop; others may be dead."""
+        task = self.task
+        return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Waits until none is under way on this event loop.
+
+        One ahead of time that is late, or that waits for a place itself, is cancelled.
+        """
+        while self.is_under_way and (task := self.task):
+            most_seconds = None if self._is_awaited else timeout_seconds
+            if not self.tasks.is_queued(task):
+                await asyncio.wait([task], timeout=most_seconds)
+            if self.task is task:
+                self.task = None
+                task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        """Starts work ahead of time; no other may be under way."""
+        self._is_awaited = False
+        self.task = task = self.tasks.start(work)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
+        """Does the work, None if it was cancelled; a caller that is does not end it."""
+        task = self.start(work)
+        self._is_awaited = True
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Lets go of the conversation in a result."""
+        if self.task is task:
+            self.task = None
+
+
 @dataclass
 class AgentMemory:
     """What the process remembers of one agent in one scope of a session.
@@ -208,11 +233,8 @@ class AgentMemory:
 
     def see(self, model: str, seen: Seen) -> None:
         """Keeps what the answers of a model have shown, in place of what they had."""
-        models = dict(self.facts.models)
-        models.pop(model, None)  # The newest stands last.
-        models[model] = seen
-        newest = dict([*models.items()][-MAX_MODELS:])
-        self.facts = replace(self.facts, models=newest)
+        models = with_newest(self.facts.models, model, seen)
+        self.facts = replace(self.facts, models=models)
 
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""

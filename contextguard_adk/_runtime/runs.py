@@ -7,6 +7,7 @@ them again.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,20 +19,60 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.adk_events import name_run
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.registry import ModelRegistry
-from contextguard_adk._runtime.memory import AgentMemory, BoundedDict, Limit, Paid
-from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
+from contextguard_adk._runtime.memory import (
+    AgentMemory,
+    BoundedDict,
+    Limit,
+    Paid,
+    PendingSummary,
+)
 from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
-from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
+from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
+
+
+CallKey = tuple[str, str]  # Agent, scope.
+
+
+def name_session(invocation: InvocationContext) -> str:
+    """Names a session; its id alone does not, every user may have one of that id."""
+    session = invocation.session
+    return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def call_key(context: CallbackContext) -> CallKey:
+    """Identifies the model call that a callback is about, in its run."""
+    return context.agent_name, branch_scope(context.get_invocation_context())
+
+
+def summary_scope(invocation: InvocationContext) -> str:
+    """Names where a summary is valid: without history only in one run."""
+    place = _branch_and_isolation(invocation)
+    return digest([invocation.session.id, *place, *name_run(invocation)])
+
+
+def branch_scope(place: InvocationContext | Event) -> str:
+    """Names branch and isolation scope; "" where there are none."""
+    names = _branch_and_isolation(place)
+    return digest(names) if any(names) else ""
+
+
+def _branch_and_isolation(place: Any) -> list[str]:
+    return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
+
+
+def digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
 
 
 @dataclass
@@ -54,7 +95,7 @@ class SentCall:
     memory: AgentMemory = field(default_factory=AgentMemory)
     origin: Origin = field(default=Origin("", ""))
     compaction: CompactionRecord | None = None
-    begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
+    after_answer: Callable[[int], None] | None = None
     is_answered: bool = False
     is_reported: bool = False
     is_recovered: bool = False
@@ -62,7 +103,7 @@ class SentCall:
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
         self.original_contents = self.sent_contents = ()
-        self.sent_config = self.begin_background = None
+        self.sent_config = self.after_answer = None
 
 
 class Run:

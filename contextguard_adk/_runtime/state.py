@@ -16,12 +16,12 @@ from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from contextguard_adk._history.stored import (
-    MAX_MODELS,
     VERSION,
     AgentRecord,
     Learned,
     StateValues,
     StoredSummary,
+    with_newest,
 )
 from contextguard_adk._support.log import warn_once
 
@@ -202,11 +202,8 @@ class AgentState:
 
     def learn(self, model: str, shown: Learned) -> None:
         """Remembers what a model has shown, in place of what is stored of it."""
-        known = dict(self.record.learned)
-        known.pop(model, None)  # The newest stands last.
-        known[model] = shown
-        newest = dict([*known.items()][-MAX_MODELS:])
-        self._write_record(self.record.model_copy(update={"learned": newest}))
+        learned = with_newest(self.record.learned, model, shown)
+        self._write_record(self.record.model_copy(update={"learned": learned}))
 
     def note_recall(self) -> None:
         """Remembers that the agent's requests declare the recall tool."""

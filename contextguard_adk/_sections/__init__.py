@@ -1,4 +1,4 @@
-"""What stands beside every summary and no model writes; one file each."""
+"""The sections: texts beside every summary that no model writes; one file each."""
 
 from __future__ import annotations
 

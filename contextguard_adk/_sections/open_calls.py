@@ -20,15 +20,16 @@ from contextguard_adk._turn.units import Section
 OPEN_RATIO = 0.05  # Of the window, for the list.
 MAX_VALUE_BYTES = 80  # Of one argument.
 
-_HANDLE = "#"  # Before a handle, which stands for an id that is not known.
+_HANDLE = "#"
+"""Before a handle, a hash of the call, in place of an id that is not known."""
 
 
 class OpenCalls(Section):
     """Lists the calls that the summary replaces and that have no answer yet.
 
-    The value is a list of pairs, the newest call first: its id in the session's events,
-    and the line that tells of it. Once its answer is there, ADK shows both again, and
-    its line goes.
+    The stored value is a list of pairs, the newest call first: the id of the call in
+    the session's events, and a line on it. Once the call has an answer, ADK shows both
+    again, and the line goes.
     """
 
     name = "open"
@@ -39,23 +40,23 @@ class OpenCalls(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Lists what is open among the covered messages, and what was listed before."""
+        """Lists open calls of the covered messages, then those that are not loaded."""
         history = turn.history
         listed = dict(_find_open(history, covered))
         for call_id, line in _read_pairs(known):
-            is_known = call_id in history.calls.ids or call_id.startswith(_HANDLE)
-            if call_id and not is_known:  # It is not loaded.
+            is_loaded = call_id in history.calls.ids or call_id.startswith(_HANDLE)
+            if call_id and not is_loaded:
                 listed[call_id] = line
 
-        line_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
-        stored_bytes = 4 * room_tokens
+        left_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
+        left_bytes = 4 * room_tokens
         pairs: list[JsonValue] = []
         for call_id, line in listed.items():
-            line_tokens -= turn.count(line)
-            stored_bytes -= len(
-                json.dumps([call_id, line], ensure_ascii=False).encode()
-            )
-            if min(line_tokens, stored_bytes) < 0 and pairs:
+            stored = json.dumps([call_id, line], ensure_ascii=False)
+            left_bytes -= len(stored.encode())
+            left_tokens -= turn.count(line)
+            is_full = left_tokens < 0 or left_bytes < 0
+            if is_full and pairs:
                 pairs.append(["", f"- … and {len(listed) - len(pairs)} older ones"])
                 break
             pairs.append([call_id, line])
@@ -85,15 +86,15 @@ def _read_pairs(value: JsonValue) -> list[tuple[str, str]]:
 def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str, str]]:
     """Yields the id and the line of each covered call that is open, newest first.
 
-    ADK takes its own ids out of what a model is shown: events tell them, and which of
-    several calls in one step has its answer.
+    A model is not shown ids that ADK has made. The session's events have them, and tell
+    which of several calls in one step has its answer.
     """
     open_ids: dict[str, list[str]] = {}
     for call_id, part in history.calls.open.items():
         open_ids.setdefault(handle_of(part), []).append(call_id)
 
     for index in sorted(history.pairs.open_calls, reverse=True):
-        # A call that is not covered takes its id, too.
+        # Calls that are not covered take their ids as well, so that no other gets them.
         found = _take_ids(history, index, open_ids) or _take_handles(history, index)
         if index in covered:
             yield from found
@@ -102,7 +103,7 @@ def _find_open(history: History, covered: Collection[int]) -> Iterator[tuple[str
 def _take_ids(
     history: History, index: int, open_ids: dict[str, list[str]]
 ) -> list[tuple[str, str]]:
-    """Takes the ids of a content's open calls, and writes their lines."""
+    """Takes the ids of a content's open calls; returns these with their lines."""
     found: list[tuple[str, str]] = []
     for part, call in reversed(_list_calls(history, index)):
         ids = open_ids.get(handle_of(part))
@@ -112,9 +113,9 @@ def _take_ids(
 
 
 def _take_handles(history: History, index: int) -> list[tuple[str, str]]:
-    """Names by their handles calls that no event says in the same words.
+    """Returns handles and lines of a content's open calls that no event has.
 
-    Another plugin has rewritten them, or their id came again.
+    Another plugin has rewritten them, or their id was used again.
     """
     unanswered = [call for i, call in history.pairs.unanswered if i == index]
     return [
@@ -127,7 +128,7 @@ def _take_handles(history: History, index: int) -> list[tuple[str, str]]:
 def _list_calls(
     history: History, index: int
 ) -> list[tuple[types.Part, types.FunctionCall]]:
-    """The parts of a content that are calls, and each call as it may be told."""
+    """Returns the parts of a content that are calls, and each call as it is told."""
     parts = parts_of(history.contents[index])
     told = parts_of(history.told[index])
     return [
@@ -138,10 +139,11 @@ def _list_calls(
 
 
 def _is_open(history: History, call_id: str) -> bool:
-    """Whether a call that is listed has no answer, as far as is loaded."""
+    """Whether a listed call has no answer among the events that are loaded."""
     if not call_id.startswith(_HANDLE):
         calls = history.calls
         return call_id in calls.open or call_id not in calls.ids
+
     open_handles = {
         _HANDLE + handle_of(part)
         for index in history.pairs.open_calls

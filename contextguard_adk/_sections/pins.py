@@ -12,7 +12,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import JsonValue
 
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.phrases import PINS
@@ -51,21 +51,34 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
         raise ValueError("The text to pin is empty, or no string.")
     if not isinstance(key, str) or len(key) > 64 or ":" in key:
         raise ValueError("A key is a string of at most 64 characters, without a colon.")
-    key = key or hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
+
+    if not key:
+        key = hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
     owner = agent or ""
-    sizes = Counter[str]()
     pinned = {**_find(AgentState(state, "")), (owner, key): text}
-    for (each, _), known in pinned.items():
-        sizes[each] += _size_bytes(known)
-    shown = (_owners(each) for each in sizes if owner in _owners(each))
-    total = max(sum(sizes[each] for each in owners) for owners in shown)
+    total = _largest_view(pinned, owner)
     if total > MAX_PINNED_BYTES:
         raise ValueError(
             f"With this text {total:,} bytes would be pinned; the limit is "
             f"{MAX_PINNED_BYTES:,}. Take another text back first, or pin less."
         )
+
     state[f"{PIN_KEY}{owner}:{key}"] = text
     return key
+
+
+def _largest_view(pinned: dict[tuple[str, str], str], owner: str) -> int:
+    """Returns the bytes for the agent that is shown most, with the texts of `owner`."""
+    sizes = Counter[str]()
+    for (each, _), text in pinned.items():
+        sizes[each] += _size_bytes(text)
+
+    views = []
+    for each in sizes:
+        seen = _owners(each)
+        if owner in seen:
+            views.append(sum(sizes[name] for name in seen))
+    return max(views)
 
 
 def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
@@ -74,7 +87,7 @@ def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
     An unknown key is no error. Arguments are as for `pin`.
     """
     name = f"{agent or ''}:{key}"
-    # State has no delete; what a plain dict is sent to is not known.
+    # State has no delete. A plain dict does not show which keys the session has.
     if not hasattr(state, "to_dict") or name in AgentState(state, "").find(PIN_KEY):
         state[PIN_KEY + name] = None
 
@@ -106,6 +119,7 @@ class PinTool(BaseTool):
         name = tool_context.agent_name
         scope = branch_scope(tool_context.get_invocation_context())
         known = AgentState(state, name, scope=scope)
+
         try:
             if text:
                 key = pin(state, text, key, known.owner)
@@ -113,8 +127,12 @@ class PinTool(BaseTool):
                 unpin(state, key, known.owner)
         except ValueError as error:
             return {"error": str(error)}
-        pinned = {k: s for (o, k), s in _find(known).items() if o == known.owner}
-        return {"pinned": key if text else pinned}
+
+        if text:
+            return {"pinned": key}
+        found = _find(known).items()
+        own = {name: kept for (owner, name), kept in found if owner == known.owner}
+        return {"pinned": own}
 
 
 class Pins(Section):
@@ -138,16 +156,22 @@ class Pins(Section):
         owners = _owners(turn.state.owner)
         bytes_a_token = 3 / max(1.0, turn.correction)
         most_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
-        room_bytes = most_bytes = min(MAX_PINNED_BYTES, most_bytes)
+        most_bytes = min(MAX_PINNED_BYTES, most_bytes)
+
+        left_bytes = most_bytes
         lines: list[str] = []
         for (owner, _), text in reversed(_find(turn.state).items()):
+            if owner not in owners:
+                continue
             size_bytes = _size_bytes(text)
-            if owner in owners and size_bytes <= room_bytes:
-                room_bytes -= size_bytes
+            if size_bytes <= left_bytes:
+                left_bytes -= size_bytes
                 lines.append(f"- {text}")
-            elif owner in owners:
-                message = "Agent %r is not shown all that is pinned: there is room for "
-                message += "%d bytes. Pin less, or use a larger window."
+            else:
+                message = (
+                    "Agent %r is not shown all that is pinned: there is room for "
+                    "%d bytes. Pin less, or use a larger window."
+                )
                 warn_once(logger, message, turn.agent, most_bytes)
         return "\n".join([PINS, *reversed(lines)]) if lines else ""
 
@@ -163,12 +187,15 @@ def _size_bytes(text: str) -> int:
 
 
 def _owners(owner: str) -> set[str]:
-    """For whom a text is pinned that is shown to an agent, or in a scope of it."""
+    """Returns the owners whose texts an owner is shown: all, its agent, its scope."""
     return {"", owner.partition("@")[0], owner}
 
 
 def _find(state: AgentState) -> dict[tuple[str, str], str]:
     """Finds all that is pinned, by owner and key; session state is untrusted."""
-    texts = {n: s for n, s in state.find(PIN_KEY).items() if isinstance(s, str)}
-    split = ((*name.rpartition(":")[::2], text) for name, text in texts.items())
-    return {(owner, key): text for owner, key, text in split if text.strip()}
+    found = {}
+    for name, text in state.find(PIN_KEY).items():
+        if isinstance(text, str) and text.strip():
+            owner, _, key = name.rpartition(":")
+            found[owner, key] = text
+    return found

@@ -10,7 +10,7 @@ from contextguard_adk._turn.units import Section
 
 
 class RecallNote(Section):
-    """Points at the recall tool, where the agent has it."""
+    """Tells of the recall tool, where the agent has it."""
 
     name = "recall"
     label = "the note on how to search"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,7 @@ from contextguard_adk._turn.units import Section, declare
 
 TOOL_NAME = "todos"
 SHARED_TODOS_KEY = "todos"
-MAX_CHARS = 100_000  # Of the list; of what comes after nothing is read.
+MAX_CHARS = 100_000  # Of all tasks; later ones are not read.
 
 
 class TodoItem(BaseModel):
@@ -63,6 +62,7 @@ class TodosTool(BaseTool):
         if args.get("todos") is None:
             todos = read_todos(state)
             return {"todos": [{"content": text, "status": s} for s, text in todos]}
+
         try:
             items = _TODOS.validate_python(args["todos"])
         except ValidationError as error:
@@ -73,12 +73,13 @@ class TodosTool(BaseTool):
                 "Each item needs `content`, and may have `status` (pending, "
                 "in_progress or completed) and `active_form`."
             }
+
         # The other form of the key could hold an older list, which would be read.
         tool_context.state[state.key(SHARED_TODOS_KEY)] = [
             {"status": "pending", **item.model_dump(exclude_defaults=True)}
             for item in items
         ]
-        open_count = sum(item.status != "completed" for item in items)
+        open_count = sum(1 for item in items if item.status != "completed")
         return {"result": f"{len(items)} todos are stored, {open_count} of them open."}
 
 
@@ -103,6 +104,7 @@ class Todos(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
+        """Returns the list, as far as it has room."""
         budget_tokens = min(2_500, turn.budgets.summary_tokens // 2, room_tokens // 2)
         return render_todos(read_todos(turn.state), budget_tokens, turn.count)
 
@@ -120,42 +122,61 @@ def read_todos(state: AgentState) -> list[tuple[str, str]]:
     stored = state.read("todos")
     if stored is None:
         stored = state.read_at(SHARED_TODOS_KEY, "todos")
-    items = [item for item in map(_read_item, stored or ()) if item]
-    ends = itertools.accumulate(len(text) for _, text in items)
-    return [item for item, end in zip(items, ends, strict=True) if end <= MAX_CHARS]
+
+    todos = []
+    left_chars = MAX_CHARS
+    for stored_item in stored or ():
+        item = _read_item(stored_item)
+        if item is None:
+            continue
+        left_chars -= len(item[1])
+        if left_chars < 0:
+            break
+        todos.append(item)
+    return todos
+
+
+def _read_item(item: object) -> tuple[str, str] | None:
+    """Reads a dict, or an object with attributes; None for what is no task."""
+    if isinstance(item, Mapping):
+        content = item.get("content")
+        status = item.get("status")
+    else:
+        content = getattr(item, "content", None)
+        status = getattr(item, "status", None)
+
+    if not isinstance(content, str) or not content.strip():
+        return None
+    return (status[:20] if isinstance(status, str) else "pending", content)
 
 
 def render_todos(
     items: Sequence[tuple[str, str]], budget_tokens: int, count: TokenCounter
 ) -> str:
     """Renders a list; completed tasks are left out first, the oldest before others."""
-    lines = [quote_line(f"- [{s}] {text}") for s, text in items]
-    whole = "\n".join([TODO_LIST, *lines]) if lines else ""
+    if not items:
+        return ""
+    lines = [quote_line(f"- [{status}] {content}") for status, content in items]
+    whole = "\n".join([TODO_LIST, *lines])
     if count(whole) <= budget_tokens:
         return whole
+
     done = [i for i, (status, _) in enumerate(items) if status == "completed"]
-    still_open = [i for i in range(len(lines)) if i not in done]
-    lines = [line[:500] for line in lines]
+    still_open = [i for i, (status, _) in enumerate(items) if status != "completed"]
+    short = [line[:500] for line in lines]
     note = "- … and {} more tasks that are not shown"
-    room = budget_tokens - count(f"{TODO_LIST}\n{note}") - 1
+    left_tokens = budget_tokens - count(f"{TODO_LIST}\n{note}") - 1
     kept = []
     for i in [*still_open, *reversed(done)]:
-        if (cost := count(lines[i]) + 1) <= room:
-            room -= cost
+        cost_tokens = count(short[i]) + 1
+        if cost_tokens <= left_tokens:
+            left_tokens -= cost_tokens
             kept.append(i)
     if not kept:
         return ""
-    shown = [lines[i] for i in sorted(kept)]
-    if missing := len(lines) - len(kept):
-        shown.append(note.format(missing))
+
+    shown = [short[i] for i in sorted(kept)]
+    missing_count = len(items) - len(kept)
+    if missing_count:
+        shown.append(note.format(missing_count))
     return "\n".join([TODO_LIST, *shown])
-
-
-def _read_item(item: object) -> tuple[str, str] | None:
-    content, status = (
-        item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
-        for name in ("content", "status")
-    )
-    if not isinstance(content, str) or not content.strip():
-        return None
-    return (status[:20] if isinstance(status, str) else "pending", content)

@@ -1,14 +1,13 @@
-"""The user's messages, word for word as far as there is room, else by sentence."""
+"""The user's messages beside a summary: whole, or their most telling sentences."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,19 +45,27 @@ _COMMAND = re.compile(
 
 
 class _Known(BaseModel):
-    """What session state holds: the room, what was said at the time, and excerpts."""
+    """A stored value, with which the messages are shown again.
+
+    Attributes:
+        bytes: What the messages may take.
+        quoted: The fingerprint of the request that is quoted elsewhere; "" for none.
+        digest: A hash of the other messages; "" where later requests may lack some.
+        excerpts: Excerpts of the messages; the last one is of a request that is quoted.
+    """
 
     bytes: int = Field(default=0, ge=0, le=200_000)
-    quoted: str = ""  # The fingerprint of the request, which is quoted elsewhere.
-    digest: str = ""  # Of the other texts; "" where they cannot be had again.
-    excerpts: list[str] = []  # At last that of the request, if one is quoted.
+    quoted: str = ""
+    digest: str = ""
+    excerpts: list[str] = []
 
 
 class UserMessages(Section):
-    """What the user wrote of what the summary replaces; no model writes or changes it.
+    """Shows the user's messages that the summary replaces, in the user's own words.
 
-    It follows from the covered contents. Excerpts stand in for these where they are not
-    what they were: where the history is loaded in part, or another plugin rewrites it.
+    They are read from the covered contents. Stored excerpts stand in where these differ
+    from the contents of `write`: the history is loaded in part, or another plugin
+    rewrites it.
     """
 
     name = "user_messages"
@@ -68,31 +75,34 @@ class UserMessages(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns what the messages may take, and excerpts of them."""
+        """Returns the size of the section, and excerpts of the messages."""
         history = turn.history
-        budget_tokens = turn.user_tokens
         said = covered.intersection(history.user_messages)
         request = said.intersection((history.request_index,))
-        asked = _read_texts(history, request)
-        quoted = "".join(history.fingerprint(i).hex() for i in request if asked)
+        request_texts = _read_texts(history, request)
+        quoted = ""
+        for index in request:
+            if request_texts:
+                quoted = history.fingerprint(index).hex()
+
         before = _read(known)
-        older = list[str]()
+        older: list[str] = []
         new = said - request
         if history.is_partial and before.excerpts:
-            is_same = before.quoted == quoted != ""
-            older = before.excerpts[:-1] if is_same else before.excerpts
+            is_same_request = before.quoted == quoted != ""
+            older = before.excerpts[:-1] if is_same_request else before.excerpts
             new -= history.covered
         texts = (*older, *_read_texts(history, new))
-        max_bytes = int(budget_tokens * 3 / max(1.0, turn.correction))
+
+        max_bytes = int(turn.user_tokens * 3 / max(1.0, turn.correction))
         tokens = turn.count(_write_lines(condense(texts, max_bytes)))
-        if tokens > budget_tokens:
-            max_bytes = int(max_bytes * budget_tokens / tokens)
-        room_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        excerpts = [*condense(texts, room_bytes)]
-        # Quotes and control characters take more room there. The first one is the task.
-        while excerpts and len(json.dumps(excerpts)) > 2 * room_bytes:
-            del excerpts[len(excerpts) > 1]
-        excerpts += [excerpt(text, room_bytes // 4) for text in asked]
+        if tokens > turn.user_tokens:
+            max_bytes = int(max_bytes * turn.user_tokens / tokens)
+
+        stored_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
+        # Quotes and control characters take more room in JSON.
+        excerpts = _fit_as_json(condense(texts, stored_bytes), 2 * stored_bytes)
+        excerpts += [excerpt(text, stored_bytes // 4) for text in request_texts]
         return {
             "bytes": max_bytes,
             "quoted": quoted,
@@ -106,20 +116,22 @@ class UserMessages(Section):
         """Returns the messages, each after a dash; nothing of the current request."""
         known = _read(value)
         said = {*covered}.intersection(history.user_messages)
-        same = (i for i in said if history.fingerprint(i).hex() == known.quoted)
+        same = [i for i in said if history.fingerprint(i).hex() == known.quoted]
         request = max(same, default=None)
         texts = _read_texts(history, said - {request})
+
         is_rewound = history.is_rewound and known.digest and not history.is_partial
         if is_rewound or _digest(texts) == known.digest:
-            texts = condense(texts, known.bytes)
+            shown = condense(texts, known.bytes)
+        elif request is None:
+            shown = tuple(known.excerpts)
         else:
-            end = None if request is None else -1
-            texts = tuple(known.excerpts[:end])
-        return "\n".join([USER_MESSAGES, _write_lines(texts)]) if texts else ""
+            shown = tuple(known.excerpts[:-1])
+        return "\n".join([USER_MESSAGES, _write_lines(shown)]) if shown else ""
 
 
 def _read(value: JsonValue) -> _Known:
-    """Reads what is stored, which may be anything; once it was the excerpts alone."""
+    """Reads a stored value, which may be anybody's; older releases stored a list."""
     fields = value if isinstance(value, dict) else {"excerpts": value}
     try:
         return _Known.model_validate(fields, strict=True)
@@ -133,9 +145,21 @@ def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
 
 
 def _write_lines(texts: Sequence[str]) -> str:
-    # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
-    clean = (text.encode("utf-8", "replace").decode() for text in texts)
-    return "\n".join("- " + "\n  ".join(quote(text).splitlines()) for text in clean)
+    lines = []
+    for text in texts:
+        # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
+        clean = text.encode("utf-8", "replace").decode()
+        lines.append("- " + "\n  ".join(quote(clean).splitlines()))
+    return "\n".join(lines)
+
+
+def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
+    """Drops texts until the others fit; the first one is the task, and goes last."""
+    kept = [*texts]
+    while kept and len(json.dumps(kept)) > max_bytes:
+        oldest = 1 if len(kept) > 1 else 0
+        del kept[oldest]
+    return kept
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -147,27 +171,36 @@ def _digest(texts: Sequence[str]) -> str:
 def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     """Keeps the newest texts whole, and of the others the most telling sentences.
 
-    Sentences that command, forbid or name something go before others, as do those whose
-    words stand nowhere else; those of one text stand in their order.
+    Sentences that command, forbid or name something have priority, as have those with
+    words of their own. The sentences of one text stay in their order.
     """
-    sizes = [*map(_line_bytes, texts)]
+    sizes = [_line_bytes(text) for text in texts]
     if sum(sizes) <= max_bytes:
         return texts
-    ends = itertools.accumulate(reversed(sizes))
-    first = len(texts) - sum(end <= max_bytes * WHOLE_RATIO for end in ends)
-    room = max_bytes - sum(sizes[first:])
-    split = [*map(_split, texts)]
-    said = {sentence for sentences in split[first:] for sentence in sentences}
+
+    whole_bytes = 0
+    first_whole = len(texts)
+    for size_bytes in reversed(sizes):
+        if whole_bytes + size_bytes > max_bytes * WHOLE_RATIO:
+            break
+        whole_bytes += size_bytes
+        first_whole -= 1
+
+    split = [_split(text) for text in texts]
+    said = {sentence for sentences in split[first_whole:] for sentence in sentences}
+    left_bytes = max_bytes - whole_bytes
     chosen = defaultdict[int, list[int]](list)
-    for order, place in _rank(split, first):
+    for order, place in _rank(split, first_whole):
         sentence = split[order][place]
-        cost = _line_bytes(sentence) + (2 if order in chosen else 8)
-        if cost <= room and sentence not in said:
-            room -= cost
+        mark_bytes = 2 if order in chosen else 8
+        cost_bytes = _line_bytes(sentence) + mark_bytes
+        if cost_bytes <= left_bytes and sentence not in said:
+            left_bytes -= cost_bytes
             said.add(sentence)
             chosen[order].append(place)
-    short = (" ".join(_join(split[i], sorted(chosen[i]))) for i in sorted(chosen))
-    return *short, *texts[first:]
+
+    short = [_join(split[order], sorted(chosen[order])) for order in sorted(chosen)]
+    return (*short, *texts[first_whole:])
 
 
 def _line_bytes(text: str) -> int:
@@ -175,80 +208,104 @@ def _line_bytes(text: str) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text into sentences; a line of a list repeats what stands above it.
+    """Splits a text into sentences; lines below a heading begin with that heading.
 
-    Else "Never do this:" could be left out, and the lines below it be taken for orders.
+    Without it "Never do this:" could be left out, and the lines below be taken for
+    orders.
     """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
-    pieces = list[str]()
-    heading = ""
-    is_below = False
-    for line in map(str.strip, excerpt(text, MAX_READ_BYTES).splitlines()):
-        found = [s.strip() for s in _SENTENCE.split(line) if s.strip(f"{_GAP} ")]
-        if not found:
+
+    pieces: list[str] = []
+    heading = ""  # A line that ends with a colon.
+    is_below = False  # The line before is that heading.
+    for line in excerpt(text, MAX_READ_BYTES).splitlines():
+        sentences = _split_line(line.strip())
+        if not sentences:
             continue
-        if not (is_below or _ITEM.match(found[0])):
+
+        is_item = _ITEM.match(sentences[0]) is not None
+        if not is_below and not is_item:
             heading = ""
+        for sentence in sentences:
+            pieces += _wrap(f"{heading} {sentence}".strip())
 
-        for sentence in found:
-            headed = f"{heading} {sentence}".strip()
-            if len(headed) <= MAX_SENTENCE_CHARS:
-                pieces.append(headed)
-            else:  # What has no punctuation, as dictated text, is split at words.
-                pieces += textwrap.wrap(headed, MAX_SENTENCE_CHARS)
-
-        if is_below := found[-1].endswith((":", "：")):  # noqa: RUF001
+        is_below = sentences[-1].endswith((":", "："))  # noqa: RUF001
+        if is_below:
             heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
-    return [*pieces, heading] if is_below else pieces
+
+    if is_below:
+        pieces.append(heading)
+    return pieces
+
+
+def _split_line(line: str) -> list[str]:
+    pieces = _SENTENCE.split(line)
+    return [piece.strip() for piece in pieces if piece.strip(f"{_GAP} ")]
+
+
+def _wrap(sentence: str) -> list[str]:
+    """Splits a long sentence at words: dictated text has no punctuation."""
+    if len(sentence) <= MAX_SENTENCE_CHARS:
+        return [sentence]
+    return textwrap.wrap(sentence, MAX_SENTENCE_CHARS)
 
 
 class _Sentence(NamedTuple):
+    """A sentence, with all that ranks it apart from the other sentences."""
+
     words: frozenset[str]
     has_name: bool
-    has_command: bool
+    bonus: int
+    size_bytes: int
 
 
-@lru_cache(maxsize=1_024)  # Each summary ranks those of the summaries before it.
+@lru_cache(maxsize=1_024)  # Each summary ranks the sentences of those before it.
 def _read_sentence(sentence: str) -> _Sentence:
+    command_bonus = 2 if _COMMAND.search(sentence) else 0
+    exclamation_bonus = 2 if sentence.endswith(("!", "！")) else 0  # noqa: RUF001
     return _Sentence(
         words=frozenset(_WORD.findall(sentence.lower())),
         has_name=_NAME.search(sentence) is not None,
-        has_command=_COMMAND.search(sentence) is not None,
+        bonus=command_bonus + exclamation_bonus,
+        size_bytes=len(sentence.encode("utf-8", "replace")),
     )
 
 
 def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
-    """Returns text and place of the oldest texts' sentences, the most telling first."""
+    """Orders the sentences of the first `count` texts, the most telling first.
+
+    Returns the number of the text, and the place of the sentence in it.
+    """
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
     uses = Counter(word for found in read for each in found for word in each.words)
 
-    scores = dict[tuple[int, int], float]()
-    for order, sentences in enumerate(split[:count]):
-        names = sum(each.has_name for each in read[order])
+    scores: dict[tuple[int, int], float] = {}
+    for order, sentences in enumerate(read[:count]):
         # Where everything is named, as in a log, names say nothing.
-        named = 1 - names / len(sentences) if len(sentences) > 3 else 1
+        named_count = sum(1 for each in sentences if each.has_name)
+        is_long = len(sentences) > 3
+        name_bonus = 2 * (1 - named_count / len(sentences)) if is_long else 2
 
         for place, sentence in enumerate(sentences):
-            facts = read[order][place]
-            rare = [word for word in facts.words if uses[word] == 1]
-
-            name_bonus = 2 * named if facts.has_name else 0
-            command_bonus = 2 if facts.has_command else 0
-            score = 3 * len(rare) / max(1, len(facts.words))
-            score += name_bonus + command_bonus
-            score += 2 * sentence.endswith(("!", "！"))  # noqa: RUF001
-            size_bytes = len(sentence.encode("utf-8", "replace"))
-            scores[order, place] = score - size_bytes / 100
+            rare_count = sum(1 for word in sentence.words if uses[word] == 1)
+            score = 3 * rare_count / max(1, len(sentence.words))
+            if sentence.has_name:
+                score += name_bonus
+            scores[order, place] = score + sentence.bonus - sentence.size_bytes / 100
 
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
-def _join(sentences: Sequence[str], places: Sequence[int]) -> Iterator[str]:
-    """Yields sentences in their order, with a mark where some are left out."""
-    for before, place in itertools.pairwise((-1, *places)):
+def _join(sentences: Sequence[str], places: Sequence[int]) -> str:
+    """Joins the sentences at these places, with a mark for those between them."""
+    pieces = []
+    before = -1
+    for place in places:
         if place != before + 1:
-            yield _GAP
-        yield sentences[place]
-    if places[-1] < len(sentences) - 1:
-        yield _GAP
+            pieces.append(_GAP)
+        pieces.append(sentences[place])
+        before = place
+    if before < len(sentences) - 1:
+        pieces.append(_GAP)
+    return " ".join(pieces)

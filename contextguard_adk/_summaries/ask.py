@@ -16,6 +16,7 @@ from google.genai import types
 from contextguard_adk import _sections
 from contextguard_adk._history.contents import pair_boundaries
 from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.thoughts import newest_thoughts
 from contextguard_adk._history.transcript import Entry, render_entries
 from contextguard_adk._history.truncation import without_names
 from contextguard_adk._providers.clients import answers_freely, find_llm
@@ -29,7 +30,6 @@ from contextguard_adk._providers.registry import (
 from contextguard_adk._providers.retry import is_transient, name_error
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries import compose
 from contextguard_adk._summaries.model import SummaryModel
 from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION
