@@ -110,30 +110,12 @@ def nearest(name: str, modules: set[str]) -> str:
     return name
 
 
-UNIT = re.compile(
-    r"(_sections|_shapes|_listeners|_recall)\."
-    r"(?!SECTIONS|SHAPES|LISTENERS|TOOLS)\w+"
-)
-"""A unit: a file in one of these folders, with an entry in the folder's tuple, which is
-all that other modules should use of it."""
+UNIT = re.compile(r"(_sections|_shapes|_listeners|_recall)\.(?![A-Z]+\b)\w+")
+"""A unit: a file in one of these folders, with an entry in one of the folder's tuples.
+Other modules should use these alone, `SECTIONS` for one."""
 
 KNOWN = {
-    "_core/fit.py uses _shapes.moved_media": "a cut request may lose its files' places",
-    "_core/fit.py uses _shapes.one_text": "a cut request is joined once more",
-    "_core/fit.py uses _shapes.repair": "a cut request is repaired once more",
-    "_core/loop.py uses _shapes.sealed_thoughts": "it is told why thoughts are lost",
-    "_core/pay.py uses _listeners.metrics": "summaries are counted where they are paid",
-    "_core/recover.py uses _listeners.metrics": "recoveries are counted",
-    "_core/recover.py uses _shapes.media_limit": "a refusal may be of files",
-    "_core/recover.py uses _shapes.refused_forms": "a refusal may be of a form",
-    "_summaries/ask.py uses _shapes.sealed_thoughts": "sealed thoughts stay whole",
-    "_summaries/compose.py uses _shapes.moved_media": "files of a quoted request move",
-    "_tools/terminal.py uses _listeners.announcements": "commands print it themselves",
-    # Units that need each other:
     "_listeners/__init__.py uses _shapes.sealed_thoughts": "seals are also a listener",
-    "_recall/offer.py uses _shapes.moved_media": "a file is offered that can be sent",
-    "_recall/offer.py uses _shapes.sealed_thoughts": "a new tool would break a seal",
-    "_recall/tool.py uses _shapes.moved_media": "a file is shown where it can be sent",
     "_recall/tool.py uses _shapes.recalled_files": "a file is attached to the request",
 }
 """The places outside its folder that know a unit all the same, and why."""
