@@ -114,7 +114,7 @@ UNIT = re.compile(r"(_sections|_shapes|_listeners|_recall)\.(?![A-Z]+\b)\w+")
 """A unit: a file in one of these folders, with an entry in one of the folder's tuples.
 Other modules should use these alone, `SECTIONS` for one."""
 
-KNOWN = {
+KNOWN: dict[str, str] = {
     "_listeners/__init__.py uses _shapes.sealed_thoughts": "seals are also a listener",
     "_recall/tool.py uses _shapes.recalled_files": "a file is attached to the request",
 }
