@@ -132,7 +132,8 @@ def declare(tool: BaseTool, **properties: object) -> types.FunctionDeclaration:
 Shape = Callable[[Turn, list[types.Content]], list[types.Content]]
 """Gives contents a form that the provider accepts; returns others, or the same list.
 
-It is applied to every request, after the summary is in place and before measuring.
+Each shape is applied to every request, once the summary is in place, and before the
+request is measured.
 """
 
 
@@ -150,9 +151,13 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer that is whole, and what its provider counted; None for no count.
+    """An answer that is whole.
 
-    `count` is None also for what is counted again.
+    Attributes:
+        real_tokens: The provider's count of the prompt; None where it counted nothing.
+        count: The count with the estimate of the same request; None where there is no
+            count, or where it is of a request that was counted before.
+        may_lose_event: Whether a plugin may keep the answer's event from the guard.
     """
 
     guard: Guard
@@ -163,7 +168,7 @@ class Answered:
     real_tokens: int | None
     count: Count | None
     state: AgentState
-    may_lose_event: bool  # A plugin may keep the answer's event from the guard.
+    may_lose_event: bool
 
     @cached_property
     def usage(self) -> Usage:
@@ -171,7 +176,7 @@ class Answered:
         return read_usage(self.response.usage_metadata)
 
     def attach(self, name: str, said: object) -> None:
-        """Lets the answer's event carry something in `custom_metadata`."""
+        """Has the answer's event carry a value in its `custom_metadata`."""
         if self.may_lose_event:
             known = self.response.custom_metadata or {}
             self.response.custom_metadata = {**known, name: said}
@@ -180,7 +185,7 @@ class Answered:
 
 
 class Listener:
-    """Is told what happened; what it raises is logged and ends nothing."""
+    """Is told of events; an exception that it raises is logged, and ends nothing."""
 
     async def compacted(self, event: Compacted) -> None:
         """Called after each compaction."""
