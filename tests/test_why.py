@@ -223,7 +223,7 @@ async def test_words_beside_the_summary_are_found(
     asked: types.Part, holder: str, tmp_path: Path, capsys: Output
 ) -> None:
     """Whatever the section they stand in, it is named."""
-    replies = [asked, *["Noted."] * 30]
+    replies: list[Reply] = [asked, *["Noted."] * 30]
     llm = SimulatedLlm(
         context_window=WINDOW,
         script=replies,
