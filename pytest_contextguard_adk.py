@@ -27,24 +27,24 @@ def contextguard_llm() -> type[SimulatedLlm]:
 
 @pytest.fixture
 def contextguard_strict_llm() -> Iterator[Callable[..., SimulatedLlm]]:
-    """The same; the test fails at its end where a request was refused.
+    """The same model; the test fails at its end if a request was refused.
 
-    Refused is what is longer than the context window, and what breaks the order of tool
-    calls and results.
+    A request is refused if it is longer than the context window, or breaks the order of
+    tool calls and results.
     """
     from contextguard_adk.testing import SimulatedLlm
 
     made: list[SimulatedLlm] = []
 
     def make(**settings: object) -> SimulatedLlm:
-        made.append(llm := SimulatedLlm.model_validate(settings))
+        llm = SimulatedLlm.model_validate(settings)
+        made.append(llm)
         return llm
 
     yield make
+    requests = sum(llm.calls for llm in made)
     refused = sum(llm.rejections + llm.violations for llm in made)
-    assert not refused, (
-        f"{refused} of {sum(llm.calls for llm in made)} requests refused"
-    )
+    assert not refused, f"{refused} of {requests} requests refused"
 
 
 @pytest.fixture

@@ -10,15 +10,16 @@ class ContextGuardError(Exception):
 class SummaryError(ContextGuardError):
     """A summarizer gave no usable summary.
 
-    Raised and caught inside a compaction, so a user's turn never sees it. Where the
-    window is nearly full, a mechanical summary takes its place.
+    A compaction raises it and catches it, so no user's turn ever ends by it. Where the
+    window is nearly full, a mechanical summary is put in place of the missing one.
     """
 
 
 class UnusableAnswerError(SummaryError):
-    """The summarizer answered, but with no summary.
+    """The summarizer's answer is no summary.
 
-    It is `is_blocked` where a provider's filter ended the answer.
+    Attributes:
+        is_blocked: Whether a filter of the provider ended the answer.
     """
 
     def __init__(self, reason: str, is_blocked: bool = False) -> None:
@@ -30,8 +31,11 @@ class ConfigError(ContextGuardError, ValueError):
     """A setting is wrong, or a settings file cannot be read.
 
     The message is one line that names the place (a class, or a file with its key), the
-    value and what is accepted. `problems` has the last three by themselves, as pairs of
-    a place with its value and what is wrong with it.
+    value and what is accepted.
+
+    Attributes:
+        problems: Each wrong setting, as a pair: its key with its value, and what is
+            accepted.
     """
 
     def __init__(self, message: str, problems: Sequence[tuple[str, str]] = ()) -> None:

@@ -1,8 +1,8 @@
-"""What the guard did, for listeners, log, traces and events; never message text."""
+"""Records of the guard's work for listeners, log and traces; never message text."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, astuple, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
 from google.genai import types
@@ -16,9 +16,9 @@ class Usage:
     """The tokens of some model calls, as their provider reports them; 0 if it does not.
 
     Attributes:
-        prompt_tokens: All that was sent, what a prompt cache served included.
-        cached_tokens: What of it a prompt cache served.
-        output_tokens: All that was written, thoughts included.
+        prompt_tokens: Tokens that were sent, with those that a prompt cache served.
+        cached_tokens: Tokens that a prompt cache served.
+        output_tokens: Tokens that were written, thoughts included.
     """
 
     prompt_tokens: int = 0
@@ -26,7 +26,11 @@ class Usage:
     output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.output_tokens + other.output_tokens,
+        )
 
 
 REASONS = {
@@ -35,12 +39,12 @@ REASONS = {
     "requested": "a compaction was asked for",
     "overflow": "the provider rejected the request as too long",
 }
-"""What `CompactionRecord.reason` means."""
+"""The meaning of each `CompactionRecord.reason`."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose request it was; every record has these fields.
+    """The agent, session and user of a request; every record has these fields.
 
     `user` is a hash of app and user id, or the id where the plugin has
     `user_ids="plain"`; `strategy` is the class that guards the agent.
@@ -63,15 +67,15 @@ class Origin:
 
 @dataclass(frozen=True)
 class PlannedCompaction(Origin):
-    """What `before_compaction` is given: a compaction that is about to be paid for.
+    """A compaction that is about to be paid for, as `before_compaction` is given it.
 
     Attributes:
         reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
         messages: Copies of the messages that may be left out, oldest first, without
             those that a summary covers already. Some may stay in the request.
         tokens: The estimate of the request, in real tokens.
-        threshold_tokens: From here on a compaction is due.
-        summary_tokens: What the summary may take, at most.
+        threshold_tokens: The size of a request from which on a compaction is due.
+        summary_tokens: The most tokens that the summary may take.
         is_ahead: Whether it is written in the background, and nobody waits for it now.
     """
 
@@ -91,15 +95,15 @@ class CompactionRecord(Origin):
     Attributes:
         reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
         tokens_before: The estimate before, in real tokens; `tokens_after` likewise.
-        summary_tokens: What the summary takes, by bytes / 4.
-        attempts: How many summaries it took, mechanical ones included.
+        summary_tokens: The tokens of the summary, by bytes / 4.
+        attempts: How many summaries were written, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
         model: The model that was asked for summaries; "" where none was.
-        usage: What all its answers took, those included that were of no use.
+        usage: The tokens of all its answers, also of those that were of no use.
         cost: The price of these in US dollars; None where it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
-            went on; `duration_seconds` is what that took.
+            went on; `duration_seconds` is how long that took.
         failure: Why no model wrote it, in one word; "" where one did, or none had to.
     """
 
@@ -133,8 +137,8 @@ class PressureRecord(Origin):
     Attributes:
         tokens: The estimate of the request that is sent, in real tokens.
         pressure_before: Estimate / window before any compaction.
-        pressure: Estimate / window of what is sent.
-        warning_threshold: From where on it is reported.
+        pressure: Estimate / window of the request that is sent.
+        warning_threshold: The pressure from which on a request is reported.
     """
 
     tokens: int
@@ -151,15 +155,15 @@ class CallRecord(Origin):
     Attributes:
         estimated_tokens: The estimate of the request that was sent, in real tokens.
         real_tokens: What the provider counted; None where it did not say.
-        threshold_tokens: From here on a compaction is due.
-        pressure: Estimate / window of what was sent.
+        threshold_tokens: The size of a request from which on a compaction is due.
+        pressure: Estimate / window of the request that was sent.
         is_recovered: Whether the provider had rejected a larger request before.
         compaction: The compaction that ran for this call; None where there was none.
         model: The model that was called.
-        usage: What the call took; zeros where the provider did not say.
+        usage: The tokens of the call; zeros where the provider did not say.
         cost: Its price in US dollars; None where it is unknown.
-        summary_usage: What summary calls took since the last record of this agent, for
-            compactions that came to nothing as well.
+        summary_usage: The tokens of summary calls since the last record of this agent,
+            also for compactions that came to nothing.
         summary_cost: The price of these in US dollars; None where it is unknown.
     """
 
@@ -178,37 +182,43 @@ class CallRecord(Origin):
 
 
 def format_cost(dollars: float | None) -> str:
-    """Writes an amount of money for people; what is not free is never shown as 0."""
+    """Writes an amount of money for people; only free things cost $0.0000."""
     if dollars is None:
         return "unknown"
-    return "<$0.0001" if 0 < dollars < 0.0001 else f"${dollars:,.4f}"
+    if 0 < dollars < 0.0001:
+        return "<$0.0001"
+    return f"${dollars:,.4f}"
 
 
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text."""
-    summary = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-    if record.is_mechanical:
-        summary += ", in part without a model"
-    if record.model:
-        summary += f" by {record.model}"
-    if not (record.attempts and record.summary_tokens):
-        summary = "no new summary"
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
         f"{record.contents_before:,} → {record.contents_after:,} messages",
-        summary,
+        _describe_summaries(record),
     ]
     if record.model:
         parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
 
 
+def _describe_summaries(record: CompactionRecord) -> str:
+    if not record.attempts or not record.summary_tokens:
+        return "no new summary"
+    count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+    how = ", in part without a model" if record.is_mechanical else ""
+    by = f" by {record.model}" if record.model else ""
+    return f"{count}{how}{by}"
+
+
 def describe_call(record: CallRecord) -> dict[str, Any]:
     """Describes a call in short, for `custom_metadata`: small, and safe as JSON.
 
-    Of a call without a compaction or a recovery there is nothing to say.
+    Returns:
+        Nothing for a call without a compaction or a recovery.
     """
-    if not record.is_recovered and record.compaction is None:
+    compaction = record.compaction
+    if compaction is None and not record.is_recovered:
         return {}
     described: dict[str, Any] = {
         "estimate": record.estimated_tokens,
@@ -218,13 +228,18 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
     }
     if record.is_recovered:
         described["recovered"] = True
-    if (compaction := record.compaction) is not None:
-        left_out = {"summary_tokens", "duration_seconds", "failure"}
-        left_out |= vars(Origin("", "")).keys() - {"strategy"}
-        renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
-        described["compaction"] = {
-            renamed.get(name, name): value
-            for name, value in asdict(compaction).items()
-            if name not in left_out
-        }
+    if compaction is not None:
+        described["compaction"] = _describe_fields(compaction)
     return described
+
+
+def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
+    """Returns the fields of a compaction by the names that `custom_metadata` has."""
+    of_origin = vars(Origin("", "")).keys() - {"strategy"}
+    left_out = of_origin | {"summary_tokens", "duration_seconds", "failure"}
+    renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
+    return {
+        renamed.get(name, name): value
+        for name, value in asdict(compaction).items()
+        if name not in left_out
+    }

@@ -128,7 +128,7 @@ async def reset(
     delta = dict[str, Any]()
     found = _choose(session, agent)
     for state in found:
-        state.note(summary=None, edits=state.record.edits + 1)
+        state.edit_summary(None)
         for name in keys.SCOPED_NAMES[:-1]:
             state.write(name, None)
         for key in state.find(keys.EVENTS_SINCE_KEY):
@@ -156,7 +156,7 @@ async def edit(
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
     stored = state.summary or StoredSummary()
     changed = stored.model_copy(update={"model_chars": len(text)})
-    state.note(summary=changed, edits=state.record.edits + 1)
+    state.edit_summary(changed)
     state.write("summary", text)
     said = f"{_name([state])} has {len(text):,} characters, it had {len(known):,}"
     return await _append(service, session, said, state.delta, force)

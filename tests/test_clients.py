@@ -15,7 +15,7 @@ from google.adk.models.google_llm import Gemini
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
-from contextguard_adk._providers.clients import default_output_tokens, set_output_tokens
+from contextguard_adk._providers.clients import Client
 from contextguard_adk.records import CallRecord
 from tests.builders import Chat, answer_text, call_part, queued_tool
 from tests.chats import Registry, slow
@@ -288,8 +288,9 @@ def test_litellm_asks_for_the_most_for_claude_alone(
 ) -> None:
     """Anthropic's API wants a number, others get none that nobody asked for."""
     llm = connect("openai", "http://127.0.0.1:9")
-    assert default_output_tokens(llm, model, Limited(WINDOW)) == expected
-    assert set_output_tokens(llm, types.GenerateContentConfig()) is None
+    client = Client.of(llm)
+    assert client.default_output_tokens(model, Limited(WINDOW)) == expected
+    assert client.set_output_tokens(types.GenerateContentConfig()) is None
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,8 @@ def test_a_limit_that_was_set_is_told_from_a_default(client: str, name: str) -> 
     """A number is reserved where somebody has written it, even if it is the usual."""
     config = types.GenerateContentConfig()
     address = "http://127.0.0.1:9"
-    assert set_output_tokens(connect(client, address), config) is None
+    assert Client.of(connect(client, address)).set_output_tokens(config) is None
     llm = connect(client, address, **{name: 8_192})
-    assert set_output_tokens(llm, config) == 8_192
+    assert Client.of(llm).set_output_tokens(config) == 8_192
     config.max_output_tokens = 500
-    assert set_output_tokens(llm, config) == 500
+    assert Client.of(llm).set_output_tokens(config) == 500

@@ -32,7 +32,7 @@ _recall
 _listeners
 _core
 config
-_announce
+_plugin
 plugin
 sessions
 __init__

@@ -12,7 +12,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 
 from contextguard_adk._core.call import Call
-from contextguard_adk._core.counts import least_tokens
+from contextguard_adk._core.look import least_tokens
 from contextguard_adk._core.recover import Recovery, read_overflow
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
@@ -20,8 +20,7 @@ from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import resolve_llm
 from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._providers.refusals import parse_refusal
-from contextguard_adk._runtime.runs import Guard, SentCall
-from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.runs import Guard, SentCall, call_key
 from contextguard_adk.strategies.base import Strategy
 
 
@@ -77,7 +76,7 @@ def _read_overflow(
     """Reads whether the request was too long, for its window or a rate limit."""
     if sent is None:
         return read_overflow(error, request, 0)
-    seen = sent.session.facts.of(sent.model)
+    seen = sent.memory.facts.of(sent.model)
     sent_tokens = sent.heuristic_tokens
     if seen.counted is not None:
         sent_tokens = least_tokens(seen, sent.heuristic_tokens)

@@ -12,8 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._history.history import History
 from contextguard_adk._providers.clients import find_llm
-from contextguard_adk._runtime.runs import Guard
-from contextguard_adk._runtime.scopes import digest, summary_scope
+from contextguard_adk._runtime.runs import Guard, digest, summary_scope
 from contextguard_adk._turn.facts import Counts
 from contextguard_adk.records import CompactionRecord, Origin
 from contextguard_adk.strategies.base import Strategy
@@ -60,12 +59,12 @@ class Call:
         self.scope = summary_scope(invocation)
         app = invocation.session.app_name
         user = invocation.session.user_id
-        user = user if guard.has_plain_users else digest([app, user])
+        user = user if guard.settings.user_ids == "plain" else digest([app, user])
         names = {"app": app, "user": user, "strategy": type(strategy).__name__}
         names["invocation_id"] = invocation.invocation_id
         self.origin = Origin(self.agent, invocation.session.id, **names)
         self.state = guard.state(context)
-        self.session = guard.session(invocation, self.agent, self.scope)
+        self.memory = guard.memory(invocation, self.agent, self.scope)
         self.asked_model = ""  # Where a fallback has changed the request's.
         self.run = guard.run(invocation)
         self.memo = self.run.memo(invocation)
@@ -99,4 +98,4 @@ class Call:
         """Waits for the summary that is under way, if there is one."""
         # A summary takes three calls at most.
         timeout_seconds = 3 * self.strategy.summary_timeout_seconds
-        await self.session.pending.wait(timeout_seconds)
+        await self.memory.pending.wait(timeout_seconds)

@@ -12,11 +12,7 @@ from contextguard_adk._measuring.budgets import (
     most_buffer_tokens,
     plan_budgets,
 )
-from contextguard_adk._providers.clients import (
-    default_output_tokens,
-    set_output_tokens,
-    thinking_tokens,
-)
+from contextguard_adk._providers.clients import Client, thinking_tokens
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
@@ -47,7 +43,7 @@ def find_limits(call: Call) -> Learned:
     of a fallback model, and those below what was accepted before: they hold for 20
     answered calls, and are tried again.
     """
-    seen = call.session.facts.of(call.model)
+    seen = call.memory.facts.of(call.model)
     if seen.limits is not None and seen.limit_calls is None:
         return seen.limits
     if seen.limit_calls is not None and seen.limit_calls >= TRY_AGAIN_CALLS:
@@ -55,15 +51,24 @@ def find_limits(call: Call) -> Learned:
     return call.state.record.of(call.model)
 
 
-def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> None:
+def learn(
+    call: Call,
+    *,
+    window_tokens: int | None = None,
+    output_tokens: int | None = None,
+    correction: float | None = None,
+    is_trusted: bool | None = None,
+) -> None:
     """Remembers what a provider has shown, in place of what only session state says.
 
     Args:
         call: The model call.
+        window_tokens: The window that a rejection has shown; None for no news of it.
+        output_tokens: The output limit that a rejection has shown; None for no news.
+        correction: Tokens of the model per four bytes; None for no news.
         is_trusted: Whether it holds until it is contradicted; None is as before.
-        shown: Fields of `Learned`.
     """
-    seen = call.session.facts.of(call.model)
+    seen = call.memory.facts.of(call.model)
     stored = call.state.record.of(call.model)
     if is_trusted is not None:
         limit_calls = None if is_trusted else 0
@@ -71,21 +76,29 @@ def learn(call: Call, is_trusted: bool | None = None, **shown: float | None) -> 
         limit_calls = None if stored == Learned() else 0
     else:
         limit_calls = seen.limit_calls
-    limits = (seen.limits or stored).model_copy(update=shown)
-    call.state.learn(call.model, **vars(limits))
-    call.session.see(call.model, limits=limits, limit_calls=limit_calls)
+
+    limits = seen.limits or stored
+    if window_tokens is not None:
+        limits = limits.model_copy(update={"window_tokens": window_tokens})
+    if output_tokens is not None:
+        limits = limits.model_copy(update={"output_tokens": output_tokens})
+    if correction is not None:
+        limits = limits.model_copy(update={"correction": correction})
+
+    call.state.learn(call.model, limits)
+    call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
 
 
 def use_hearsay(call: Call) -> None:
     """Notes a compaction; limits that only session state says are good for two."""
-    seen = call.session.facts.of(call.model)
+    seen = call.memory.facts.of(call.model)
     said = call.state.record.of(call.model)
     if vars(said) == vars(seen.limits or Learned()):
         return
     if said.is_used:
-        call.state.learn(call.model, **vars(seen.limits or Learned()))
+        call.state.learn(call.model, seen.limits or Learned())
     else:
-        call.state.learn(call.model, is_used=True)
+        call.state.learn(call.model, said.model_copy(update={"is_used": True}))
 
 
 def review_limits(event: Answered) -> None:
@@ -95,17 +108,16 @@ def review_limits(event: Answered) -> None:
     count = event.count
     if call.is_observed or call.is_reported or not call.is_answered:
         return
-    session = call.session
     model = call.model
-    seen = session.facts.of(model)
+    seen = call.memory.facts.of(model)
     limits = seen.limits or Learned()
     known_tokens = limits.window_tokens or state.record.of(model).window_tokens
     if known_tokens and count and count.is_size and count.real_tokens > known_tokens:
         limits = limits.model_copy(update={"window_tokens": None})
-        state.learn(model, **vars(limits))
-        session.see(model, limits=limits, limit_calls=None)
+        state.learn(model, limits)
+        call.memory.see(model, replace(seen, limits=limits, limit_calls=None))
     elif seen.limit_calls is not None and seen.limit_calls < TRY_AGAIN_CALLS:
-        session.see(model, limit_calls=seen.limit_calls + 1)
+        call.memory.see(model, replace(seen, limit_calls=seen.limit_calls + 1))
 
 
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
@@ -117,7 +129,7 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         name, configured=strategy.context_window, registry=registry, agent=call.agent
     )
     shown = find_limits(call)
-    seen = call.session.facts.of(name)
+    seen = call.memory.facts.of(name)
     unlimited = Limit(resolved.tokens)
     limit = call.guard.limits.get(call.client, seen.kept or unlimited)
     if limit.tokens < seen.accepted_tokens:
@@ -127,13 +139,14 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         accepted_tokens = 0 if seen.has_shown(shown) else seen.accepted_tokens
         shown_tokens = max(shown.window_tokens, accepted_tokens, MIN_WINDOW_TOKENS)
         known = min(known, shown_tokens)
-    default = default_output_tokens(call.llm, name, registry) or shown.output_tokens
+    client = Client.of(call.llm)
+    default = client.default_output_tokens(name, registry) or shown.output_tokens
     return ModelFacts(
         name=name,
         llm=call.llm,
         known_window_tokens=known,
         window_tokens=min(known, bounds.window_tokens or known),
-        reserved_output_tokens=set_output_tokens(call.llm, call.request.config) or 0,
+        reserved_output_tokens=client.set_output_tokens(call.request.config) or 0,
         default_output_tokens=default or 0,
         is_rate=limit.is_rate,
         sum_tokens=limit.sum_tokens,
@@ -231,7 +244,7 @@ def learn_window(
         return _keep_to_rate(call, bounds, overflow, estimated_tokens)
     model = resolve_model(call, bounds)
     named = overflow.limit_tokens
-    seen = call.session.facts.of(model.name)
+    seen = call.memory.facts.of(model.name)
     is_foreign = not _is_same_model(overflow.model, model.name)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
     is_contradicted = (named or shown_tokens) < accepted_tokens
@@ -242,11 +255,11 @@ def learn_window(
         learned = max(seen.accepted_tokens, shown_tokens, MIN_WINDOW_TOKENS)
     is_trusted = not (is_foreign or is_contradicted)
     if learned < model.window_tokens:
-        learn(call, is_trusted, window_tokens=learned)
+        learn(call, window_tokens=learned, is_trusted=is_trusted)
         is_named = learned == named
         _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
     elif not is_trusted:
-        learn(call, is_trusted)
+        learn(call, is_trusted=is_trusted)
     return bounds
 
 
@@ -277,9 +290,11 @@ def _keep_to_rate(
     sum_tokens = limit_tokens if overflow.prompt_tokens else 0
     limit = Limit(prompt_tokens, True, sum_tokens)
     call.guard.limits[call.client] = limit
-    seen = call.session.facts.of(call.model)
+    seen = call.memory.facts.of(call.model)
     believed_tokens = min(seen.accepted_tokens, prompt_tokens)
-    call.session.see(call.model, accepted_tokens=believed_tokens, kept=limit)
+    call.memory.see(
+        call.model, replace(seen, accepted_tokens=believed_tokens, kept=limit)
+    )
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
         "%s: no wait helps. Prompts stay below %s tokens from now on, in this process. "

@@ -9,14 +9,19 @@ from google.genai import types
 
 from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.counts import least_tokens
 from contextguard_adk._core.fit import minimize
-from contextguard_adk._core.limits import plan_call, resolve_model
+from contextguard_adk._core.limits import find_limits, plan_call, resolve_model
 from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._measuring.calibration import estimate_prompt_tokens, first_margin
+from contextguard_adk._measuring.calibration import (
+    MAX_RATIO,
+    correction_factor,
+    estimate_prompt_tokens,
+    first_margin,
+)
 from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._summaries.compose import (
     render,
     shape,
@@ -24,7 +29,7 @@ from contextguard_adk._summaries.compose import (
     without_recall,
 )
 from contextguard_adk._support.log import warn_once
-from contextguard_adk._turn.facts import Size
+from contextguard_adk._turn.facts import Counts, Size
 from contextguard_adk._turn.turn import Turn
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -56,7 +61,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         model=model,
         record=state.record,
         state=state,
-        facts=call.session.facts,
+        facts=call.memory.facts,
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
         reason="overflow" if bounds.is_rejected else reason,
@@ -65,11 +70,50 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         has_used_tools=stored is not None and shows_tool_use(stored),
         is_observed=call.is_observed,
         is_settled=is_settled,
-        is_writing=call.session.pending.is_under_way,
+        is_writing=call.memory.pending.is_under_way,
         config=request.config,
     )
     turn = _measure(_render(turn), bounds)
     return replace(turn, nearness=call.strategy.fullness(turn))
+
+
+def read_counts(call: Call) -> Counts:
+    """Returns what the provider counted last, and what follows from it.
+
+    What no answer of this process has shown is no count where it is more than the
+    window, or far more than what was sent.
+    """
+    state = call.state
+    facts = call.memory.facts
+    model = call.model
+    real = int(state.read("real_tokens") or 0)
+    last = int(state.read("last_heuristic") or 0)
+    window_tokens = resolve_model(call, Bounds()).known_window_tokens
+    most_tokens = min(window_tokens, MAX_RATIO * last or window_tokens)
+    if real > max(most_tokens, facts.of(model).accepted_tokens):
+        real = 0
+    learned = find_limits(call).correction
+    if facts.counting_model not in ("", model):
+        # What another model counted, by its own vocabulary, says nothing of this one.
+        counted = facts.of(model).counted
+        learned = correction_factor(*counted) if counted else learned
+        real = last = 0
+    if not (real and last):
+        return Counts(real or None, last or None, learned, learned)
+    correction = correction_factor(real, last)
+    measured = max(correction, min(real / last, MAX_RATIO))
+    return Counts(real, last, correction, measured)
+
+
+def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
+    """Returns what a request takes at least, by the provider's last count.
+
+    Half of bytes / 4 where it has counted nothing in this process.
+    """
+    if seen.counted is None:
+        return heuristic_tokens // 2
+    real_tokens, counted_tokens = seen.counted
+    return heuristic_tokens * real_tokens // max(1, counted_tokens)
 
 
 def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
@@ -116,7 +160,8 @@ def _read_history(
         said = call.context.user_content
         history = History(contents, call.invocation, said, stored, call.memo)
         config = getattr(call.invocation.run_config, "get_session_config", None)
-        history.loads_part = call.guard.loads_recent or config is not None
+        is_partial = call.guard.settings.recent_events or config is not None
+        history.loads_part = is_partial
         history.redactor = call.guard.redactor
         form = call.memo.form
         history.preview = call.strategy.preview(window_tokens, has_recall, form)

@@ -7,32 +7,34 @@ import copy
 import logging
 import time
 import weakref
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from google.genai import types
 
 from contextguard_adk import _listeners, _recall
+from contextguard_adk._core import background
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.decide import (
     FIXED_PART_TOO_LARGE,
+    Row,
     Step,
     decide,
     fixed_part_tokens,
+    may_begin_in_background,
 )
 from contextguard_adk._core.limits import fit_output, use_hearsay, warn_reserved_output
-from contextguard_adk._core.look import leave_out_rest, look
-from contextguard_adk._core.pay import Payer, plan_background
+from contextguard_adk._core.look import leave_out_rest, look, read_counts
+from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
+from contextguard_adk._history.history import History
 from contextguard_adk._runtime.memory import Paid
-from contextguard_adk._runtime.runs import SentCall
-from contextguard_adk._runtime.scopes import call_key
-from contextguard_adk._shapes.sealed_thoughts import find_lost_cause
+from contextguard_adk._runtime.runs import SentCall, call_key
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Compacted
+from contextguard_adk._turn.units import Compacted, Sent
 from contextguard_adk.records import CompactionRecord, PressureRecord
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -40,96 +42,128 @@ logger = logging.getLogger("contextguard_adk.call")
 
 async def guard_call(call: Call) -> None:
     """Changes a request so that it fits, and remembers what is sent."""
-    await send(call, await run(call, Bounds()))
+    turn = await settle(call, Bounds())
+    await send(call, turn)
 
 
-async def run(call: Call, bounds: Bounds) -> Turn:
-    """Returns the call as it is to be sent; compacts before, where that is due."""
+async def settle(call: Call, bounds: Bounds) -> Turn:
+    """Acts as the table of `decide` says until the request may be sent.
+
+    Returns:
+        The call, with the contents that are to be sent.
+    """
     call.counts = read_counts(call)
     is_settled = False
+
     while True:
         turn = look(call, bounds, is_settled)
         call.tokens_before = call.tokens_before or turn.tokens
         row = decide(turn)
         logger.debug("Agent %r: %s; %s.", turn.agent, row.step.value, row.why)
-        match row.step:
-            case Step.WAIT:
-                await call.wait()
-            case Step.REFUSE:
-                call.state.answer_request(row.why)
-            case Step.COMPACT:
-                is_settled = True
-                call.is_recovery_paid = bounds.is_rejected
-                # After a rejection another call's summary may be under way.
-                await call.wait()
-                # It survives the cancellation of this call; a later one uses it.
-                paid = await call.session.pending.write(Payer.of(call).pay(turn))
-                if paid is False and turn.reason == "requested":
-                    call.state.answer_request("before_compaction put it off")
-            case Step.PUT_IN:
-                is_settled = is_settled or bounds.is_rejected
-                await _put_in(call, turn)
-            case Step.SEND:
-                if row is FIXED_PART_TOO_LARGE:
-                    _warn_fixed_part(turn)
-                return leave_out_rest(turn, bounds)
+
+        if row is FIXED_PART_TOO_LARGE:
+            _warn_fixed_part(turn)
+        if row.step is Step.SEND:
+            return leave_out_rest(turn, bounds)
+
+        act = _ACTS[row.step]
+        is_settled = await act(call, turn, row) or is_settled
 
 
-async def _put_in(call: Call, turn: Turn) -> None:
-    """Takes a summary from the shelf, and puts it in place where it still holds."""
+async def _wait(call: Call, turn: Turn, row: Row) -> bool:
+    """Waits for the summary under way; the next look finds it on the shelf."""
+    await call.wait()
+    return False
+
+
+async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
+    """Takes back the compaction that was asked for, and says why."""
+    call.state.answer_request(row.why)
+    return False
+
+
+async def _compact(call: Call, turn: Turn, row: Row) -> bool:
+    """Lets the strategy compact; the next look finds its summary on the shelf."""
+    call.is_recovery_paid = turn.reason == "overflow"
+    # After a rejection another call's summary may be under way.
+    await call.wait()
+    # The task survives the cancellation of this call; a later call uses its summary.
+    was_allowed = await call.memory.pending.write(Payer.of(call).pay(turn))
+    if was_allowed is False and turn.reason == "requested":
+        call.state.answer_request("before_compaction put it off")
+    return True
+
+
+async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
+    """Takes a summary from the shelf, and puts it in the request where it holds."""
+    memory = call.memory
     lost = turn.facts.find_lost(turn.record.summary)
-    session = call.session
-    paid = lost or turn.facts.ready
-    session.note(**{"put_in" if lost else "ready": None})
-    outcome = _rebase(call, turn, paid) if paid else None
-    if paid and outcome:
+    if lost is None:
+        paid = turn.facts.ready
+        memory.facts = replace(memory.facts, ready=None)
+    else:
+        paid = lost
+        memory.facts = replace(memory.facts, put_in=None)
+
+    outcome = None if paid is None else _try_in_place(call, turn, paid)
+    if paid is not None and outcome is not None:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
-        session.note(fruitless_tokens=turn.tokens)
+        memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
         message = "A summary for agent %r was dropped: it gains nothing; %s."
         logger.info(message, turn.agent, turn.origin.place)
+    return turn.reason == "overflow"
 
 
-def _rebase(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Returns the request with a paid summary in place; None where it does not hold."""
+_Act = Callable[[Call, Turn, Row], Awaitable[bool]]
+_ACTS: Mapping[Step, _Act] = {
+    Step.WAIT: _wait,
+    Step.REFUSE: _refuse,
+    Step.COMPACT: _compact,
+    Step.PUT_IN: _put_in,
+}
+"""What each step does; an act returns whether the call must not compact again."""
+
+
+def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
+    """Returns the request with a summary in place; None where it gains nothing.
+
+    None also where the summary no longer holds: the history or the stored summary has
+    changed since it was written.
+    """
     history = turn.history.with_summary(paid.stored)
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
-    if not paid.is_background:
-        covered = history.covered
-        summarized = history.model_covered
-        upto = history.find_place(paid.stored.truncated_upto)
-        draft = replace(paid.draft, truncated_upto=upto)
-    elif turn.history.covered < history.covered:
-        covered = summarized = turn.whole(history.covered - turn.kept.indexes)
-        reason = turn.reason if turn.is_due else call.strategy.early_reason
-        text = paid.draft.text
-        chars = paid.draft.model_chars
-        draft = replace(turn.draft, text=text, model_chars=chars, reason=reason)
-    else:
-        return None
-    draft = replace(draft, covered=covered, model_covered=summarized)
-    outcome = compose(turn, draft)
-    if outcome.tokens >= turn.measure(turn.contents):
-        return None
+
     if paid.is_background:
-        # Newer messages stay now; the next compaction will remove them.
-        kept = turn.kept.indexes
-        shown = history.shown
-        since = [shown[i] for i in turn.uncovered if i not in kept]
-        left_tokens = outcome.tokens - turn.measure_alone(since)
-        left_tokens = max(turn.fixed_tokens, left_tokens)  # Some may stand shortened.
-        stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
-        outcome = replace(outcome, stored=stored)
+        early_reason = call.strategy.early_reason
+        outcome = background.put_in(turn, paid, history, early_reason)
+    else:
+        outcome = _put_back(turn, paid, history)
+    if outcome is None or outcome.tokens >= turn.measure(turn.contents):
+        return None
     return outcome
 
 
+def _put_back(turn: Turn, paid: Paid, history: History) -> Outcome:
+    """Returns the request with a summary that was written when it was due.
+
+    Its indexes are those of the request then, so they are found again in this one.
+    """
+    draft = replace(
+        paid.draft,
+        covered=history.covered,
+        model_covered=history.model_covered,
+        truncated_upto=history.find_place(paid.stored.truncated_upto),
+    )
+    return compose(turn, draft)
+
+
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Brings a compaction to the session: the only place that does; tells of it."""
-    is_new = not paid.is_reported
+    """Brings a compaction to the session: the only place that does."""
     state = call.state
-    session = call.session
-    paid = replace(
+    memory = call.memory
+    put_in = replace(
         paid,
         draft=outcome.draft,
         stored=outcome.stored,
@@ -138,38 +172,56 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         is_reported=True,
         paid_seconds=time.monotonic(),
     )
-    call.run.put_in(session, paid, state.key("record"))
+    call.run.put_in(memory, put_in, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
     use_hearsay(call)
-    session.note(fruitless_tokens=None)
+    memory.facts = replace(memory.facts, fruitless_tokens=None)
+
     if turn.is_settled and turn.reason != "overflow":
         call.is_compacted = True
-        # The counts are of contents that are gone; what they have shown stays.
+        # The counts are of contents that are gone; the correction that they have
+        # shown stays.
         shown = call.counts.measured_correction
         call.counts = Counts(correction=shown, measured_correction=shown)
-        session.note(was_full=turn.reason != "requested")
+        was_full = turn.reason != "requested"
+        memory.facts = replace(memory.facts, was_full=was_full)
+
     if turn.reason == outcome.draft.reason == "requested":
         state.answer_request()
     call.request.cache_metadata = None  # It describes a prefix that is gone.
-    if not is_new:
-        return
-    gone = outcome.draft.covered - turn.summarized
-    if any(has_result_of(turn.messages[i], turn.settings.keep_tools) for i in gone):
-        message = "Results of `keep_tools` take more than a tenth of the window of "
-        message += "agent %r, with what was called beside them; older ones go."
+
+    if not paid.is_reported:
+        await _report(call, turn, put_in, outcome)
+
+
+async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
+    """Tells listeners and the user's function of a compaction."""
+    newly_covered = outcome.draft.covered - turn.summarized
+    keep_tools = turn.settings.keep_tools
+    if any(has_result_of(turn.messages[i], keep_tools) for i in newly_covered):
+        message = (
+            "Results of `keep_tools` take more than a tenth of the window of agent %r, "
+            "with what was called beside them; older ones go."
+        )
         warn_once(logger, message, turn.agent)
-    call.compaction = record = _describe(call, turn, paid, outcome)
-    event = Compacted(call.guard, call.context, state, turn, outcome, record)
+
+    record = _describe(call, turn, paid, outcome)
+    call.compaction = record
+    event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
     for listener in _listeners.LISTENERS:
-        with log_failures(logger, f"{type(listener).__name__} failed"):
-            await listener.compacted(event)
-    await call.guard.observers.tell(call.guard.observers.on_compaction, record)
+        if listener.is_on(call.guard):
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                await listener.compacted(event)
+    await call.guard.observers.tell(record)
 
 
 def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
+    """Returns the record of a compaction; the call's next wait is counted from now."""
     now_seconds = asyncio.get_running_loop().time()
     waited_seconds = now_seconds - call.started_seconds
     call.started_seconds = now_seconds
+
+    # `outcome.tokens` has no count of the provider behind it, `turn.tokens` may.
     scale = turn.tokens / max(1, turn.measure(turn.contents))
     return CompactionRecord(
         **vars(turn.origin),
@@ -187,34 +239,48 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
 
 async def send(call: Call, turn: Turn) -> None:
     """Changes the request to what was decided, and remembers it for the answer."""
-    session = call.session
+    memory = call.memory
     request = call.request
     model = turn.model
+    budgets = turn.budgets
     original = request.contents
-    warn_reserved_output(turn.agent, turn.budgets)
+    warn_reserved_output(turn.agent, budgets)
+
     if not call.is_observed:
         if turn.is_changed(turn.contents):
             request.contents = list(turn.contents)
         declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
-        _warn_lost_thoughts(call, turn)
+        event = Sent(memory, turn, call.compaction is not None)
+        for watcher in _listeners.WATCHERS:
+            with log_failures(logger, f"{type(watcher).__name__} failed"):
+                watcher.sent(event)
+
         run_id = call.run.invocation_id
-        session.note(compacted_run=run_id if call.is_compacted else "")
-        session.forget_arrived(run_id)
+        compacted_run = run_id if call.is_compacted else ""
+        memory.facts = replace(memory.facts, compacted_run=compacted_run)
+        memory.forget_arrived(run_id)
     elif turn.is_due:
         logger.info(
             "Observing agent %r: a compaction would be due at %d tokens, the "
             "threshold is %d; %s.",
-            *(turn.agent, turn.tokens, turn.budgets.threshold_tokens),
+            turn.agent,
+            turn.tokens,
+            budgets.threshold_tokens,
             turn.origin.place,
         )
-    begin_background = plan_background(call, turn)
-    await _watch_pressure(call, turn, begin_background is not None)
+
+    after_answer = None
+    is_first_try = not (call.is_observed or turn.is_settled)
+    if is_first_try and may_begin_in_background(turn):
+        after_answer = background.plan(call, turn)
+    await _watch_pressure(call, turn, is_coming=after_answer is not None)
+
     call.run.calls[call_key(call.context)] = SentCall(
         heuristic_tokens=turn.size.heuristic_tokens,
         estimated_tokens=turn.tokens,
-        window_tokens=turn.budgets.window_tokens,
-        threshold_tokens=turn.budgets.threshold_tokens,
+        window_tokens=budgets.window_tokens,
+        threshold_tokens=budgets.threshold_tokens,
         model=model.name,
         client=call.client,
         original_contents=tuple(original),
@@ -223,20 +289,23 @@ async def send(call: Call, turn: Turn) -> None:
         request=weakref.ref(request),
         stated_window_tokens=model.stated_window_tokens,
         is_observed=call.is_observed,
-        session=session,
+        memory=memory,
         origin=turn.origin,
         compaction=call.compaction,
-        begin_background=begin_background,
+        after_answer=after_answer,
     )
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
     """Copies a config with its tools: later callbacks may add some in place."""
-    tools = [copy.copy(tool) for tool in config.tools or ()]
+    if not config.tools:
+        return config.model_copy()
+
+    tools = [copy.copy(tool) for tool in config.tools]
     for tool in tools:
         if isinstance(tool, types.Tool) and tool.function_declarations:
             tool.function_declarations = [*tool.function_declarations]
-    return config.model_copy(update={"tools": tools} if tools else None)
+    return config.model_copy(update={"tools": tools})
 
 
 def declare_tools(call: Call, turn: Turn) -> None:
@@ -245,58 +314,58 @@ def declare_tools(call: Call, turn: Turn) -> None:
         if not tool.is_wanted(turn):
             continue
         if tool.must_stay_declared(turn) and not turn.record.has_recall:
-            call.state.note(has_recall=True)
+            call.state.note_recall()
         made = tool.make(turn, call.invocation)
         if made.name not in call.request.tools_dict:
             call.request.append_tools([made])
         call.request.tools_dict[made.name] = made
 
 
-def _warn_lost_thoughts(call: Call, turn: Turn) -> None:
-    """Warns once of what others change again and again: it costs all thoughts."""
-    if call.compaction or not (changed := find_lost_cause(turn)):
-        return
-    count = call.session.facts.changed_count + 1
-    call.session.note(changed_count=count)
-    if count == 2:
-        message = "Agent %r: %s changed between calls, so that the thoughts of its "
-        message += "model cannot be sent again. Keep what changes often out of the "
-        message += "instruction, the tools and older messages."
-        warn_once(logger, message, turn.agent, changed)
-
-
 def _warn_fixed_part(turn: Turn) -> None:
+    """Warns once that no compaction can make the requests of an agent fit."""
     message = (
         "System instruction, tools and other context of agent %r take %d of %d "
         "tokens alone, the threshold is %d: compaction cannot help. Use a "
         "larger window or less instruction."
     )
-    tokens = fixed_part_tokens(turn)
-    budgets = turn.budgets
-    sizes = tokens, budgets.window_tokens, budgets.full_tokens
-    warn_once(logger, message, turn.agent, *sizes)
+    warn_once(
+        logger,
+        message,
+        turn.agent,
+        fixed_part_tokens(turn),
+        turn.budgets.window_tokens,
+        turn.budgets.full_tokens,
+    )
 
 
 async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
-    """Reports once that what is sent still fills much of the window.
+    """Reports once that a request still fills much of the window when it is sent.
 
-    Not on the way up to the threshold, where compaction has its turn later.
+    It reports nothing on the way up to the threshold, where a compaction comes later.
+
+    Args:
+        call: The model call.
+        turn: Its request as it is sent.
+        is_coming: Whether a summary is begun once the call is answered.
     """
-    observers = call.guard.observers
-    session = call.session
+    warning_threshold = call.guard.settings.warning_threshold
+    memory = call.memory
     window_tokens = turn.budgets.window_tokens
-    is_final = turn.is_observed or call.is_compacted
-    is_final |= turn.is_due and not (is_coming or turn.is_writing)
-    if turn.tokens / window_tokens < observers.warning_threshold:
-        session.note(is_under_pressure=False)
-    elif is_final and not session.facts.is_under_pressure:
-        session.note(is_under_pressure=True)
+    pressure = turn.tokens / window_tokens
+    if pressure < warning_threshold:
+        memory.facts = replace(memory.facts, is_under_pressure=False)
+        return
+
+    is_left_full = turn.is_due and not (is_coming or turn.is_writing)
+    is_final = turn.is_observed or call.is_compacted or is_left_full
+    if is_final and not memory.facts.is_under_pressure:
+        memory.facts = replace(memory.facts, is_under_pressure=True)
         record = PressureRecord(
             **vars(turn.origin),
             tokens=turn.tokens,
             window_tokens=window_tokens,
             pressure_before=call.tokens_before / window_tokens,
-            pressure=turn.tokens / window_tokens,
-            warning_threshold=observers.warning_threshold,
+            pressure=pressure,
+            warning_threshold=warning_threshold,
         )
-        await observers.tell_pressure(record)
+        await call.guard.observers.tell_pressure(record)

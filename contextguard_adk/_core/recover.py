@@ -12,8 +12,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
+from contextguard_adk import _listeners
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.counts import read_counts
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import (
     learn,
@@ -22,9 +22,8 @@ from contextguard_adk._core.limits import (
     reserve_output,
     resolve_model,
 )
-from contextguard_adk._core.look import look, render_unshaped
-from contextguard_adk._core.loop import declare_tools, run
-from contextguard_adk._listeners.metrics import MODEL, count
+from contextguard_adk._core.look import look, read_counts, render_unshaped
+from contextguard_adk._core.loop import declare_tools, settle
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.apart import Closing, call_apart
@@ -32,9 +31,15 @@ from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
-from contextguard_adk._shapes.media_limit import count_media_bytes, leave_out_media
-from contextguard_adk._shapes.refused_forms import find_help
+from contextguard_adk._shapes.media_limit import (
+    MediaLimit,
+    count_media_bytes,
+    leave_out_media,
+)
+from contextguard_adk._shapes.refused_forms import SeenRefusals, find_help
 from contextguard_adk._summaries.compose import shape
+from contextguard_adk._support.log import log_failures
+from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
@@ -80,9 +85,11 @@ class Recovery:
         call = self._call
         kind = self._kind if self._sent.is_recovered else "failed"
         if kind == "failed" and call.state.record.helped != helped:
-            call.state.note(helped=helped or None)
-        by = {MODEL: call.model, "context_guard.kind": kind}
-        count("context_guard.recoveries", 1, call.origin, by)
+            call.state.note_help(helped or {})
+        event = Recovered(call.origin, call.model, kind)
+        for listener in _listeners.LISTENERS:
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.recovered(event)
         return answer
 
     async def _run(self, overflow: Overflow) -> LlmResponse | None:
@@ -128,15 +135,16 @@ class Recovery:
     def _keep_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
         """Keeps what helps against a refusal, once for each kind and request."""
         call = self._call
-        session = self._call.session
+        memory = self._call.memory
         for kind in (refusal, "flat") if refusal else ():  # At last as plain text.
             helps = find_help(look(call, self._bounds), kind, contents)
             if kind in self._answered or helps == (call.state.record.helped or {}):
                 continue
             self._answered.add(kind)
-            call.state.note(helped=helps)
-            if refusal not in session.facts.refusals:
-                session.note(refusals=session.facts.refusals | {refusal})
+            call.state.note_help(helps)
+            seen = memory.facts.unit(SeenRefusals)
+            if refusal not in seen.kinds:
+                memory.keep(SeenRefusals(seen.kinds | {refusal}))
                 logger.warning(
                     "The provider refused a request of agent %r for its form (%s); it "
                     "is sent again in another one; %s.",
@@ -182,7 +190,7 @@ class Recovery:
         is_text = media_bytes <= sum(measure.text_bytes for measure in measures)
         if is_text or leave_out_media(sent, most_bytes) is sent:
             return None
-        self._call.session.note(max_media_bytes=most_bytes)
+        self._call.memory.keep(MediaLimit(most_bytes))
         return sent
 
     async def _compact(self, overflow: Overflow) -> list[types.Content] | None:
@@ -191,7 +199,7 @@ class Recovery:
             return None  # Its summary would hold the stored one.
         self._measure_by(overflow)
         before = self._call.state.record.summary
-        turn = await run(self._call, self._bounds)
+        turn = await settle(self._call, self._bounds)
         made = self._call.state.record.summary
         if made is before:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -20,7 +20,8 @@ INTERNAL_CALLS = frozenset(
 RECALL_TOOL = "recall_history"
 """The guard's own tool, whose results are copies of compacted history."""
 
-WORDS_CHARS = 4_000  # Of a text, to tell it by its words.
+WORDS_CHARS = 4_000
+"""How much of a text is read to recognize it by its words."""
 
 
 def find_shown_events(invocation: InvocationContext) -> list[Event]:
@@ -35,23 +36,25 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
-    if _is_without_contents(invocation):
-        starts = (i for i, event in enumerate(events) if _is_start(event, invocation))
-        events = events[max(starts, default=len(events)) :]
-    return events
+    if not _is_without_contents(invocation):
+        return events
+
+    starts = [i for i, event in enumerate(events) if _is_start(event, invocation)]
+    return events[starts[-1] :] if starts else []
 
 
 def compacted_spans(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """The times for which ADK's own summaries stand, apart from each other, ordered."""
+    """Returns the times that ADK's own summaries stand for, joined and in order."""
     compactions = [event.actions.compaction for event in events if event.actions]
+    times = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+
     spans: list[tuple[float, float]] = []
-    for start, end in sorted(
-        (c.start_timestamp, c.end_timestamp) for c in compactions if c
-    ):
+    for start, end in sorted(times):
         if spans and start <= spans[-1][1]:
-            start, last = spans.pop()
-            end = max(end, last)
-        spans.append((start, end))
+            first_start, last_end = spans[-1]
+            spans[-1] = (first_start, max(end, last_end))
+        else:
+            spans.append((start, end))
     return spans
 
 
@@ -63,16 +66,17 @@ def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of some events, by id; of those that are open also what was called."""
+    """The tool calls of an agent: the ids of all, and the open ones by their ids."""
 
     ids: frozenset[str]
     open: dict[str, types.Part]
 
 
-def find_calls(
-    events: Iterable[Event], is_own: Callable[[Event], bool] = lambda event: True
-) -> Calls:
-    """Finds the calls in own events, and those that none answers, oldest first."""
+def find_calls(events: Iterable[Event], invocation: InvocationContext | None) -> Calls:
+    """Finds the calls of an invocation's agent, and those that no event answers.
+
+    Without an invocation the calls of all agents count. The oldest calls stand first.
+    """
     ids = set[str]()
     waiting: dict[str, types.Part] = {}
     for event in events:
@@ -80,8 +84,7 @@ def find_calls(
             call = part.function_call
             response = part.function_response
 
-            is_call = call and call.id and call.name not in INTERNAL_CALLS
-            if call and call.id and is_call and is_own(event):
+            if call and call.id and _is_call_of_agent(call, event, invocation):
                 ids.add(call.id)
                 waiting.pop(call.id, None)  # Some models use an id again.
                 waiting[call.id] = part
@@ -90,8 +93,45 @@ def find_calls(
     return Calls(frozenset(ids), waiting)
 
 
+def _is_call_of_agent(
+    call: types.FunctionCall, event: Event, invocation: InvocationContext | None
+) -> bool:
+    if call.name in INTERNAL_CALLS:
+        return False
+    if invocation is None:
+        return True
+    return _is_own(event, invocation) and is_visible(event, invocation)
+
+
+def _is_own(event: Event, invocation: InvocationContext) -> bool:
+    return event.author == getattr(invocation.agent, "name", "")
+
+
+def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
+    """Finds the input that a workflow gave to this agent's node; None without one.
+
+    ADK shows it beside the user's message, or in its place.
+    """
+    path = getattr(invocation, "node_path", None)
+    if invocation is None or not path:
+        return None
+
+    for event in reversed(invocation.session.events):
+        # ADK gives the input of a node with a single turn no invocation id.
+        if event.invocation_id not in ("", invocation.invocation_id):
+            return None
+        place = getattr(getattr(event, "node_info", None), "path", None)
+        if event.author == "user" and place == path:
+            return None if event.get_function_responses() else event.content
+    return None
+
+
 def name_run(invocation: InvocationContext) -> list[str]:
-    """Names what ADK shows an agent that does not see what it did before; else []."""
+    """Names the run of an agent to which ADK does not show its earlier runs.
+
+    Returns the path of its node, and where `include_contents` is "none" also the id of
+    the event that begins the run; [] for an agent that sees its earlier runs.
+    """
     path = getattr(invocation, "node_path", None) or ""
     if _is_without_contents(invocation):
         # In a loop it may start several times within one invocation.
@@ -111,34 +151,41 @@ def _is_single_turn(invocation: InvocationContext) -> bool:
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
     """Whether ADK would show an event to the agent of an invocation."""
-    scopes = {getattr(item, "isolation_scope", None) for item in (event, invocation)}
-    if len(scopes) > 1:
+    event_scope = getattr(event, "isolation_scope", None)
+    if event_scope != getattr(invocation, "isolation_scope", None):
         return False
+
     branch = invocation.branch
     if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
         return False
-    responses = event.get_function_responses()
+
     path = getattr(getattr(event, "node_info", None), "path", None) or ""
-    own = getattr(invocation, "node_path", None) or ""
-    if event.author == "user" and not responses and path not in ("", own):
+    own_path = getattr(invocation, "node_path", None) or ""
+    responses = event.get_function_responses()
+    if event.author == "user" and not responses and path not in ("", own_path):
         return False
-    if _is_single_turn(invocation) and own and path:
-        shorter, longer = sorted((path, own), key=len)
+
+    if _is_single_turn(invocation) and own_path and path:
+        shorter, longer = sorted((path, own_path), key=len)
         if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
             return False
-    names = {call.name for call in event.get_function_calls()}
-    names |= {response.name for response in responses}
-    return names.isdisjoint(INTERNAL_CALLS)
+
+    call_names = {call.name for call in event.get_function_calls()}
+    result_names = {response.name for response in responses}
+    return INTERNAL_CALLS.isdisjoint(call_names | result_names)
 
 
 def role_of(event: Event, invocation: InvocationContext) -> str:
-    """The role under which ADK shows an event as a text; "" where it does not."""
+    """Returns the role under which ADK shows an event as text; "" if it shows none."""
     parts = parts_of(event.content)
-    has_text = any(map(words_of, parts))
-    if event.author == getattr(invocation.agent, "name", ""):
+    has_text = any(words_of(part) for part in parts)
+
+    if _is_own(event, invocation):
+        if not has_text or event.get_function_calls():
+            return ""
         is_output = len(parts) == 1 and parts[0].code_execution_result
-        is_shown = has_text and not event.get_function_calls()
-        return ("user" if is_output else "model") if is_shown else ""
+        return "user" if is_output else "model"
+
     if event.author == "user" and event.get_function_responses():
         return ""
     return "user" if has_text or media_parts(event.content) else ""
@@ -146,39 +193,46 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
     """Whether `include_contents="none"` lets the history begin with an event."""
-    is_own = event.author == getattr(invocation.agent, "name", "")
-    if is_own or role_of(event, invocation) != "user":
+    if _is_own(event, invocation) or role_of(event, invocation) != "user":
         return False
+
     calls = event.get_function_calls()
     is_transfer = any(call.name == "transfer_to_agent" for call in calls)
-    is_transfer |= bool(event.actions and event.actions.transfer_to_agent)
-    return not is_transfer and is_visible(event, invocation)
+    if is_transfer or (event.actions and event.actions.transfer_to_agent):
+        return False
+    return is_visible(event, invocation)
 
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves."""
     kept: list[Event] = []
     end = len(events)
-    while end:
+    while end > 0:
         end -= 1
         event = events[end]
-        if target := event.actions and event.actions.rewind_before_invocation_id:
-            first = (i for i in range(end) if events[i].invocation_id == target)
-            end = next(first, end)
+        target = event.actions.rewind_before_invocation_id if event.actions else None
+        if target:
+            # The events since this invocation began are gone.
+            starts = (i for i in range(end) if events[i].invocation_id == target)
+            end = next(starts, end)
         else:
             kept.append(event)
     return kept[::-1]
 
 
 def words_of(part: types.Part) -> str:
-    """What ADK tells of a part as text."""
+    """Returns the text that ADK makes of a part; "" where it makes none."""
     if part.function_call or part.function_response:
         return str(payload_of(part))[:WORDS_CHARS]
-    return (not part.thought and part.text) or code_of(part)
+    if part.text and not part.thought:
+        return part.text
+    return code_of(part)
 
 
 def code_of(part: types.Part) -> str:
-    """The code that a part runs, or the output of code; "" for neither."""
+    """Returns the code that a part runs, or the output of code; "" for neither."""
     if part.executable_code:
         return part.executable_code.code or ""
-    return (part.code_execution_result and part.code_execution_result.output) or ""
+    if part.code_execution_result:
+        return part.code_execution_result.output or ""
+    return ""

@@ -1,4 +1,4 @@
-"""What a strategy decides."""
+"""The decision of a strategy."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` means too many messages."""
 
 MAX_SHRINK = 4
-"""The last step by which a summary and what stands beside it are shortened."""
+"""The last step by which a summary and the texts beside it are shortened."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a strategy decided: which text replaces which contents.
+    """The decision of a strategy: which text replaces which contents.
 
     Attributes:
         text: The summary; "" where contents are only left out.
-        covered: Indexes of the contents that it replaces.
-        model_covered: Those of them that a model summarized.
-        model_chars: How much of the text a model wrote.
+        covered: Indexes of the contents that the text replaces.
+        model_covered: Indexes of the replaced contents that a model summarized.
+        model_chars: How many characters of the text, from its beginning, a model wrote.
         reason: Why the history is compacted.
-        truncation: How tool results are shortened up to content `truncated_upto`.
-        shrink: How far the summary and what stands beside it are shortened: a step
-            from 0, which is whole, to `MAX_SHRINK`.
+        truncation: How tool results are shortened; None leaves them whole.
+        truncated_upto: Index of the last content whose tool results are shortened.
+        shrink: How far the summary and the texts beside it are shortened: a step from
+            0, which leaves them whole, to `MAX_SHRINK`.
     """
 
     text: str
@@ -40,5 +41,5 @@ class Draft:
 
     @property
     def is_mechanical(self) -> bool:
-        """Whether a part of it was written without a model."""
+        """Whether a part of the text was written without a model."""
         return self.model_covered != self.covered

@@ -1,4 +1,8 @@
-"""What an agent may need again of a text: ids, numbers, paths, addresses, names."""
+"""Finds the values of a text, and hides its credentials.
+
+A value is a word that an agent may need again exactly: an id, a number, a path, an
+address or a name.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,13 @@ from typing import Any
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
-MAX_WHOLE_CHARS = 48  # A shorter text in a field is a value as it stands.
-MAX_TEXT_CHARS = 100_000  # Of what comes after in one text nothing is read.
+MAX_WHOLE_CHARS = 48  # A text in a field is a value as a whole if it is no longer.
+MAX_TEXT_CHARS = 100_000  # The rest of a longer text is not read.
 MAX_FOUND = 10_000  # Values of one payload, repeated ones included.
 MAX_KNOWN = 300_000  # Values that the process remembers, of all payloads.
-MAX_PAYLOADS = 4_096  # Those included that hold no value.
+MAX_PAYLOADS = 4_096  # Payloads without a value included.
+_MAX_DEPTH = 20
+_MAX_JSON_DEPTH = 3  # Texts that hold JSON are read as such above this depth.
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}
@@ -71,13 +77,18 @@ _KEY_SHAPE = re.compile(
     r"AIza|ya29\.|eyJ[\w-]{8}"
 )
 
+TELLING = 1.0
+"""How telling a value is that has the form of one: an id, a path, a name in code."""
+
+LESS_TELLING = 0.5
+"""How telling a value is that only fills its field: a number or a short text."""
 
 Found = Sequence[tuple[str, float]]
-"""The values of a payload, and how telling each is."""
+"""The values of a payload, each with how telling it is."""
 
 
 class KnownValues:
-    """What was found in the payloads that were read last."""
+    """Remembers the values of the payloads that were read last."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, Found] = OrderedDict()  # The newest last.
@@ -85,7 +96,7 @@ class KnownValues:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Found | None:
-        """What was found in a payload, if it is still known."""
+        """Returns the values of a payload; None where they are not known any more."""
         with self._lock:
             if key not in self._found:
                 return None
@@ -93,10 +104,12 @@ class KnownValues:
             return self._found[key]
 
     def add(self, key: Hashable, found: Found) -> None:
-        """Keeps what was found in a payload; the oldest ones make room."""
+        """Keeps the values of a payload; the oldest payloads make room for it."""
         with self._lock:
-            self._value_count += len(found) - len(self._found.get(key, ()))
+            replaced = self._found.get(key, ())
+            self._value_count += len(found) - len(replaced)
             self._found[key] = found
+
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
                 _, oldest = self._found.popitem(last=False)
                 self._value_count -= len(oldest)
@@ -106,12 +119,15 @@ _KNOWN = KnownValues()
 
 
 def read_values(payload: object) -> Found:
-    """Returns what `walk_values` finds, each once; a payload is walked only once."""
-    key = isinstance(payload, str), blake2b(json_text(payload)).digest()
-    found = _KNOWN.get(key)
-    if found is None:
-        found = [*dict.fromkeys(itertools.islice(walk_values(payload), MAX_FOUND))]
-        _KNOWN.add(key, found)
+    """Returns the results of `walk_values`, each once; remembers them by payload."""
+    key = (isinstance(payload, str), blake2b(json_text(payload)).digest())
+    known = _KNOWN.get(key)
+    if known is not None:
+        return known
+
+    first = itertools.islice(walk_values(payload), MAX_FOUND)
+    found = list(dict.fromkeys(first))
+    _KNOWN.add(key, found)
     return found
 
 
@@ -122,23 +138,32 @@ def is_secret_name(name: str) -> bool:
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
     """Returns a payload without the fields that hold credentials."""
-    if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if not is_secret_name(str(k))}
-        return {k: without_secrets(v, depth + 1) for k, v in kept.items() if depth < 20}
-    if isinstance(value, list | tuple):
-        return [without_secrets(item, depth + 1) for item in value if depth < 20]
-    return value
+    is_mapping = isinstance(value, dict)
+    if not is_mapping and not isinstance(value, list | tuple):
+        return value
+    if depth >= _MAX_DEPTH:
+        return {} if is_mapping else []
+
+    if not is_mapping:
+        return [without_secrets(item, depth + 1) for item in value]
+    return {
+        name: without_secrets(item, depth + 1)
+        for name, item in value.items()
+        if not is_secret_name(str(name))
+    }
 
 
 def find_values(text: str) -> Iterator[str]:
     """Yields the values of a text in their order, repeated ones each time.
 
-    Credentials, by their shape or by what stands before them, are left out.
+    Credentials are left out. They are known by their form, or by the words before them.
     """
-    text = _blank_secrets(text[:MAX_TEXT_CHARS])
-    for token in _TOKEN.findall(_LINE_NUMBER.sub("", text)):
+    without_credentials = _blank_secrets(text[:MAX_TEXT_CHARS])
+    searched = _LINE_NUMBER.sub("", without_credentials)
+    for token in _TOKEN.findall(searched):
         value = token.rstrip(".-:,+/")
-        value = value if value.startswith("/") else value.lstrip(".-:,+")
+        if not value.startswith("/"):
+            value = value.lstrip(".-:,+")
         if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
             yield value
 
@@ -146,68 +171,95 @@ def find_values(text: str) -> Iterator[str]:
 def walk_values(
     value: object, seen: dict[int, object] | None = None, depth: int = 0
 ) -> Iterator[tuple[str, float]]:
-    """Yields the values of a payload, and how telling each is: 0.5 or 1.
+    """Yields the values of a payload, each with how telling it is.
 
-    Fields that hold credentials are left out. What was `seen` is not walked again: a
-    payload may contain itself.
+    Fields that hold credentials are left out. A container that was `seen` is not walked
+    again: a payload may contain itself.
     """
-    seen = {} if seen is None else seen
-    if depth > 20 or id(value) in seen or value is None or isinstance(value, bool):
+    if seen is None:
+        seen = {}
+    if depth > _MAX_DEPTH or id(value) in seen:
         return
-    if isinstance(value, dict | list | tuple):
-        seen[id(value)] = value  # Kept, so that no other object has its id.
+
     if isinstance(value, dict):
-        for name, item in value.items():
-            name = name if isinstance(name, str) else ""
-            if is_secret_name(name):
-                continue
-            if any(map(str.isdigit, name)) and is_value(name):
-                yield name, 1.0  # Some key objects by their ids.
-            yield from walk_values(item, seen, depth + 1)
+        seen[id(value)] = value  # Kept, so that no other object has its id.
+        yield from _walk_fields(value, seen, depth)
     elif isinstance(value, list | tuple):
+        seen[id(value)] = value
         for item in value:
             yield from walk_values(item, seen, depth + 1)
-    elif isinstance(value, int | float):
-        # Neither infinite, nor with more digits than Python writes.
-        text = str(value) if abs(value) < 1e18 else ""
-        if len(text) >= 2 and hide_secrets(text) == text:
-            yield text, 0.5
     elif isinstance(value, str):
         yield from _read_text(value.strip(), seen, depth)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        number = _write_number(value)
+        if number:
+            yield number, LESS_TELLING
+
+
+def _walk_fields(
+    fields: dict[Any, Any], seen: dict[int, object], depth: int
+) -> Iterator[tuple[str, float]]:
+    for key, item in fields.items():
+        name = key if isinstance(key, str) else ""
+        if is_secret_name(name):
+            continue
+        if _has_digit(name) and is_value(name):
+            yield name, TELLING  # Some key objects by their ids.
+        yield from walk_values(item, seen, depth + 1)
+
+
+def _write_number(number: float) -> str:
+    """Writes a number that may be a value; "" for a digit, or the number of a card."""
+    if not abs(number) < 1e18:  # Infinite, or with more digits than Python writes.
+        return ""
+    text = str(number)
+    return text if len(text) >= 2 and hide_secrets(text) == text else ""
 
 
 def _read_text(
     text: str, seen: dict[int, object], depth: int
 ) -> Iterator[tuple[str, float]]:
-    if text[:1] in ("{", "[") and depth < 3:
+    """Yields the values of a text, which may be JSON."""
+    if text.startswith(("{", "[")) and depth < _MAX_JSON_DEPTH:
         with contextlib.suppress(ValueError, RecursionError):
             yield from walk_values(json.loads(text), seen, depth + 1)
             return
+
     found = list(find_values(text))
-    is_short = depth and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
-    if is_short and text not in found and hide_secrets(text) == text:
-        yield text, 0.5
-    yield from ((value, 1.0) for value in found)
+    is_field = depth > 0 and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
+    if is_field and text not in found and hide_secrets(text) == text:
+        yield text, LESS_TELLING
+    for value in found:
+        yield value, TELLING
 
 
 def hide_secrets(text: str) -> str:
-    """Leaves credentials out of a text, by their shape or what stands before them.
+    """Leaves out credentials, known by their form or by the words before them.
 
     Numbers of cards are masked.
     """
-    text = _blank_secrets(text)
-    return _WORD.sub(lambda m: "" if _looks_secret(m[0]) else m[0], text)
+    return _WORD.sub(_drop_secret, _blank_secrets(text))
+
+
+def _drop_secret(match: re.Match[str]) -> str:
+    word = match.group()
+    return "" if _looks_secret(word) else word
 
 
 def is_value(word: str) -> bool:
-    """Whether a word names something exactly, and is no credential by its shape."""
-    if any(map(str.isdigit, word)):
+    """Whether a word names something exactly, and has not the form of a credential."""
+    if _has_digit(word):
         is_named = len(word) >= 4 or not word.isdigit()
     elif _CODE.search(word):
         is_named = True
-    else:  # Codes as of airports or currencies; longer ones are mostly words.
+    else:
+        # Codes, such as those of airports or currencies; longer ones are mostly words.
         is_named = word.isascii() and word.isupper() and len(word) <= 4
     return is_named and not _looks_secret(word)
+
+
+def _has_digit(word: str) -> bool:
+    return not word.isalpha() and any(char.isdigit() for char in word)
 
 
 def _blank_secrets(text: str) -> str:
@@ -217,43 +269,57 @@ def _blank_secrets(text: str) -> str:
 
 def _mask_card(match: re.Match[str]) -> str:
     """Writes x for each digit of a card's number; other long numbers stay."""
-    digits = [int(char) for char in match.group() if char.isdecimal()]
-    # Words as long as they were: names before, behind and around are still found.
-    return re.sub(r"\d", "x", match.group()) if _is_card(digits) else match.group()
+    number = match.group()
+    digits = [int(char) for char in number if char.isdecimal()]
+    # The length stays, so that names before and behind are still found.
+    return re.sub(r"\d", "x", number) if _is_card(digits) else number
 
 
 def _is_card(digits: list[int]) -> bool:
     """Whether digits pass the check of card numbers (Luhn)."""
-    doubled = (2 * digit - 9 * (digit > 4) for digit in digits[-2::-2])
-    return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
+    total = sum(digits[-1::-2])
+    for digit in digits[-2::-2]:
+        total += sum(divmod(2 * digit, 10))  # The sum of the digits of the double.
+    return total % 10 == 0
 
 
 def _looks_secret(word: str) -> bool:
-    if _KEY_SHAPE.match(word) or ("://" in word and "@" in word.split("/")[2]):
+    """Whether a word has the form of a credential."""
+    if _KEY_SHAPE.match(word):
+        return True
+    if "://" in word and "@" in word.split("/")[2]:
         return True
     if word.isdecimal() and 13 <= len(word) <= 19:
-        return _is_card([*map(int, word)])
-    kinds = (str.isupper, str.islower, str.isdecimal)
-    is_mixed = all(any(map(is_kind, word)) for is_kind in kinds)
-    return len(word) >= 24 and word.isalnum() and is_mixed
+        return _is_card([int(char) for char in word])
+    if len(word) < 24 or not word.isalnum():
+        return False
 
-
-def _rank_kind(value: str) -> int:
-    """Ranks paths and addresses before ids, these before numbers and words of code."""
-    if "/" in value or "@" in value:
-        return 0
-    return 1 if re.search(r"\d", value) and re.search(r"[^\W\d]", value) else 2
+    has_upper = any(char.isupper() for char in word)
+    has_lower = any(char.islower() for char in word)
+    has_decimal = any(char.isdecimal() for char in word)
+    return has_upper and has_lower and has_decimal
 
 
 def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
     """Names the values that a text does not show, in their order."""
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     chosen = []
+    left_bytes = max_bytes
     for value in sorted(places, key=_rank_kind):
-        size_bytes = len(value.encode("utf-8", "replace")) + 2
-        if size_bytes <= max_bytes and value not in shown:
-            max_bytes -= size_bytes
+        size_bytes = len(value.encode("utf-8", "replace")) + len(", ")
+        if size_bytes <= left_bytes and value not in shown:
+            left_bytes -= size_bytes
             chosen.append(value)
-        if max_bytes < 5:
+        if left_bytes < 5:
             break
     return ", ".join(sorted(chosen, key=places.__getitem__))
+
+
+def _rank_kind(value: str) -> int:
+    """Ranks paths and addresses before ids, these before numbers and words of code."""
+    if "/" in value or "@" in value:
+        return 0
+
+    has_digit = re.search(r"\d", value)
+    has_letter = re.search(r"[^\W\d]", value)
+    return 1 if has_digit and has_letter else 2

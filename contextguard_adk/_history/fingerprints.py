@@ -1,4 +1,8 @@
-"""Which contents, not positions, a summary covers: ADK moves, merges and omits some."""
+"""Names what contents say, and records which contents a summary covers.
+
+A summary covers contents by what they say, not by their positions: ADK moves, merges
+and omits some of them from one request to the next.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,15 @@ from functools import partial
 import pydantic_core
 from google.genai import types
 
+from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.tokens import json_text, safe_repr
 
 # Of blake2b. With a checksum a tool result could be made to collide with a content
 # and so be hidden from the model.
 FINGERPRINT_BYTES = 6
 RECENT_COUNT = 512
+"""How many fingerprints of covered contents are stored one by one."""
+
 MAX_GAP_BITS = 16_384
 _HEAD = struct.Struct("<BIH8s")
 _VERSION = 3
@@ -32,10 +39,15 @@ _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
 @dataclass(frozen=True)
 class Covered:
-    """Fingerprints of what a summary replaces; of those before `recent` a digest.
+    """The contents that a summary replaces, oldest first.
 
-    `gaps` has a bit for each place among the oldest contents, set where one is left
-    out. A gap after place 16,384 is not stored: the older ones then match nothing.
+    Attributes:
+        older_count: How many covered contents stand before the `recent` ones.
+        older_digest: One digest of their fingerprints.
+        recent: The fingerprints of the newest covered contents.
+        gaps: A bit for each place among the oldest contents, set where one is not
+            covered. A gap after place 16,384 is not stored: then the older contents
+            match nothing.
     """
 
     older_count: int = 0
@@ -49,9 +61,10 @@ class Covered:
 
 
 def fingerprint(content: types.Content) -> bytes:
-    """Returns a short digest of what a content says; call ids do not belong to it."""
-    parts = filter(None, content.parts or ())
-    said = b"".join([_spell(b"", content.role), *map(_spell_part, parts)])
+    """Returns a short digest of what a content says, without the ids of calls."""
+    spelled = [_spell(b"", content.role)]
+    spelled += [_spell_part(part) for part in parts_of(content)]
+    said = b"".join(spelled)
     return hashlib.blake2b(said, digest_size=FINGERPRINT_BYTES).digest()
 
 
@@ -65,14 +78,22 @@ def _spell_part(part: types.Part) -> bytes:
     """Writes what a part says, its kind first, so that kinds cannot be confused."""
     if part.text:
         return _spell(b"t", part.text)
-    if call := part.function_call:
+
+    call = part.function_call
+    if call:
         return _spell(b"c", call.name, canonical_json(call.args))
-    if answer := part.function_response:
-        media = answer.parts or []
-        said = _spell(b"r", answer.name, canonical_json(answer.response))
-        return b"".join([said, _spell(b"%d" % len(media)), *map(_spell_media, media)])
+
+    result = part.function_response
+    if result:
+        media = result.parts or []
+        spelled = [_spell(b"r", result.name, canonical_json(result.response))]
+        spelled.append(_spell(b"%d" % len(media)))
+        spelled += [_spell_media(each) for each in media]
+        return b"".join(spelled)
+
     if part.inline_data or part.file_data:
         return _spell_media(part)
+
     fields = part.model_dump(
         exclude_none=True, exclude={"thought_signature"}, warnings=False
     )
@@ -82,7 +103,9 @@ def _spell_part(part: types.Part) -> bytes:
 def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
     if part.inline_data:
         return _spell(b"i", part.inline_data.mime_type, part.inline_data.data)
-    return _spell(b"f", part.file_data.file_uri) if part.file_data else b""
+    if part.file_data:
+        return _spell(b"f", part.file_data.file_uri)
+    return b""
 
 
 def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
@@ -100,33 +123,46 @@ def canonical_json(value: object) -> bytes:
     write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)
     try:
         text = write(value)
-        # What JSONB may alter; one pattern for all three takes ten times as long.
-        has_large = "e+" in text and _LARGE_FLOAT.search(text)
-        if has_large or "-0.0" in text or _NUMBER_AS_KEY.search(text):
+        if _may_change(text):
             text = write(json.loads(text, parse_float=_read_float))
         return json_text(text)
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
-        # need not survive a round trip: what does not match is sent again.
+        # need not survive a round trip: a content that does not match is sent again.
         return hashlib.blake2b(json_text(value)).digest()
+
+
+def _may_change(text: str) -> bool:
+    """Whether JSONB may write a JSON text in another way."""
+    # One pattern for all three takes ten times as long.
+    if "-0.0" in text or _NUMBER_AS_KEY.search(text):
+        return True
+    return "e+" in text and _LARGE_FLOAT.search(text) is not None
 
 
 def _read_float(text: str) -> float | int:
     """Reads a number as JSONB does: 1e22 is an integer, -0.0 is 0.0."""
     number = float(text)
-    is_large = abs(number) >= 1e16 and number.is_integer()
-    return int(Decimal(text)) if is_large else number or 0.0
+    if abs(number) >= 1e16 and number.is_integer():
+        return int(Decimal(text))
+    return number or 0.0
 
 
 def cover(fingerprints: Sequence[bytes]) -> Covered:
     """Builds the covered set of a history, oldest first; b"" for what is left out."""
     covered = [(place, item) for place, item in enumerate(fingerprints) if item]
     older = covered[:-RECENT_COUNT]
-    recent = tuple(item for _, item in covered[-RECENT_COUNT:])
-    first_after = min(older[-1][0], MAX_GAP_BITS) if older else 0
-    gaps = sum(1 << i for i in range(first_after) if not fingerprints[i])
-    digest = _digest_older(item for _, item in older)
-    return Covered(len(older), digest, recent, gaps)
+    recent = covered[-RECENT_COUNT:]
+
+    # Only gaps before the last older content are needed, to find the older ones again.
+    last_older = older[-1][0] if older else 0
+    searched = range(min(last_older, MAX_GAP_BITS))
+    return Covered(
+        older_count=len(older),
+        older_digest=_digest_older(item for _, item in older),
+        recent=tuple(item for _, item in recent),
+        gaps=sum(1 << place for place in searched if not fingerprints[place]),
+    )
 
 
 def _digest_older(fingerprints: Iterable[bytes]) -> bytes:
@@ -136,24 +172,31 @@ def _digest_older(fingerprints: Iterable[bytes]) -> bytes:
 
 def encode_covered(covered: Covered) -> str:
     """Writes a covered set as one base64 string, about 7 KB at most."""
-    gaps = covered.gaps.to_bytes(-(-covered.gaps.bit_length() // 8), "little")
-    head = (_VERSION, covered.older_count, len(gaps), covered.older_digest)
-    raw = _HEAD.pack(*head) + gaps + b"".join(covered.recent)
-    return base64.b64encode(raw).decode()
+    gap_bytes = (covered.gaps.bit_length() + 7) // 8
+    gaps = covered.gaps.to_bytes(gap_bytes, "little")
+    head = _HEAD.pack(_VERSION, covered.older_count, gap_bytes, covered.older_digest)
+    return base64.b64encode(head + gaps + b"".join(covered.recent)).decode()
 
 
 def decode_covered(stored: str) -> Covered:
-    """Reads what `encode_covered` wrote; raises ValueError where it is not that."""
+    """Reads a string of `encode_covered`; raises a ValueError for any other one."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
-    # What is too short for a head is refused below: it would be written otherwise.
-    _, older_count, gap_bytes, digest = _HEAD.unpack_from(raw.ljust(_HEAD.size))
+    # A string that is too short for a head is refused below: its length differs from
+    # that of the string that would be written.
+    head = raw.ljust(_HEAD.size)
+    _, older_count, gap_bytes, digest = _HEAD.unpack_from(head)
+
     start = _HEAD.size + gap_bytes
-    gaps = int.from_bytes(raw[_HEAD.size : start], "little")
     ends = range(start + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
-    recent = tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends)
-    covered = Covered(older_count, digest if older_count else b"", recent, gaps)
-    is_large = len(recent) > RECENT_COUNT or gaps >> MAX_GAP_BITS
-    if is_large or encode_covered(covered) != stored:
+    covered = Covered(
+        older_count=older_count,
+        older_digest=digest if older_count else b"",
+        recent=tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends),
+        gaps=int.from_bytes(raw[_HEAD.size : start], "little"),
+    )
+
+    is_too_long = len(covered.recent) > RECENT_COUNT or covered.gaps >> MAX_GAP_BITS
+    if is_too_long or encode_covered(covered) != stored:
         raise ValueError("not a covered set: wrong version or length")
     return covered
 
@@ -161,33 +204,44 @@ def decode_covered(stored: str) -> Covered:
 def align_covered(
     covered: Covered, fingerprints: Sequence[bytes]
 ) -> list[tuple[int, int]]:
-    """Pairs equal positions, ascending; the older ones match together or not at all."""
-    end = covered.older_count + covered.gaps.bit_count()
+    """Pairs the places of equal contents in a covered set and in a history, ascending.
+
+    The older contents match together or not at all.
+    """
     gaps = covered.gaps
-    older = [i for i in range(len(fingerprints))[:end] if not gaps >> i & 1]
+    end = covered.older_count + gaps.bit_count()
+    older = [i for i in range(min(end, len(fingerprints))) if not gaps >> i & 1]
     digest = _digest_older(fingerprints[i] for i in older)
-    start = end
-    if digest != covered.older_digest or len(older) != covered.older_count:
-        older = []
+
+    if digest == covered.older_digest and len(older) == covered.older_count:
+        start = end
+        pairs = list(enumerate(older))
+    else:
         start = 0
-    matches = _align_recent(covered.recent, fingerprints[start:])
-    return [
-        *enumerate(older),
-        *((covered.older_count + left, start + right) for left, right in matches),
-    ]
+        pairs = []
+
+    for left, right in _align_recent(covered.recent, fingerprints[start:]):
+        pairs.append((covered.older_count + left, start + right))
+    return pairs
 
 
 def _align_recent(
     recent: Sequence[bytes], sent: Sequence[bytes]
 ) -> list[tuple[int, int]]:
     """Matches the longest equal runs, in a part of what is sent: that is quadratic."""
-    first = {sent[index]: index for index in reversed(range(len(sent)))}
-    shifts = Counter(first[item] - i for i, item in enumerate(recent) if item in first)
+    first_places = {sent[place]: place for place in reversed(range(len(sent)))}
+    shifts = Counter(
+        first_places[item] - place
+        for place, item in enumerate(recent)
+        if item in first_places
+    )
     shift = shifts.most_common(1)[0][0] if shifts else 0
     start = max(0, shift - RECENT_COUNT // 2)
     window = sent[start : start + 2 * RECENT_COUNT]
+
+    # Contents that repeat all the time make it slow, up to seconds. Then they only
+    # lengthen runs.
     counts = Counter(window)
-    # What repeats all the time then only lengthens runs: else it may take seconds.
     has_many = sum(counts[item] for item in recent) > 4 * RECENT_COUNT
     matcher = SequenceMatcher(None, recent, window, autojunk=has_many)
     return [
@@ -195,3 +249,46 @@ def _align_recent(
         for block in matcher.get_matching_blocks()
         for step in range(block.size)
     ]
+
+
+def find_older(
+    covered: Covered,
+    pairs: Sequence[tuple[int, int]],
+    contents: Sequence[types.Content],
+    newer: Iterable[types.Content],
+) -> list[tuple[int, int]]:
+    """Pairs the places of older contents where their digest does not match.
+
+    The session is loaded in part then, or has changed. All contents before the first
+    of the `pairs` that were found count as covered. The exceptions are gaps, and
+    contents that say what a `newer` event says: ADK moves a late result to the place of
+    the first result of its call. While such a result is the newest event, ADK leaves
+    out all between the call and it, so there may be no pairs at all.
+    """
+    if pairs:
+        first_place, end = pairs[0]
+        behind = contents[pairs[-1][1] + 1 :]
+    else:
+        first_place = len(contents)
+        end = len(contents)
+        behind = []
+
+    # What stands behind the covered contents explains a newer event already.
+    moved: Counter[str] = Counter()
+    for content in newer:
+        moved.update(handle_of(part) for part in parts_of(content))
+    for content in behind:
+        moved.subtract(handle_of(part) for part in parts_of(content))
+
+    missing_count = max(0, first_place + covered.gaps.bit_count() - end)
+    gaps = covered.gaps >> missing_count
+    older = []
+    for index in range(end):
+        if gaps >> index & 1:
+            continue
+        parts = parts_of(contents[index])
+        if all(moved[handle_of(part)] <= 0 for part in parts):
+            older.append(index)
+
+    first = max(0, covered.older_count - len(older))
+    return list(enumerate(older, first))

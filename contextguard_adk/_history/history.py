@@ -1,18 +1,21 @@
-"""What is known of one request's contents; each fact is computed when it is read."""
+"""The contents of one request, and all that is known about them."""
 
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cached_property, partial
-from typing import Any, cast
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from functools import cached_property
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from contextguard_adk._history.adk_events import Calls, find_calls, is_visible
+from contextguard_adk._history.adk_events import (
+    Calls,
+    find_calls,
+    find_node_input,
+    without_rewound,
+)
 from contextguard_adk._history.contents import (
     Pairs,
     content_text,
@@ -25,20 +28,57 @@ from contextguard_adk._history.contents import (
     pair_contents,
     parts_of,
 )
-from contextguard_adk._history.covering import find_covered, find_last_event
-from contextguard_adk._history.fingerprints import Covered, cover, fingerprint
-from contextguard_adk._history.origin import EventIndex, find_history, find_rewritten
+from contextguard_adk._history.fingerprints import (
+    Covered,
+    align_covered,
+    cover,
+    find_older,
+    fingerprint,
+)
+from contextguard_adk._history.origin import EventIndex, find_history
+from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
-from contextguard_adk._measuring.tokens import Memo, V
+from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.redaction import Redactor
 
-_BY_SUMMARY = "shown", "previewed", "_previews", "_matches", "covered", "model_covered"
-"""What depends on the stored summary."""
+_OF_SUMMARY = (
+    "shown",
+    "previewed",
+    "_previews",
+    "_matches",
+    "covered",
+    "model_covered",
+)
+"""The properties that depend on the stored summary."""
+
+_SEARCHED_EVENTS = 63
+"""How far the event of a content is searched for: not every event has a content."""
 
 
 class History:
-    """The contents of one request and the facts about them, all by index."""
+    """The contents of one request, and all that is known about them.
+
+    An index is a position in `contents`. Each fact is computed when it is first read.
+    These words mean the same in every file:
+
+    =============  ==================================================================
+    contents       The request as ADK and the other plugins have built it, summarized
+                   contents included. `Turn.messages` is the same list.
+    original       One content as its session event has it. It differs where another
+                   plugin has rewritten the text for this request.
+    told           The contents after the user's `redact`: the form that leaves the
+                   conversation, for a summarizer or for session state.
+    shown          The contents with previews in place of large tool results: the form
+                   that the agent's model reads.
+    previewed      The indexes of the contents that have a preview.
+    indexes        The indexes of the contents that come from session events. Only these
+                   are ever compacted: the other contents belong to this request alone.
+    covered        The indexes of the contents that the stored summary replaces.
+    model_covered  The covered indexes that a model has summarized. Of the other
+                   contents the summary has excerpts at most.
+    =============  ==================================================================
+    """
 
     def __init__(
         self,
@@ -49,25 +89,45 @@ class History:
         memo: Memo | None = None,
     ) -> None:
         self.contents = contents
-        self.invocation_id = invocation.invocation_id if invocation else ""
         self.user_content = user_content
         self.stored = stored
-        self._invocation = invocation
-        self.loads_part = False  # Whether later requests may have less of it.
-        self.events = invocation.session.events if invocation else []
-        self._event_count = len(self.events)  # A summary may be written later.
         self.memo = memo or Memo()
-        self.preview: Preview | None = None
+
+        self.invocation_id = invocation.invocation_id if invocation else ""
+        self.events = invocation.session.events if invocation else []
+        self._invocation = invocation
+        self._event_count = len(self.events)  # A summary may be written later.
+
+        # The caller adds these contents to this run alone.
+        run_config = invocation.run_config if invocation else None
+        self._transient = getattr(run_config, "model_input_context", None) or ()
+
+        self.loads_part = False  # Whether later requests may have less of the session.
+        self.preview: Preview | None = None  # Set before a fact is read.
         self.redactor = Redactor()
-        self._known: dict[Hashable, Any] = {}  # With any summary.
+
+        # These results hold with any summary, so the copies share them.
+        self._fingerprints: dict[int, bytes] = {}
+        self._known_previews: dict[int, types.Content | None] = {}
+        self._shortened: dict[Hashable, types.Content] = {}
 
     def with_summary(self, stored: StoredSummary | None) -> History:
         """Returns the same history with another summary in place."""
         other = copy.copy(self)
-        for name in _BY_SUMMARY:
+        for name in _OF_SUMMARY:
             vars(other).pop(name, None)
         other.stored = stored
         return other
+
+    def release(self) -> None:
+        """Forgets the run, after computing the facts that depend on it."""
+        _ = self.request_index
+        _ = self.calls
+        for index in self.indexes:
+            self.fingerprint(index)
+        self._invocation = None
+
+    # Forms of the contents.
 
     @cached_property
     def told(self) -> Sequence[types.Content]:
@@ -76,7 +136,7 @@ class History:
 
     @cached_property
     def shown(self) -> list[types.Content]:
-        """The contents with large tool results as the agent is shown them."""
+        """The contents with the previews that the agent's model reads."""
         shown = list(self.contents)
         for index in self.previewed:
             shown[index] = self._previews[index]
@@ -84,220 +144,313 @@ class History:
 
     @cached_property
     def previewed(self) -> frozenset[int]:
-        """Contents of the history that the agent is not shown whole."""
-        return frozenset(self._previews).intersection(self._previews and self.indexes)
+        """The indexes of the contents that have a preview."""
+        if not self._previews:
+            return frozenset()
+        return frozenset(self._previews).intersection(self.indexes)
 
     @cached_property
     def _previews(self) -> dict[int, types.Content]:
-        if self.preview is None:
+        """The previews of large tool results, by index; summarized ones need none."""
+        preview = self.preview
+        if preview is None:
             return {}
+
         previews = {}
-        summarized = self.model_covered  # That is not sent again.
+        summarized = self.model_covered
         for index, content in enumerate(self.contents):
             results = [part for part in parts_of(content) if part.function_response]
-            size_bytes = sum(map(self.memo.part_bytes, results))
-            if index in summarized or self.preview.fits(size_bytes):
+            if not results or index in summarized:
                 continue
-            see = partial(
-                self.memo.remember, self.preview, content, content.parts or ()
-            )
-            if shown := self._once((index, self.preview), see):
+            size_bytes = sum(self.memo.part_bytes(part) for part in results)
+            if preview.fits(size_bytes):
+                continue
+
+            shown = self._make_preview(index, preview)
+            if shown is not None:
                 previews[index] = shown
         return previews
 
+    def _make_preview(self, index: int, preview: Preview) -> types.Content | None:
+        """Returns the preview of a content; None if the model reads it whole."""
+        if index not in self._known_previews:
+            content = self.contents[index]
+            made = self.memo.remember(preview, content, content.parts or ())
+            self._known_previews[index] = made
+        return self._known_previews[index]
+
+    def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
+        """Returns the contents whose tool results a compaction has shortened."""
+        how = stored.truncation
+        if how is None:
+            return {}
+
+        shortened = {}
+        last = self.find_place(stored.truncated_upto)
+        for index in self.indexes:
+            if index > last:
+                break
+
+            key = (index, index in self.previewed, how, stored.has_recall)
+            if key not in self._shortened:
+                whole = self.contents[index] if stored.has_recall else None
+                short = truncate_content(self.shown[index], how, whole)
+                self._shortened[key] = short
+            if self._shortened[key] is not self.shown[index]:
+                shortened[index] = self._shortened[key]
+        return shortened
+
+    # Origin of the contents.
+
     @cached_property
     def indexes(self) -> list[int]:
-        """The contents that derive from session events."""
-        found = find_history(self.contents, self._index, self._transient)
+        """The indexes of the contents that come from session events."""
+        found = find_history(self.contents, self._event_index, self._transient)
         return sorted({*found, *self._rewritten})
 
     @cached_property
-    def _index(self) -> EventIndex:
+    def _event_index(self) -> EventIndex:
         return EventIndex(self.events)
 
     @cached_property
-    def _transient(self) -> Sequence[types.Content]:
-        """What the caller adds to this run alone."""
-        run_config = self._invocation.run_config if self._invocation else None
-        return getattr(run_config, "model_input_context", None) or ()
-
-    @cached_property
     def _rewritten(self) -> dict[int, Event]:
-        """The events whose texts another plugin has rewritten."""
-        contents = self.contents
-        transient = self._transient
-        texts = [i for i, content in enumerate(contents) if not has_tool(content)]
-        told = [i for i in texts if contents[i] not in transient]
-        new = {i for i in told if not self._index.is_unchanged(contents[i])}
-        if not new or self._invocation is None:
+        """The events whose texts another plugin has rewritten, by index."""
+        if self._invocation is None:
             return {}
-        return find_rewritten(contents, told, new, self._invocation, self.spell)
+
+        contents = self.contents
+        texts = [
+            index
+            for index, content in enumerate(contents)
+            if not has_tool(content) and content not in self._transient
+        ]
+        changed = {
+            index
+            for index in texts
+            if not self._event_index.is_unchanged(contents[index])
+        }
+        if not changed:
+            return {}
+        return find_rewritten(contents, texts, changed, self._invocation, self.memo)
+
+    def original(self, index: int) -> types.Content:
+        """Returns a content as its event has it.
+
+        A plugin may add another time on each call: the event stays the same.
+        """
+        event = self._rewritten.get(index)
+        if event is not None and event.content is not None:
+            return event.content
+        return self.contents[index]
+
+    def fingerprint(self, index: int) -> bytes:
+        """Returns the fingerprint of a content; of a rewritten one, its event's."""
+        if index not in self._fingerprints:
+            self._fingerprints[index] = self.spell(self.original(index))
+        return self._fingerprints[index]
+
+    def spell(self, content: types.Content) -> bytes:
+        """Returns the fingerprint of a content as it stands."""
+        parts = content.parts or ()
+        return self.memo.remember(fingerprint, content, parts, content.role)
 
     @cached_property
     def pairs(self) -> Pairs:
+        """The tool calls of the contents, each with its results."""
         return pair_contents(self.contents)
 
     @cached_property
     def calls(self) -> Calls:
-        """The agent's own calls in the session's events, and which of them are open."""
-        events = self.events[: self._event_count]
-        invocation = self._invocation
-        if invocation is None:
-            return find_calls(events)
-        name = getattr(invocation.agent, "name", "")
+        """The agent's own calls in the session's events, and the open ones of them."""
+        return find_calls(self.events[: self._event_count], self._invocation)
 
-        def is_own(event: Event) -> bool:
-            return event.author == name and is_visible(event, invocation)
-
-        return find_calls(events, is_own)
-
-    def fingerprint(self, index: int) -> bytes:
-        """The fingerprint of one content; of a rewritten one, that of its event."""
-        return self._once(index, lambda: self.spell(self.original(index)))
-
-    def _once(self, key: Hashable, compute: Callable[[], V]) -> V:
-        if key not in self._known:
-            self._known[key] = compute()
-        return cast("V", self._known[key])
-
-    def original(self, index: int) -> types.Content:
-        """A content as its event has it: a plugin may add another time on each call."""
-        event = self._rewritten.get(index)
-        return (event and event.content) or self.contents[index]
-
-    def spell(self, content: types.Content) -> bytes:
-        """The fingerprint of a content as it stands."""
-        return self.memo.remember(
-            fingerprint, content, content.parts or (), content.role
-        )
-
-    def release(self) -> None:
-        """Forgets the run, after computing what depends on it."""
-        _ = self.request_index, self.calls, *map(self.fingerprint, self.indexes)
-        self._invocation = None
+    # The user's request.
 
     @cached_property
     def request_index(self) -> int | None:
-        """Where this agent's current request stands: what ADK shows it of that."""
-        contents = [*self.contents]
-        user_content = self._node_input or self.user_content
+        """The index of this agent's current request; None if ADK does not show it."""
+        contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
+                # Either form may hold the words of the request.
                 parts = [*parts_of(contents[index]), *parts_of(event.content)]
                 contents[index] = types.Content(role="user", parts=parts)
-        told = [i for i in self.indexes if i not in self.outputs]
-        live = find_current_request(contents, told, user_content)
-        has_message = content_text(user_content) or media_parts(user_content)
-        if live is not None or (parts_of(user_content) and not has_message):
-            return live
-        # ADK keeps the user's words from this agent: it has an input of its own.
+
+        candidates = [i for i in self.indexes if i not in self.outputs]
+        wanted = find_node_input(self._invocation) or self.user_content
+        found = find_current_request(contents, candidates, wanted)
+        if found is not None:
+            return found
+
+        has_message = content_text(wanted) or media_parts(wanted)
+        if parts_of(wanted) and not has_message:
+            return None
+
+        return self._find_input(candidates)
+
+    def _find_input(self, candidates: Sequence[int]) -> int | None:
+        """Finds the input of an agent from which ADK keeps the user's request.
+
+        Without an earlier message of the user it is a message of another agent.
+        """
         if self.user_messages:
-            return self._newest_message
-        messages = (i for i in told if is_message(self.contents[i]))
-        relays = (i for i in messages if content_text(self.contents[i]))
-        return max(relays, default=None)
+            return self._find_newest_message()
 
-    @property
-    def _node_input(self) -> types.Content | None:
-        """What a node of a workflow was given, beside or in place of the message."""
-        path = getattr(self._invocation, "node_path", None)
-        for event in reversed(self.events if path else ()):
-            place = getattr(getattr(event, "node_info", None), "path", None)
-            if event.invocation_id not in ("", self.invocation_id):
-                break  # ADK gives the input of a single turn no id.
-            if event.author == "user" and place == path:
-                return None if event.get_function_responses() else event.content
-        return None
+        messages = [i for i in candidates if is_message(self.contents[i])]
+        relays = [i for i in messages if content_text(self.contents[i])]
+        return relays[-1] if relays else None
 
-    @property
-    def _newest_message(self) -> int | None:
-        now = [e for e in self.events if e.invocation_id == self.invocation_id]
-        index = EventIndex(now)
-        ids = {event.id for event in now}
-        for place in reversed(self.user_messages):
-            event = self._rewritten.get(place)
-            parts = parts_of(self.contents[place])
-            if event.id in ids if event else any(map(index.holds, parts)):
-                return place
+    def _find_newest_message(self) -> int | None:
+        """Finds the user's newest message that is part of this run."""
+        events = [e for e in self.events if e.invocation_id == self.invocation_id]
+        ids = {event.id for event in events}
+        event_index = EventIndex(events)
+
+        for index in reversed(self.user_messages):
+            rewritten = self._rewritten.get(index)
+            if rewritten is not None:
+                is_of_run = rewritten.id in ids
+            else:
+                parts = parts_of(self.contents[index])
+                is_of_run = any(event_index.holds(part) for part in parts)
+            if is_of_run:
+                return index
         return None
 
     @cached_property
     def outputs(self) -> frozenset[int]:
-        """What executed code has printed, which ADK shows as the user's text."""
-
-        def is_output(index: int) -> bool:
-            if event := self._rewritten.get(index):
+        """The indexes of the output of executed code, which ADK shows as user text."""
+        outputs = []
+        for index in self.indexes:
+            event = self._rewritten.get(index)
+            if event is None:
+                is_output = self._event_index.is_output(self.contents[index])
+            else:
                 parts = parts_of(event.content)
-                return any(part.code_execution_result for part in parts)
-            return self._index.is_output(self.contents[index])
-
-        return frozenset(filter(is_output, self.indexes))
-
-    @cached_property
-    def running_turn(self) -> list[int]:
-        """History of the running turn: what follows the user's request."""
-        newest = max(self.user_messages, default=-1)
-        start = self.request_index
-        return [i for i in self.indexes if i > (newest if start is None else start)]
+                is_output = any(part.code_execution_result for part in parts)
+            if is_output:
+                outputs.append(index)
+        return frozenset(outputs)
 
     @cached_property
     def user_messages(self) -> list[int]:
-        """What the user wrote: nothing of tools, executed code or other agents."""
+        """The indexes of texts that the user wrote, not tools, code or other agents."""
+        texts = [i for i in self.indexes if is_user_text(self.contents[i])]
         others = {i for i, e in self._rewritten.items() if e.author != "user"}
-        others |= self.outputs
-        texts = (i for i in self.indexes if is_user_text(self.contents[i]))
-        return [index for index in texts if index not in others]
+        return [i for i in texts if i not in others and i not in self.outputs]
+
+    @cached_property
+    def running_turn(self) -> list[int]:
+        """The indexes after the user's request: the steps of the running turn."""
+        start = self.request_index
+        if start is None:
+            start = max(self.user_messages, default=-1)
+        return [index for index in self.indexes if index > start]
+
+    # Coverage by the stored summary.
 
     @cached_property
     def covered(self) -> frozenset[int]:
-        """The contents that the stored summary replaces."""
+        """The indexes of the contents that the stored summary replaces."""
         return frozenset(self._matches)
 
     @cached_property
     def model_covered(self) -> frozenset[int]:
-        """Those of them that a model summarized."""
-        count = self.stored.model_covered_count if self.stored else 0
+        """The covered indexes that a model has summarized."""
+        if self.stored is None:
+            return frozenset()
+        count = self.stored.model_covered_count
         return frozenset(i for i, place in self._matches.items() if place < count)
 
     @cached_property
     def _matches(self) -> dict[int, int]:
-        """Covered contents, with their position in the covered set."""
+        """The place of each covered content among all that the summary covers."""
         if self.stored is None:
             return {}
-        matches = self._align(self.stored.covered)
-        live = self.request_index
-        runs = (self.invocation_id, self.stored.invocation)
-        if runs[0] != runs[1] and live is not None:
-            # A repeated message ("yes", "yes") must not pass for the covered one. With
-            # a late result a run goes on that is older than the summary.
-            order = [e.invocation_id for e in self.events if e.invocation_id in runs]
-            is_old = runs[1] in order and order[0] == runs[0]
-            new = {live} if is_old else range(live, len(self.contents))
-            matches = {i: place for i, place in matches.items() if i not in new}
-        whole = keep_pairs_whole(matches, self.pairs)
-        return {i: place for i, place in matches.items() if i in whole}
 
-    def _align(self, covered: Covered) -> dict[int, int]:
-        """Finds what is covered, with its position there."""
-        count = covered.content_count
+        aligned = self._align(self.stored)
+        new = self._find_new(self.stored)
+        old = {i: place for i, place in aligned.items() if i not in new}
+
+        whole = keep_pairs_whole(old, self.pairs)
+        return {i: place for i, place in old.items() if i in whole}
+
+    def _align(self, stored: StoredSummary) -> dict[int, int]:
+        """Finds covered contents by their fingerprints; returns the place of each."""
         indexes = self.indexes
-        prints = [self.fingerprint(index) for index in indexes[:count]]
-        if len(prints) == count and cover(prints) == covered:
-            return dict(zip(indexes, range(count), strict=False))
+        covered = stored.covered
+        count = covered.content_count
+
+        # As a rule the history has only grown since.
+        first_prints = [self.fingerprint(index) for index in indexes[:count]]
+        if len(first_prints) == count and cover(first_prints) == covered:
+            return {index: place for place, index in enumerate(indexes[:count])}
+
         prints = [self.fingerprint(index) for index in indexes]
-        contents = [self.contents[i] for i in indexes]
-        pairs = find_covered(covered, prints, contents, self.events, self.stored)
-        return {indexes[right]: left for left, right in pairs}
+        pairs = align_covered(covered, prints)
+        older = self._find_older(stored, pairs)
+        return {indexes[right]: left for left, right in [*older, *pairs]}
+
+    def _find_older(
+        self, stored: StoredSummary, pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Pairs the places of older covered contents that no digest has matched."""
+        covered = stored.covered
+        has_older = stored.has_older or covered.older_count > 0
+        is_matched = bool(pairs) and pairs[0][0] < covered.older_count
+        if not has_older or is_matched:
+            return []
+
+        newer = self._read_newer(stored)
+        if newer is None:
+            return []
+        contents = [self.contents[index] for index in self.indexes]
+        return find_older(covered, pairs, contents, newer)
+
+    def _read_newer(self, stored: StoredSummary) -> list[types.Content] | None:
+        """Reads the events after the last covered one; None if that one is unknown."""
+        standing = without_rewound(self.events)
+        ids = [event.id for event in standing]
+        if stored.last_event not in ids:
+            return None
+
+        newer = []
+        for event in standing[ids.index(stored.last_event) + 1 :]:
+            if event.content:
+                newer.append(event.content)
+            compaction = event.actions.compaction if event.actions else None
+            if compaction and compaction.compacted_content:
+                newer.append(compaction.compacted_content)
+        return newer
+
+    def _find_new(self, stored: StoredSummary) -> Collection[int]:
+        """Finds the contents that are newer than the summary, whatever they say.
+
+        A repeated message ("yes", "yes") must not pass for the covered one.
+        """
+        request = self.request_index
+        if request is None or self.invocation_id == stored.invocation:
+            return ()
+
+        # A late result continues a run that is older than the summary. Contents after
+        # its request may be covered then.
+        runs = (self.invocation_id, stored.invocation)
+        order = [e.invocation_id for e in self.events if e.invocation_id in runs]
+        if stored.invocation in order and order[0] == self.invocation_id:
+            return {request}
+        return range(request, len(self.contents))
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether all that the stored summary replaces is there, nothing rewound."""
-        count = self.stored.covered.content_count if self.stored else sys.maxsize
+        """Whether all covered contents are there, and nothing was rewound."""
+        if self.stored is None:
+            return False
+        count = self.stored.covered.content_count
         return len(self.covered) >= count and not self.is_rewound
 
     @property
     def is_rewound(self) -> bool:
-        """Whether something was rewound since the stored summary was written."""
+        """Whether a rewind has happened since the stored summary was written."""
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
                 return False
@@ -312,47 +465,58 @@ class History:
         return self.loads_part or not is_whole
 
     def repeats(self, indexes: Iterable[int]) -> bool:
-        """Whether later requests have the same texts: all loaded, none rewritten."""
-        is_own = (self.original(index) is self.contents[index] for index in indexes)
-        return not self.is_partial and all(is_own)
+        """Whether later requests have these texts too: all loaded, none rewritten."""
+        if self.is_partial:
+            return False
+        return all(self.original(index) is self.contents[index] for index in indexes)
+
+    # Names that the next summary stores.
+
+    def cover(self, indexes: frozenset[int]) -> Covered:
+        """Builds the covered set with which a summary of these contents is stored."""
+        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.indexes]
+        return cover(prints)
+
+    def last_event(self, covered: frozenset[int]) -> str:
+        """Returns the id of the newest event behind these contents; "" if unknown."""
+        # Several contents may say the same, but all stand in the order of their events.
+        end = self._event_count
+        for index in reversed(self.indexes):
+            place = self._find_event(index, end)
+            if place is None:
+                continue
+            if index in covered:
+                return self.events[place].id
+            end = place
+        return ""
+
+    def _find_event(self, index: int, end: int) -> int | None:
+        """Finds the place of a content's event among the last ones before `end`."""
+        wanted = self.fingerprint(index)
+        first = max(0, end - _SEARCHED_EVENTS)
+        for place in reversed(range(first, end)):
+            content = self.events[place].content
+            if content and self.spell(content) == wanted:
+                return place
+        return None
 
     def name_place(self, index: int) -> str:
         """Names a content by fingerprint and number among equal ones; "" for -1."""
         if index < 0:
             return ""
         wanted = self.fingerprint(index)
-        same = sum(self.fingerprint(i) == wanted for i in self.indexes if i <= index)
-        return f"{wanted.hex()}.{same}"
+        upto = [i for i in self.indexes if i <= index]
+        number = sum(1 for i in upto if self.fingerprint(i) == wanted)
+        return f"{wanted.hex()}.{number}"
 
     def find_place(self, name: str) -> int:
-        """Returns the index of what `name_place` named; -1 if it is not there."""
+        """Returns the index that `name_place` has named; -1 if it is not there."""
+        if not name:
+            return -1
+
         digest, _, number = name.partition(".")
-        history = self.indexes if name else ()
-        same = [i for i in history if self.fingerprint(i).hex() == digest]
-        if number.isdecimal() and len(number) < 10:  # Python refuses huge numbers.
-            same = same[: int(number)]
-        return same[-1] if same else -1
-
-    def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
-        """Returns the contents whose tool results a compaction has shortened."""
-        if not (how := stored.truncation):
-            return {}
-        upto = self.find_place(stored.truncated_upto)
-        short = dict[int, types.Content]()
-        for i in (i for i in self.indexes if i <= upto):
-            whole = self.contents[i] if stored.has_recall else None
-            key = i, i in self.previewed and self.preview, how, stored.has_recall
-            cut = partial(truncate_content, self.shown[i], how, whole)
-            if (content := self._once(key, cut)) is not self.shown[i]:
-                short[i] = content
-        return short
-
-    def last_event(self, covered: frozenset[int]) -> str:
-        """The id of the newest event that these contents tell of; "" if unknown."""
-        told = ((self.fingerprint(i), i in covered) for i in reversed(self.indexes))
-        return find_last_event(self.events[: self._event_count], told, self.spell)
-
-    def cover(self, indexes: frozenset[int]) -> Covered:
-        """Builds what a summary of these contents is stored with."""
-        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.indexes]
-        return cover(prints)
+        same = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
+        # Anyone may have written this to session state: Python refuses huge numbers.
+        has_number = number.isdecimal() and len(number) < 10
+        upto = same[: int(number)] if has_number else same
+        return upto[-1] if upto else -1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
@@ -32,6 +32,22 @@ MAX_SUMMARY_CHARS = 256 * 1024
 """Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
 
 MAX_TODOS = 1_000
+
+
+V = TypeVar("V")
+
+
+def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
+    """Returns the values of the newest `MAX_MODELS` models; the given one stands last.
+
+    Args:
+        known: The values by the model's name, the oldest first.
+        model: The name of the model that was seen last.
+        value: Its value, which replaces an older one.
+    """
+    others = {name: each for name, each in known.items() if name != model}
+    ordered = {**others, model: value}
+    return dict(list(ordered.items())[-MAX_MODELS:])
 
 
 def _read_covered(value: object) -> Covered:

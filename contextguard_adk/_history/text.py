@@ -1,4 +1,7 @@
-"""Contents as text: tools' arguments and results, files, items under handles."""
+"""Writes contents as text: tools' arguments and results, files, items with handles.
+
+A handle is a short name under which the recall tool finds the whole text again.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,7 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
-
-
-# What is read as UTF-8 in any case, and codecs that are slow, or no charsets of files.
+# The first two are read as UTF-8 in any case. The others are slow, or no file has them.
 _OTHER_CODECS = frozenset(
     [
         "ascii",
@@ -48,24 +49,32 @@ _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 
 
 def payload_text(payload: object) -> str:
-    """Renders a tool's arguments or result as JSON, a text as it is."""
+    """Writes a tool's arguments or result as JSON, a text as it is."""
     # ADK wraps everything but a dict as `{"result": …}`.
-    value = payload.get("result") if isinstance(payload, dict) else None
-    if isinstance(payload, dict) and len(payload) == 1 and isinstance(value, str):
-        return value
+    if isinstance(payload, dict) and len(payload) == 1:
+        value = payload.get("result")
+        if isinstance(value, str):
+            return value
+
     try:
         raw = pydantic_core.to_json(payload, fallback=safe_repr)
         return raw.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
-        pass  # Lone surrogates, bytes that are no text; cycles, deep nesting.
+        # Lone surrogates, bytes that are no text; cycles, deep nesting.
+        return _odd_payload_text(payload)
+
+
+def _odd_payload_text(payload: object) -> str:
+    """Writes a payload that pydantic refuses; of containers in it only the type."""
     try:
         text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
     except (ValueError, TypeError, RecursionError):
         fields = payload if isinstance(payload, dict) else {"payload": payload}
-        text = "\n".join(
-            f"{name}: {value if isinstance(value, str | int | float) else type(value)}"
-            for name, value in fields.items()
-        )
+        lines = []
+        for name, value in fields.items():
+            is_plain = isinstance(value, str | int | float)
+            lines.append(f"{name}: {value if is_plain else type(value)}")
+        text = "\n".join(lines)
     return text.encode("utf-8", "replace").decode()
 
 
@@ -77,20 +86,26 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 
 def name_media(part: types.Part | types.FunctionResponsePart) -> str:
     """Returns kind, name and size of an image or a file; "" for other parts."""
-    media = part.inline_data or part.file_data
-    if not media:
+    if part.inline_data:
+        blob = part.inline_data
+        kind = blob.mime_type
+        name = blob.display_name
+        size = f", {len(blob.data or b'')} bytes"
+    elif part.file_data:
+        kind = part.file_data.mime_type
+        name = part.file_data.display_name or part.file_data.file_uri
+        size = ""
+    else:
         return ""
-    size = f", {len(part.inline_data.data or b'')} bytes" if part.inline_data else ""
-    address = part.file_data.file_uri if part.file_data else ""
-    name = (media.display_name or address or "")[-120:]  # Some addresses hold pages.
-    label = f" {name!r}" if name else ""
-    return quote_line(f"{media.mime_type or 'file'}{label}{size}")
+
+    label = f" {name[-120:]!r}" if name else ""  # Some addresses hold pages.
+    return quote_line(f"{kind or 'file'}{label}{size}")
 
 
 def file_text(part: types.Part) -> str:
-    """Returns what a file of text says; "" for other files, and where it says nothing.
+    """Returns the text of a file with text; "" for other files and for empty ones.
 
-    A file is one by its MIME type; one that holds zero bytes is none.
+    The MIME type of a file tells whether it has text. A file with a zero byte has none.
     """
     blob = part.inline_data
     if blob is None or not blob.data or not _TEXT_FILE.match(blob.mime_type or ""):
@@ -100,13 +115,15 @@ def file_text(part: types.Part) -> str:
 
 
 def _decode(data: bytes, mime_type: str) -> str:
-    """The text of a file, by its charset, else UTF-8 or what Western Europe writes."""
+    """Decodes a file by its charset, else as UTF-8, or as Western Europe writes."""
     named = _CHARSET.search(mime_type)
     if named:
-        with suppress(LookupError, UnicodeError):  # Also of what is no text encoding.
+        # Python also raises a LookupError for a codec that decodes no text.
+        with suppress(LookupError, UnicodeError):
             charset = codecs.lookup(named[1]).name
             if charset.replace("-", "_") not in _OTHER_CODECS:
                 return data.decode(charset, "replace")
+
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
 
@@ -117,7 +134,15 @@ def _decode(data: bytes, mime_type: str) -> str:
 
 @dataclass(frozen=True)
 class Said:
-    """One part of a history; of a result also the call that it answers."""
+    """One part of a history, as it may be told.
+
+    Attributes:
+        index: The index of its content.
+        part: The part.
+        author: "user", "model" or "other agent".
+        whole: The part before it was shortened; None where it has no handle.
+        call: For a result, the call that it answers.
+    """
 
     index: int
     part: types.Part
@@ -127,15 +152,16 @@ class Said:
 
     @property
     def handle(self) -> str:
-        """Under which the whole can be read back; "" where it cannot."""
+        """The handle of the whole part; "" where it cannot be read back."""
         return handle_of(self.whole) if self.whole else ""
 
     @property
     def text(self) -> str:
-        """What it says, a tool's arguments or result as JSON; "" for a file."""
+        """The text of the part, a tool's arguments or result as JSON; "" for a file."""
         payload = payload_of(self.part)
-        said = self.part.text or code_of(self.part)
-        return payload_text(payload) if payload else said
+        if payload:
+            return payload_text(payload)
+        return self.part.text or code_of(self.part)
 
 
 def walk_parts(
@@ -144,42 +170,70 @@ def walk_parts(
     outputs: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
 ) -> Iterator[Said]:
-    """Yields what contents say, oldest first; no thoughts, no credentials.
+    """Yields the parts of contents, oldest first, without thoughts and credentials.
 
-    `outputs` are texts that executed code has printed. Handles are those of the
-    contents that are `wholes`.
+    `outputs` are the indexes of texts that executed code has printed. Parts get the
+    handles of the same parts in `wholes`.
     """
     waiting: list[tuple[int, types.FunctionCall]] = []
     for index in indexes:
         content = contents[index]
-        author = contents[index].role or "user"
         parts = parts_of(content)
-        handled = parts_of(wholes[index]) if wholes else [None] * len(parts)
-        pairs = list(zip(parts, handled, strict=True))
+        whole_parts = parts_of(wholes[index]) if wholes else [None] * len(parts)
+        pairs = list(zip(parts, whole_parts, strict=True))
+
+        author = content.role or "user"
         if is_relay(content):
             author = "other agent"
             del pairs[0]  # ADK's preamble says nothing about the conversation.
+
         for part, whole in pairs:
-            call = part.function_call
-            result = part.function_response
-            if call:
-                waiting.append((index, call))
-            answered = take_call(waiting, result) if result else None
-            tool = call or result
-            is_internal = tool is not None and tool.name in INTERNAL_CALLS
-            if is_internal or (part.thought and not call):
+            call = _find_answered(part, index, waiting)
+            if _is_private(part):
                 continue
-            if part.text and index in outputs:
-                printed = types.CodeExecutionResult(output=part.text)
-                part = types.Part(code_execution_result=printed)
-            yield Said(index, part, author, whole, answered and answered[1])
+            told = _as_output(part) if part.text and index in outputs else part
+            yield Said(index, told, author, whole, call)
+
+
+def _find_answered(
+    part: types.Part, index: int, waiting: list[tuple[int, types.FunctionCall]]
+) -> types.FunctionCall | None:
+    """Finds the waiting call that a part answers; if it is a call, it waits now."""
+    if part.function_call:
+        waiting.append((index, part.function_call))
+    if not part.function_response:
+        return None
+    answered = take_call(waiting, part.function_response)
+    return answered[1] if answered else None
+
+
+def _is_private(part: types.Part) -> bool:
+    """Whether a part is a thought, or a call of ADK itself with credentials."""
+    tool = part.function_call or part.function_response
+    if tool is not None and tool.name in INTERNAL_CALLS:
+        return True
+    return bool(part.thought) and not part.function_call
+
+
+def _as_output(part: types.Part) -> types.Part:
+    """Returns the output of code that ADK shows as a text."""
+    result = types.CodeExecutionResult(output=part.text)
+    return types.Part(code_execution_result=result)
 
 
 @dataclass(frozen=True)
 class Item:
-    """One message, call, tool result (with its call's arguments), or file.
+    """A message, a call, a tool's result or a file, as the recall tool lists it.
 
-    The text of a file is "" where it is no file of text.
+    Attributes:
+        handle: Its short name.
+        label: Its kind: the author of a message, the name of a tool.
+        hint: The beginning of a message, or of the arguments of a result's call.
+        text: Its text; "" for a file that has none.
+        content_index: The index of its content.
+        args: For a result, the beginning of its call's arguments.
+        is_call: Whether it is a call.
+        media: The file.
     """
 
     handle: str
@@ -193,18 +247,18 @@ class Item:
 
     @property
     def is_listed(self) -> bool:
-        """Whether it has a line in lists; the result shows what a short call was."""
+        """Whether it has a line in lists; for a short call its result stands there."""
         return not self.is_call or len(self.text) >= 300
 
     @property
     def title(self) -> str:
         """The item in one line, without its text."""
-        described = quote_line(" ".join(filter(None, (self.label, self.hint))))
-        return " ".join(filter(None, (self.handle, described))) + self._extent
+        described = quote_line(f"{self.label} {self.hint}")
+        return f"{self.handle} {described}".strip() + self._extent
 
     @property
     def heading(self) -> str:
-        """The line above the item where it is read: its title, or the file it is."""
+        """The line above the item where it is read: its title, or the file's name."""
         if self.media is None:
             return self.title
         return f"{self.handle}: {name_media(self.media)}{self._extent}"
@@ -224,41 +278,72 @@ def list_items(
     """Lists the items of some contents, oldest first; see `walk_parts`."""
     items: list[Item] = []
     for said in walk_parts(contents, indexes, outputs, wholes or contents):
-        part = said.part
-        (label, hint) = _describe(said)
-        result = part.function_response
-        text = said.text
-        media = result_media(result) if result else [part]
-        if label and (text or result):
-            args = payload_text(said.call.args)[:1_000] if said.call and hint else ""
-            about = label, hint, text, said.index, args
-            items.append(Item(said.handle, *about, part.function_call is not None))
-        items += [
-            Item(
-                handle_of(file), described, "", file_text(file), said.index, media=file
-            )
-            for file in media
-            if label and (described := describe_media(file))
-        ]
+        label = _label(said)
+        if not label:
+            continue
+
+        result = said.part.function_response
+        if said.text or result:
+            items.append(_make_item(said, label))
+
+        files = result_media(result) if result else [said.part]
+        items += _list_files(files, said.index)
     return items
 
 
-def _describe(said: Said) -> tuple[str, str]:
-    """Returns the label and hint of an item; "" for what has no item."""
+def _make_item(said: Said, label: str) -> Item:
+    """Makes the item of a text, a call or a result."""
+    args = payload_text(said.call.args) if said.call and said.call.args else ""
+    hint = _hint(said, args)
+    return Item(
+        handle=said.handle,
+        label=label,
+        hint=hint,
+        text=said.text,
+        content_index=said.index,
+        args=args[:1_000] if hint else "",
+        is_call=said.part.function_call is not None,
+    )
+
+
+def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Item]:
+    """Yields the items of images and files."""
+    for part in parts:
+        described = describe_media(part)
+        if described:
+            yield Item(
+                handle=handle_of(part),
+                label=described,
+                hint="",
+                text=file_text(part),
+                content_index=content_index,
+                media=part,
+            )
+
+
+def _label(said: Said) -> str:
+    """Returns the kind of an item; "" for the recall tool, whose parts are copies."""
     part = said.part
-    hint = ""
-    if tool := part.function_call or part.function_response:
-        if tool.name == RECALL_TOOL:
-            return "", ""
-        if said.call and said.call.args:
-            hint = _clip(payload_text(said.call.args))
-        return f"{tool.name} {'call' if part.function_call else 'result'}", hint
+    if part.function_call:
+        name = part.function_call.name
+        return "" if name == RECALL_TOOL else f"{name} call"
+    if part.function_response:
+        name = part.function_response.name
+        return "" if name == RECALL_TOOL else f"{name} result"
     if part.text:
-        return f"{said.author} message", f'"{_clip(part.text)}"'
-    return "code that was run" if part.executable_code else "output of code", ""
+        return f"{said.author} message"
+    return "code that was run" if part.executable_code else "output of code"
+
+
+def _hint(said: Said, args: str) -> str:
+    """Returns the beginning of a message, or of the arguments that a result is for."""
+    part = said.part
+    if part.function_call or part.function_response:
+        return _clip(args)
+    return f'"{_clip(part.text)}"' if part.text else ""
 
 
 def _clip(text: str) -> str:
-    """The beginning of a text in one line, at most 60 characters."""
+    """Returns the beginning of a text in one line, at most 60 characters."""
     line = " ".join(text[:240].split()).encode("utf-8", "replace").decode()
     return line if len(line) <= 60 else f"{line[:60]}…"

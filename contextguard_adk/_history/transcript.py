@@ -1,12 +1,11 @@
-"""The conversation as text for a summarizer, within a budget of tokens.
+"""Writes the conversation as a text for a summarizer, within a budget of tokens.
 
-An entry is a heading at the margin, which says whose word it is, and an indented body:
-what a body says cannot pass for an entry.
+The text has entries. The heading of an entry stands at the margin and names the author.
+The body is indented, so no text in it can pass for an entry.
 """
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +22,29 @@ from contextguard_adk._measuring.budgets import (
 from contextguard_adk._support.phrases import LEFT_OUT, quote
 
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
+_TOOL_WEIGHT = 0.2
+"""How much of the room a tool's entry gets beside a message, which has the weight 1."""
+
+_COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
+_MAX_NAMED = 3  # Handles of dropped entries that are named.
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One message, call or result of a transcript; a copy repeats what is there."""
+    """A message, a call or a result in a transcript.
+
+    Attributes:
+        heading: The line that names the author.
+        body: The text below it.
+        weight: How much of the room it gets beside other entries.
+        is_pinned: Whether it always stays.
+        handle: The name under which the recall tool finds the whole text.
+    """
 
     heading: str
     body: str = ""
-    is_tool: bool = False
+    weight: float = 1.0
     is_pinned: bool = False
-    is_copy: bool = False
     handle: str = ""
 
     @property
@@ -42,7 +53,7 @@ class Entry:
 
 
 def _indent(body: str) -> str:
-    """A body below its heading; `textwrap` knows every separator of lines."""
+    """Indents a body below its heading; `textwrap` knows every separator of lines."""
     return "\n" + textwrap.indent(body, "  ") if body else ""
 
 
@@ -53,78 +64,119 @@ def render_entries(
     wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
-    """Renders contents, one entry for each part; those that are pinned always stay."""
+    """Renders contents, one entry for each part; the `pinned` ones always stay.
+
+    `outputs` are the indexes of texts that executed code has printed. Entries get the
+    handles of the same parts in `wholes`.
+    """
     entries = []
     for said in walk_parts(contents, indexes, outputs, wholes):
         # Names of tools and files come from outside, line breaks and all.
-        if heading := " ".join(_write_heading(said).split()):
-            part = said.part
-            tool = part.function_call or part.function_response
-            entry = Entry(
-                heading,
-                quote(said.text),
-                is_tool=not part.text,
-                is_pinned=said.index in pinned,
-                is_copy=tool is not None and tool.name == RECALL_TOOL,
-                handle=said.handle,
-            )
-            entries.append(entry)
+        heading = " ".join(_write_heading(said).split())
+        if not heading:
+            continue
+
+        tool = said.part.function_call or said.part.function_response
+        if said.part.text:
+            weight = 1.0
+        elif tool is not None and tool.name == RECALL_TOOL:
+            weight = _COPY_WEIGHT  # It repeats other entries.
+        else:
+            weight = _TOOL_WEIGHT
+
+        entry = Entry(
+            heading,
+            quote(said.text),
+            weight=weight,
+            is_pinned=said.index in pinned,
+            handle=said.handle,
+        )
+        entries.append(entry)
     return entries
 
 
 def _write_heading(said: Said) -> str:
+    """Writes the heading of a part; "" for a part without an entry."""
     part = said.part
     author = said.author
     if part.text:
         return f"{author}:"
-    if call := part.function_call:
-        return f"{author}: [called tool: {call.name}]"
-    if response := part.function_response:
-        media = map(describe_media, response.parts or ())
+    if part.function_call:
+        return f"{author}: [called tool: {part.function_call.name}]"
+    if part.function_response:
+        response = part.function_response
+        media = [describe_media(file) for file in response.parts or ()]
         return " ".join([f"tool: [tool {response.name} returned a result]", *media])
     if part.executable_code:
         return f"{author}: [ran code]"
     if part.code_execution_result:
         return "tool: [code returned a result]"
+
     placeholder = describe_media(part)
-    if placeholder and said.handle:
-        placeholder = f"{placeholder[:-1]}; item {said.handle}]"
-    return f"{author}: {placeholder}" if placeholder else ""
+    if not placeholder:
+        return ""
+    if said.handle:
+        return f"{author}: {placeholder[:-1]}; item {said.handle}]"
+    return f"{author}: {placeholder}"
 
 
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Shortens entries and drops the oldest, which a note says, until they fit."""
+    """Shortens entries and drops the oldest until they fit; a note tells of these."""
 
     def count_body(body: str) -> int:
         return count_tokens(_indent(body)) if body else 0
 
-    costs = [count_body(entry.body) for entry in entries]
-    headings = [count_tokens(entry.heading) + 1 for entry in entries]
-    if sum(costs) + sum(headings) <= budget_tokens:
+    body_tokens = [count_body(entry.body) for entry in entries]
+    heading_tokens = [count_tokens(entry.heading) + 1 for entry in entries]
+    if sum(body_tokens) + sum(heading_tokens) <= budget_tokens:
         return list(entries)
-    least = [min(cost, MIN_BODY_TOKENS) for cost in costs]
-    room = float(budget_tokens - MIN_BODY_TOKENS)  # A note about dropped entries.
-    # The pinned entries, and the newest of the others that fit.
-    order = sorted(range(len(entries)), key=lambda i: (entries[i].is_pinned, i))[::-1]
-    used = itertools.accumulate(headings[i] + least[i] for i in order)
-    pairs = zip(order, used, strict=True)
-    kept = sorted(i for i, most in pairs if most <= room or entries[i].is_pinned)
-    room -= sum(headings[i] for i in kept)
+
+    least = [min(tokens, MIN_BODY_TOKENS) for tokens in body_tokens]
+    costs = [least[i] + heading_tokens[i] for i in range(len(entries))]
+    room = float(budget_tokens - MIN_BODY_TOKENS)  # The note takes some.
+    kept = _choose_kept(entries, costs, room)
+
     # Each entry gets a little; messages are served first with the rest, copies last.
-    shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), room)
-    missing = [costs[i] - share for i, share in zip(kept, shares, strict=True)]
-    weights = [0.2 ** (entries[i].is_tool + entries[i].is_copy) for i in kept]
-    more = divide_budget(missing, weights, room - sum(shares))
+    body_room = room - sum(heading_tokens[i] for i in kept)
+    shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), body_room)
+    missing = [body_tokens[i] - share for i, share in zip(kept, shares, strict=True)]
+    weights = [entries[i].weight for i in kept]
+    more = divide_budget(missing, weights, body_room - sum(shares))
+
     fitted = []
-    for i, *tokens in zip(kept, shares, more, strict=True):
+    for i, share, rest in zip(kept, shares, more, strict=True):
         entry = entries[i]
-        body = shorten_to_tokens(entry.body, sum(tokens), count_body, entry.handle)
+        tokens = share + rest
+        body = shorten_to_tokens(entry.body, tokens, count_body, entry.handle)
         fitted.append(replace(entry, body=body))
-    dropped = [entries[i] for i in sorted({*range(len(entries))}.difference(kept))]
-    if not dropped:
-        return fitted
+
+    staying = set(kept)
+    dropped = [entry for i, entry in enumerate(entries) if i not in staying]
+    return [_note_dropped(dropped), *fitted] if dropped else fitted
+
+
+def _choose_kept(
+    entries: Sequence[Entry], costs: Sequence[int], room: float
+) -> list[int]:
+    """Chooses the pinned entries, and the newest of the others that fit."""
+    pinned = [i for i, entry in enumerate(entries) if entry.is_pinned]
+    others = [i for i, entry in enumerate(entries) if not entry.is_pinned]
+
+    kept = list(pinned)
+    used = sum(costs[i] for i in pinned)
+    for i in reversed(others):
+        used += costs[i]
+        if used > room:
+            break
+        kept.append(i)
+    return sorted(kept)
+
+
+def _note_dropped(dropped: Sequence[Entry]) -> Entry:
+    """Returns an entry that tells how many are dropped, and names the newest."""
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
-    items = f"; the newest are items {', '.join(handles[:-4:-1])}" if handles else ""
-    return [Entry(LEFT_OUT.format(len(dropped), items)), *fitted]
+    newest = handles[::-1][:_MAX_NAMED]
+    items = f"; the newest are items {', '.join(newest)}" if newest else ""
+    return Entry(LEFT_OUT.format(len(dropped), items))

@@ -1,4 +1,4 @@
-"""Who is told of a compaction or of an answered call; one file each, or a few."""
+"""Those that are told what the guard did with a call; a file holds one or a few."""
 
 from __future__ import annotations
 
@@ -21,3 +21,6 @@ LISTENERS: tuple[Listener, ...] = (
     TruncatingServers(),
 )
 """In the order in which they are told."""
+
+WATCHERS = tuple(each for each in LISTENERS if type(each).sent is not Listener.sent)
+"""The listeners that look at requests; most do not, and each request has to be fast."""

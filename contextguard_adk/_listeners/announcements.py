@@ -71,7 +71,7 @@ class StateLines(Listener):
 
     def answered(self, event: Answered) -> None:
         """Writes how full the window is, where the count is believed to be a size."""
-        if event.guard.has_usage and event.count and event.count.is_size:
+        if event.guard.settings.usage_in_state and event.count and event.count.is_size:
             tokens = event.count.real_tokens
             most = event.call.window_tokens
             said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"

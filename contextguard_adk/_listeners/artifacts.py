@@ -11,7 +11,7 @@ from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.genai import types
 
 from contextguard_adk._runtime.adk_tree import walk_tree
-from contextguard_adk._runtime.scopes import call_key, name_session
+from contextguard_adk._runtime.runs import call_key, name_session
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Compacted, Listener
 from contextguard_adk.records import REASONS, CompactionRecord, describe_compaction
@@ -22,6 +22,8 @@ logger = logging.getLogger("contextguard_adk.artifacts")
 class Artifacts(Listener):
     """Saves each summary as an artifact, where the app has an artifact service."""
 
+    setting = "summary_artifacts"
+
     async def compacted(self, event: Compacted) -> None:
         """Saves the artifact; the next event of the agent without text names it."""
         guard = event.guard
@@ -30,7 +32,7 @@ class Artifacts(Listener):
         service = invocation.artifact_service
         session = invocation.session
         # A model that is shown artifacts would be told of one that is not for it.
-        if service is None or not guard.has_artifacts or _shows_artifacts(invocation):
+        if service is None or _shows_artifacts(invocation):
             return
         name = f"compaction-{record.agent}.md"
         data = _write_markdown(record, event.outcome.stored.text)

@@ -10,10 +10,16 @@ from typing import Any
 from opentelemetry import metrics
 
 from contextguard_adk._support.log import log_failures
-from contextguard_adk._turn.units import Answered, Compacted, Listener
+from contextguard_adk._turn.units import (
+    Answered,
+    Compacted,
+    Listener,
+    Recovered,
+    Summarized,
+)
 from contextguard_adk.records import Origin
 
-MODEL = "gen_ai.request.model"
+_MODEL = "gen_ai.request.model"
 _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
@@ -35,40 +41,57 @@ _METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
 
 
 class Metrics(Listener):
-    """Counts compactions, and how full windows are."""
+    """Counts compactions, summary calls and recoveries, and how full windows are."""
+
+    def summarized(self, event: Summarized) -> None:
+        facts = event.facts
+        origin = event.origin
+        usage = facts["usage"]
+        by_model = {_MODEL: facts["model"]}
+
+        if facts["failure"]:
+            by_error = {**by_model, "error.type": facts["failure"]}
+            _count("context_guard.summary.failures", 1, origin, by_error)
+        if facts["cost"]:
+            _count("context_guard.summary.cost", facts["cost"], origin, by_model)
+
+        tokens_by_type = {"input": usage.prompt_tokens, "output": usage.output_tokens}
+        if not any(tokens_by_type.values()):
+            return  # The client has reported no usage.
+        for token_type, tokens in tokens_by_type.items():
+            by_type = {
+                **by_model,
+                "gen_ai.operation.name": "summarize",
+                "gen_ai.token.type": token_type,
+            }
+            _count("gen_ai.client.token.usage", tokens, origin, by_type)
 
     async def compacted(self, event: Compacted) -> None:
         record = event.record
-        before = record.tokens_before
-        after = record.tokens_after
-        by = {MODEL: record.model, "context_guard.reason": record.reason}
-        count("context_guard.compactions", 1, record, by)
-        count("context_guard.compaction.tokens_before", before, record, by)
-        count("context_guard.compaction.tokens_after", after, record, by)
-        count("context_guard.compaction.wait", record.waited_seconds, record, by)
+        by = {_MODEL: record.model, "context_guard.reason": record.reason}
+        values = {
+            "context_guard.compactions": 1,
+            "context_guard.compaction.tokens_before": record.tokens_before,
+            "context_guard.compaction.tokens_after": record.tokens_after,
+            "context_guard.compaction.wait": record.waited_seconds,
+        }
+        for name, value in values.items():
+            _count(name, value, record, by)
 
     def answered(self, event: Answered) -> None:
-        if not (call := event.call).is_reported:
+        call = event.call
+        if not call.is_reported:
             ratio = call.estimated_tokens / call.window_tokens
-            count("context_guard.window.usage", ratio, call.origin, {MODEL: call.model})
+            by = {_MODEL: call.model}
+            _count("context_guard.window.usage", ratio, call.origin, by)
 
-
-def count_summaries(origin: Origin, facts: Mapping[str, Any]) -> None:
-    """Counts what summaries took and why they failed, by fields of their record."""
-    by = {MODEL: facts["model"]}
-    usage = facts["usage"]
-    if why := facts["failure"]:
-        count("context_guard.summary.failures", 1, origin, {**by, "error.type": why})
-    if facts["cost"]:
-        count("context_guard.summary.cost", facts["cost"], origin, by)
-    used = {"input": usage.prompt_tokens, "output": usage.output_tokens}
-    for kind, tokens in used.items() if any(used.values()) else ():
-        what = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
-        count("gen_ai.client.token.usage", tokens, origin, {**by, **what})
+    def recovered(self, event: Recovered) -> None:
+        by = {_MODEL: event.model, "context_guard.kind": event.kind}
+        _count("context_guard.recoveries", 1, event.origin, by)
 
 
 @log_failures(logging.getLogger("contextguard_adk.metrics"), "Nothing is counted")
-def count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
+def _count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
     """Adds to a metric; no attribute names what is unbounded, as sessions are."""
     own = {"context_guard.app": origin.app, "context_guard.strategy": origin.strategy}
     whose = {"gen_ai.agent.name": origin.agent, **own, **by}

@@ -16,9 +16,9 @@ from contextguard_adk._turn.units import Answered, Compacted, Listener
 class RecentEvents(Listener):
     """Notes the time at each compaction; None where the agent needs all events."""
 
+    setting = "recent_events"
+
     async def compacted(self, event: Compacted) -> None:
-        if not event.guard.loads_recent:
-            return
         state = event.state
         key = EVENTS_SINCE_KEY + event.turn.agent
         known = state.find(key).get("")  # It holds where less than that is loaded.
@@ -31,7 +31,7 @@ class RecentEvents(Listener):
         """Has all loaded again where an agent has lost its summary."""
         state = event.state
         key = EVENTS_SINCE_KEY + event.context.agent_name
-        is_lost = event.guard.loads_recent and state.record.summary is None
+        is_lost = state.record.summary is None
         if is_lost and "" in state.find(key):
             state.set(key, None)
 

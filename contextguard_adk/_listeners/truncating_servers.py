@@ -1,12 +1,14 @@
-"""Recognizes servers that cut a prompt silently, as Ollama does, by what they count."""
+"""Recognizes servers that cut a prompt silently, as Ollama does, by their counts."""
 
 from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from contextguard_adk._runtime.memory import EqualCounts, Limit
+from contextguard_adk._history.stored import with_newest
+from contextguard_adk._runtime.memory import Limit
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Count
 from contextguard_adk._turn.units import Answered, Listener
@@ -14,95 +16,153 @@ from contextguard_adk._turn.units import Answered, Listener
 logger = logging.getLogger("contextguard_adk.limits")
 
 _MIN_CUT_TOKENS = 2_040  # Ollama's smallest default is 2,048; some keep a few free.
-_LEAST_RATIO = 0.4  # Of bytes / 4: what counts less has left something out.
+_LEAST_RATIO = 0.4  # Of bytes / 4: a lower count has left something out.
 _GROWN_RATIO = 0.05  # Of the figure, while it stays the same.
+
+
+@dataclass(frozen=True)
+class EqualCounts:
+    """A series of equal counts in a row, of requests that grew.
+
+    Attributes:
+        real_tokens: The count that the provider reported each time.
+        first_tokens: Bytes / 4 of the text of the first request in the series.
+        last_tokens: Bytes / 4 of the text of the last request in the series.
+        times: How many requests the series has.
+        usual_ratio: The lowest count before the series, over bytes / 4 of its request;
+            infinite before the first one.
+        has_steps: Whether an earlier series of a grown request was followed by a higher
+            count. Then the server rounds its counts, and has not cut anything.
+        was_cached: Whether a cache has served a part of any prompt.
+    """
+
+    real_tokens: int = 0
+    first_tokens: int = 0
+    last_tokens: int = 0
+    times: int = 0
+    usual_ratio: float = math.inf
+    has_steps: bool = False
+    was_cached: bool = False
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the text grew by a twentieth of the count during the series."""
+        grown_tokens = self.last_tokens - self.first_tokens
+        return grown_tokens >= _GROWN_RATIO * self.real_tokens
+
+
+@dataclass(frozen=True)
+class CountsOfModels:
+    """The newest series of equal counts of each model, by the model's name."""
+
+    by_model: Mapping[str, EqualCounts] = field(default_factory=dict)
 
 
 class TruncatingServers(Listener):
     """Finds the window of a server whose counts stop at one figure.
 
-    Three equal counts running show it, where the text that was sent grew by a twentieth
-    of the figure, and beyond it by the ratio of earlier counts. Counts that differ show
-    nothing, nor do those of a model whose prompts a cache serves: they may leave that
-    out. Where equal counts were passed before, they are rounded. The process keeps to
-    the figure until a count exceeds it.
+    Three equal counts in a row show such a window if the text that was sent grew by a
+    twentieth of the count, and exceeds the count when measured by the ratio of earlier
+    counts. Different counts show nothing. Nor do the counts of a model whose prompts
+    are partly served by a cache, because they may leave the cached part out. If equal
+    counts were followed by higher ones before, the server rounds its counts. The
+    process keeps to the window until a count exceeds it.
     """
 
     def answered(self, event: Answered) -> None:
-        """Looks at a count."""
+        """Follows the counts of the model; limits its prompts once they are cut."""
         call = event.call
         count = event.count
-        limits = event.guard.limits
         if count is None or call.is_observed:
             return
-        model = call.model
-        real_tokens = count.real_tokens
-        seen = call.session.facts.of(model)
-        known = limits.get(call.client, seen.kept)
-        is_passed = known is not None and real_tokens > known.tokens
-        if known is not None and is_passed and count.is_size and not known.is_rate:
-            limits.pop(call.client, None)
-            call.session.see(model, kept=None)
-        was_cached = seen.was_cached or event.usage.cached_tokens > 0
-        equal = _follow(seen.equal_counts, count)
-        call.session.see(model, was_cached=was_cached, equal_counts=equal)
-        if was_cached or not _is_cut(equal) or real_tokens >= call.window_tokens:
-            return
-        limits[call.client] = limit = Limit(real_tokens)
-        call.session.see(model, accepted_tokens=real_tokens, kept=limit)
-        message = (
-            "Model %r: the provider counts %s prompt tokens, call after call, while "
-            "more is sent: it cuts prompts without a word. Its window is taken to be "
-            "that, not %s. Set context_window=%d on the agent's strategy, or give the "
-            "server a larger window (Ollama: `num_ctx`)."
-        )
-        figures = f"{real_tokens:,}", f"{call.window_tokens:,}", real_tokens
-        warn_once(logger, message, model, *figures)
+
+        _forget_exceeded(event, count)
+        known = call.memory.facts.unit(CountsOfModels).by_model
+        equal = _follow(known.get(call.model, EqualCounts()), count)
+        if event.usage.cached_tokens > 0:
+            equal = replace(equal, was_cached=True)
+        call.memory.keep(CountsOfModels(with_newest(known, call.model, equal)))
+
+        if _is_cut(equal) and count.real_tokens < call.window_tokens:
+            _keep_to(event, count.real_tokens)
+
+
+def _forget_exceeded(event: Answered, count: Count) -> None:
+    """Forgets a window of the model that this count exceeds."""
+    call = event.call
+    limits = event.guard.limits
+    seen = call.memory.facts.of(call.model)
+    known = limits.get(call.client, seen.kept)
+    if known is None or known.is_rate or count.real_tokens <= known.tokens:
+        return
+    if count.is_size:
+        limits.pop(call.client, None)
+        call.memory.see(call.model, replace(seen, kept=None))
+
+
+def _keep_to(event: Answered, window_tokens: int) -> None:
+    """Keeps the prompts of the model within a window, and warns once."""
+    call = event.call
+    limit = Limit(window_tokens)
+    event.guard.limits[call.client] = limit
+    seen = call.memory.facts.of(call.model)
+    call.memory.see(
+        call.model, replace(seen, accepted_tokens=window_tokens, kept=limit)
+    )
+
+    message = (
+        "Model %r: the provider counts %s prompt tokens, call after call, while "
+        "more is sent: it cuts prompts without a word. Its window is taken to be "
+        "that, not %s. Set context_window=%d on the agent's strategy, or give the "
+        "server a larger window (Ollama: `num_ctx`)."
+    )
+    counted = f"{window_tokens:,}"
+    assumed = f"{call.window_tokens:,}"
+    warn_once(logger, message, call.model, counted, assumed, window_tokens)
 
 
 def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
-    """Returns the equal counts after another one."""
+    """Returns the series of equal counts after another count."""
     real_tokens = count.real_tokens
     text_tokens = max(1, count.text_tokens)
     grown_tokens = text_tokens - equal.last_tokens
     if real_tokens != equal.real_tokens or grown_tokens < 0:
         return _begin(equal, real_tokens, text_tokens)
 
-    # What has come may be all that is counted, beside a cache that is not reported.
-    is_all = abs(grown_tokens - real_tokens) <= real_tokens / 4
-    if grown_tokens == 0 or is_all:
+    # The count may cover only the new text, if a cache that is not reported has the
+    # rest.
+    is_only_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
+    if grown_tokens == 0 or is_only_new_text:
         return replace(equal, last_tokens=text_tokens)
     return replace(equal, last_tokens=text_tokens, times=equal.times + 1)
 
 
 def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCounts:
-    """Returns the first of perhaps equal counts; keeps what those before have shown."""
-    ratio = before.usual_ratio
+    """Returns a new series with one count; keeps what earlier counts have shown."""
+    usual_ratio = before.usual_ratio
     counted_ratio = before.real_tokens / max(1, before.last_tokens)
     if before.times and counted_ratio >= _LEAST_RATIO:
-        ratio = min(ratio, counted_ratio)
-    was_passed = before.times > 1 and real_tokens > before.real_tokens
+        usual_ratio = min(usual_ratio, counted_ratio)
+
+    was_exceeded = before.times > 1 and real_tokens > before.real_tokens
     return EqualCounts(
         real_tokens=real_tokens,
         first_tokens=text_tokens,
         last_tokens=text_tokens,
         times=1,
-        usual_ratio=ratio,
-        has_steps=before.has_steps or (was_passed and _has_grown(before)),
+        usual_ratio=usual_ratio,
+        has_steps=before.has_steps or (was_exceeded and before.has_grown),
+        was_cached=before.was_cached,
     )
 
 
-def _has_grown(equal: EqualCounts) -> bool:
-    grown_tokens = equal.last_tokens - equal.first_tokens
-    return grown_tokens >= _GROWN_RATIO * equal.real_tokens
-
-
 def _is_cut(equal: EqualCounts) -> bool:
-    """Whether these counts can only be those of prompts that were cut."""
-    # Before the first other count, as many tokens as bytes / 4.
-    ratio = 1.0 if equal.usual_ratio == math.inf else equal.usual_ratio
-    least_tokens = (1 + _GROWN_RATIO) * equal.real_tokens
-    is_beyond = equal.last_tokens * ratio >= least_tokens
-    is_large = equal.real_tokens >= _MIN_CUT_TOKENS
-    has_plateau = equal.times >= 3 and _has_grown(equal) and not equal.has_steps
-    return has_plateau and is_beyond and is_large
+    """Returns whether only prompts that were cut can have these counts."""
+    if equal.was_cached or equal.has_steps or equal.times < 3 or not equal.has_grown:
+        return False
+
+    # Before there is any other count, a token is taken to be four bytes.
+    usual_ratio = 1.0 if equal.usual_ratio == math.inf else equal.usual_ratio
+    expected_tokens = equal.last_tokens * usual_ratio
+    is_beyond = expected_tokens >= (1 + _GROWN_RATIO) * equal.real_tokens
+    return is_beyond and equal.real_tokens >= _MIN_CUT_TOKENS

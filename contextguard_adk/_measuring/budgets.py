@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from contextguard_adk._support.phrases import SHORTENED, quote
 
+OVERFULL_RATIO = 0.97
+"""The part of a window above which a request is not expected to be accepted."""
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -14,8 +17,8 @@ class Budgets:
 
     Attributes:
         window_tokens: The context window.
-        threshold_tokens: From here on a compaction is due.
-        summary_tokens: What a summary may take.
+        threshold_tokens: A request of this size or more is compacted.
+        summary_tokens: The most that a summary may take.
         full_tokens: The window less its buffer; a trigger may lie below it.
         working_tokens: The window; with a trigger below the threshold 5/4 of the
             trigger, but at most 20,000 tokens more than it. Settings that are a part of
@@ -32,21 +35,29 @@ class Budgets:
 
     @property
     def overfull_tokens(self) -> int:
-        """From here on a request is not expected to be accepted."""
-        return int(self.window_tokens * 0.97)
+        """A request of this size or more is not expected to be accepted."""
+        return int(self.window_tokens * OVERFULL_RATIO)
 
     @property
     def room_for_answer_tokens(self) -> int:
-        """Up to here a request leaves room for its answer: half of the buffer."""
-        least_tokens = buffer_tokens(self.window_tokens) // 2
-        room_tokens = max(self.reserved_output_tokens, least_tokens)
+        """A request of up to this size leaves room for its answer.
+
+        Half of the buffer is room enough, unless the request reserves more.
+        """
+        half_buffer_tokens = buffer_tokens(self.window_tokens) // 2
+        room_tokens = max(self.reserved_output_tokens, half_buffer_tokens)
         return max(self.full_tokens, self.window_tokens - room_tokens)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
-    """Returns what is kept free: at least the reserve, at most 3/4 of the window."""
-    usual = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
-    return min(max(usual, reserved_output_tokens), most_buffer_tokens(window_tokens))
+    """Returns the tokens of a window that are kept free.
+
+    They are 20,000, or a fifth of a window below 200,000. They are at least the
+    reserved output, and at most three quarters of the window.
+    """
+    usual_tokens = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
+    wanted_tokens = max(usual_tokens, reserved_output_tokens)
+    return min(wanted_tokens, most_buffer_tokens(window_tokens))
 
 
 def most_buffer_tokens(window_tokens: int) -> int:
@@ -64,16 +75,31 @@ def plan_budgets(
     reserved_output_tokens: int = 0,
     trigger_tokens: int | None = None,
 ) -> Budgets:
-    """Derives all sizes from a window, and from where a compaction is wanted."""
-    full = threshold_tokens(window_tokens, reserved_output_tokens)
-    due = full
-    working = window_tokens
-    summary = buffer_tokens(window_tokens) // 2  # Without what is reserved.
-    if trigger_tokens is not None and trigger_tokens < full:
-        due = trigger_tokens
-        working = min(working, scale_trigger(trigger_tokens))
-        summary = min(summary, trigger_tokens // 8)
-    return Budgets(window_tokens, due, summary, full, working, reserved_output_tokens)
+    """Derives all sizes from a window, and from the trigger of a strategy.
+
+    A trigger that is None, or not below the window less its buffer, changes nothing.
+    """
+    full_tokens = threshold_tokens(window_tokens, reserved_output_tokens)
+    # A large reserve of output makes no summary longer.
+    summary_tokens = buffer_tokens(window_tokens) // 2
+    if trigger_tokens is None or trigger_tokens >= full_tokens:
+        return Budgets(
+            window_tokens=window_tokens,
+            threshold_tokens=full_tokens,
+            summary_tokens=summary_tokens,
+            full_tokens=full_tokens,
+            working_tokens=window_tokens,
+            reserved_output_tokens=reserved_output_tokens,
+        )
+
+    return Budgets(
+        window_tokens=window_tokens,
+        threshold_tokens=trigger_tokens,
+        summary_tokens=min(summary_tokens, trigger_tokens // 8),
+        full_tokens=full_tokens,
+        working_tokens=min(window_tokens, scale_trigger(trigger_tokens)),
+        reserved_output_tokens=reserved_output_tokens,
+    )
 
 
 def scale_trigger(trigger_tokens: int) -> int:
@@ -85,40 +111,63 @@ TokenCounter = Callable[[str], int]
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
-    """Keeps head and tail of a text; a notice says what is missing, and its handle."""
+    """Keeps head and tail of a text, and says between them how long it was.
+
+    Args:
+        text: The text, which is returned unchanged if it is short enough.
+        max_chars: The characters that are left, unless the notice alone takes more.
+        handle: The number under which the whole text can be recalled, if it can be.
+    """
     if len(text) <= max_chars:
         return text
+
     item = f"; item {handle}" if handle else ""
     notice = f"\n{SHORTENED.format(len(text), item)}\n"
-    room = max(0, max_chars - len(notice))
-    head = int(room * 0.6)
-    return text[:head] + notice + quote(text[len(text) - (room - head) :])
+    room_chars = max(0, max_chars - len(notice))
+    head_chars = int(room_chars * 0.6)
+    tail_chars = room_chars - head_chars
+    return text[:head_chars] + notice + quote(text[len(text) - tail_chars :])
 
 
 def shorten_to_tokens(
     text: str, max_tokens: float, count_tokens: TokenCounter, handle: str = ""
 ) -> str:
-    """Shortens a text to a budget of tokens, head and tail kept."""
-    whole = text
+    """Keeps head and tail of a text within `max_tokens`; "" if not even these fit."""
+    shortened = text
+    # The density of head and tail is not that of the whole: five tries suffice.
     for _ in range(5):
-        if (tokens := count_tokens(text)) <= max_tokens or not text:
-            return text
-        most = max(1, int(len(text) * max_tokens / tokens * 0.98))
-        text = shorten(whole, most, handle)
+        tokens = count_tokens(shortened)
+        if tokens <= max_tokens or not shortened:
+            return shortened
+        max_chars = max(1, int(len(shortened) * max_tokens / tokens * 0.98))
+        shortened = shorten(text, max_chars, handle)
     return ""
 
 
 def divide_budget(
     costs: Sequence[float], weights: Sequence[float], room: float
 ) -> list[float]:
-    """Divides a budget by weight; what a small item does not need goes to others."""
+    """Divides a budget by weight; what a small item does not need goes to others.
+
+    Args:
+        costs: The most that each item can use, in the unit of `room`.
+        weights: The weight of each item.
+        room: The budget.
+
+    Returns:
+        The share of each item.
+    """
+    # Items that need least for their weight come first: they leave room for others.
+    by_need = sorted(range(len(costs)), key=lambda item: costs[item] / weights[item])
+
     shares = [0.0] * len(costs)
-    total_weight = sum(weights)
-    for item in sorted(range(len(costs)), key=lambda i: costs[i] / weights[i]):
-        fair = max(0.0, room) * weights[item] / total_weight
-        shares[item] = min(float(costs[item]), fair)
-        room -= shares[item]
-        total_weight -= weights[item]
+    left_room = room
+    left_weight = sum(weights)
+    for item in by_need:
+        fair_share = max(0.0, left_room) * weights[item] / left_weight
+        shares[item] = min(float(costs[item]), fair_share)
+        left_room -= shares[item]
+        left_weight -= weights[item]
     return shares
 
 
@@ -127,9 +176,13 @@ def excerpt(text: str, max_bytes: int) -> str:
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
         return raw.decode()
-    room = max_bytes - len("…".encode())
-    if room < 2:
+
+    room_bytes = max_bytes - len("…".encode())
+    if room_bytes < 2:
         return ""
-    head = raw[: room - room // 3]
-    tail = raw[len(raw) - room // 3 :]
-    return f"{head.decode('utf-8', 'ignore')}…{tail.decode('utf-8', 'ignore')}"
+
+    tail_bytes = room_bytes // 3
+    head_bytes = room_bytes - tail_bytes
+    head = raw[:head_bytes].decode("utf-8", "ignore")
+    tail = raw[len(raw) - tail_bytes :].decode("utf-8", "ignore")
+    return f"{head}…{tail}"

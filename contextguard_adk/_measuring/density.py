@@ -1,7 +1,13 @@
-"""How many tokens each four bytes of a text take, without a tokenizer.
+"""Estimates how many tokens a text takes for each four bytes, without a tokenizer.
 
-One pattern cuts the classes of a sample's bytes into the pieces that byte-pair
-tokenizers cut. Each costs its average: fitted to o200k_base over 2,000 texts."""
+This ratio is called the density of a text. English prose has 1.0; digits, compact JSON
+and base64 have two to three times as much.
+
+Each byte of a sample is reduced to its class, a letter such as `v` for a vowel or `C`
+for Cyrillic. One pattern cuts the classes into the pieces into which byte-pair
+tokenizers cut a text, and each piece counts the tokens that such a piece takes on
+average.
+"""
 
 import re
 from bisect import bisect_right
@@ -11,28 +17,71 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-# Tokens for a piece of text, or for each further byte or character of it.
+# --- Tokens of a piece ------------------------------------------------------------
+
+# Tokens of o200k_base. All numbers down to `_CHARACTER_TOKENS` are one least-squares
+# fit over 2,000 texts: code, markup, JSON, logs, base64, prose in 30 languages.
 _WORD = 0.87
+_WORD_WITHOUT_LEAD = 0.15
+_LETTER_AFTER_MARK = 0.095
+_CAPITAL_WITHOUT_SPACE = 0.08
+_LETTER_OVER_5 = 0.07
+_LETTER_OVER_9 = 0.43
+_RANDOM_LETTER = 0.51
 _DIACRITIC = 0.65
+_FINAL_VOWEL = 0.4
+_CAPITAL_OVER_2 = 0.285
+_MIXED_CASE = 2.3
+_MIXED_CASE_LETTER_OVER_2 = 0.39
 _DIGITS_OR_LETTER = 1.03
-# Of a character, and by how much bytes / 4 exceed the fewest tokens that it was seen
-# to take: o200k_base, Universal Declaration of Human Rights, in the language and the
-# thousand characters that take fewest. Han, kana and Hangul take about bytes / 4.
-_SCRIPTS = {
-    b"G": (0.32, 0.5 - 0.35),  # Greek
-    b"C": (0.15, 0.5 - 0.21),  # Cyrillic: Russian; all other takes 0.28 or more
-    b"A": (0.31, 0.5 - 0.25),  # Armenian, Syriac, Thaana, N'Ko
-    b"H": (0.32, 0.5 - 0.41),  # Hebrew
-    b"R": (0.26, 0.5 - 0.30),  # Arabic
-    b"I": (0.34, 0.75 - 0.27),  # Indic scripts (Hindi), Thai, Lao
-    b"E": (0.25, 0.75 - 0.27),  # Georgian, Ethiopic, Khmer, Vietnamese diacritics
-    b"K": (0.74, 0),  # kana
-    b"Z": (0.8, 0),  # Han
-    b"O": (0.53, 0),  # Hangul
-    b"F": (0.7, 0),  # full-width forms
-    b"Q": (1.65, 0),  # emoji and all else beyond the first plane
+_SPACES_OR_MARKS = 0.97
+_MARK_OVER_2 = 0.04
+_SYMBOL = 1.1
+_SYMBOL_OVER_3 = 0.1
+_REPEATED_LETTER = 0.125
+_QUOTED_WORD = 0.7
+_ESCAPED_LETTER = 0.6
+_CHARACTER_TOKENS = {
+    b"G": 0.32,  # Greek
+    b"C": 0.15,  # Cyrillic
+    b"A": 0.31,  # Armenian, Syriac, Thaana, N'Ko
+    b"H": 0.32,  # Hebrew
+    b"R": 0.26,  # Arabic
+    b"I": 0.34,  # Indic scripts, Thai, Lao
+    b"E": 0.25,  # Georgian, Ethiopic, Khmer, Vietnamese diacritics
+    b"K": 0.74,  # kana
+    b"Z": 0.8,  # Han
+    b"O": 0.53,  # Hangul
+    b"F": 0.7,  # full-width forms
+    b"Q": 1.65,  # emoji and all else beyond the first plane
 }
-# A lead byte tells the script. S: symbols, L: Latin with diacritics.
+
+_VOWELS_PER_LETTER = 0.35
+"""Words have a vowel in three letters; hashes and base64 do not."""
+
+_MIN_DENSITY = 0.1
+"""No text takes fewer tokens for each four bytes."""
+
+_SCRIPT_DISCOUNTS = {
+    b"G": 0.5 - 0.35,  # Greek
+    b"C": 0.5 - 0.21,  # Russian; other languages in Cyrillic take 0.28 or more
+    b"A": 0.5 - 0.25,
+    b"H": 0.5 - 0.41,
+    b"R": 0.5 - 0.30,
+    b"I": 0.75 - 0.27,  # Hindi
+    b"E": 0.75 - 0.27,
+}
+"""By how many tokens bytes / 4 of a character exceed the fewest that it may take.
+
+A character has two or three bytes, which is 0.5 or 0.75 tokens. The second number is
+the fewest tokens that o200k_base takes for it in the Universal Declaration of Human
+Rights, in the language and the thousand characters that take fewest. Han, kana and
+Hangul take about bytes / 4, and so have no discount."""
+
+# --- Classes of bytes, and the pieces that they form ------------------------------
+
+# By the lowest lead byte of a script. S: symbols, L: Latin letters with diacritics,
+# ~: the bytes behind a lead byte.
 _NON_ASCII_CLASSES = {
     0x80: b"~", 0xC0: b"S", 0xC3: b"L", 0xCC: b"G", 0xD0: b"C", 0xD4: b"A",
     0xD6: b"H", 0xD8: b"R", 0xDC: b"A", 0xE0: b"I", 0xE1: b"E", 0xE2: b"S",
@@ -41,17 +90,36 @@ _NON_ASCII_CLASSES = {
 
 
 def _byte_class(byte: int) -> bytes:
-    char = bytes([byte])
+    """Returns the class of a byte.
+
+    In ASCII: n line break, s space, d digit, u capital, p punctuation mark, and of
+    small letters e, v another vowel, l a consonant.
+    """
     if byte >= 0x80:
-        return _NON_ASCII_CLASSES[max(key for key in _NON_ASCII_CLASSES if key <= byte)]
-    if byte <= 0x20:
-        return b"n" if char in b"\r\n" else b"s"
+        lowest = max(key for key in _NON_ASCII_CLASSES if key <= byte)
+        return _NON_ASCII_CLASSES[lowest]
+
+    char = bytes([byte])
+    if char in b"\r\n":
+        return b"n"
+    if char <= b" ":
+        return b"s"
+    if char == b"e":
+        return b"e"
+    if char in b"aiou":
+        return b"v"
     if char.islower():
-        return b"e" if char == b"e" else b"v" if char in b"aiou" else b"l"
-    return b"d" if char.isdigit() else b"u" if char.isupper() else b"p"
+        return b"l"
+    if char.isdigit():
+        return b"d"
+    if char.isupper():
+        return b"u"
+    return b"p"
 
 
-_CLASSES = b"".join(map(_byte_class, range(256)))
+_CLASSES = b"".join(_byte_class(byte) for byte in range(256))
+"""The class of each byte, for `bytes.translate`."""
+
 # The pieces of the o200k pattern. Their bounds keep them few and short in the cache.
 _PIECES = re.compile(
     rb"[sp]?[lve]{1,64}(?:L~[lve]{0,64}){0,16}"
@@ -62,72 +130,89 @@ _PIECES = re.compile(
     rb"|[sp]?(?:L~[lve]{0,64}){1,16}|~+"
 )
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}+")
+_REPEATED_CLASSES = (b"l" * 32, b"v" * 32, b"e" * 32, b"u" * 32)
 # Words of these scripts come with their space, but not with a quotation mark.
 _QUOTED = re.compile(rb"p(?=[GCAHRIEKZO]~)")
-_QUOTED_WORD = 0.7
 # JSON in ASCII has Hangul and emoji begin with a letter, which seldom joins the `u`.
 _ESCAPE = re.compile(rb"\\u[a-f]")
-_ESCAPED_LETTER = 0.6
-
-
-class SizedText(NamedTuple):
-    """A text of known size that `read` returns; `other_bytes` count beside it."""
-
-    size_bytes: int
-    other_bytes: int
-    read: Callable[[], bytes]
 
 
 @lru_cache(maxsize=4096)
 def _piece_tokens(piece: bytes) -> float:
-    """Returns what a piece costs on average, from the classes of its bytes."""
+    """Returns the tokens that a piece takes on average, by the classes of its bytes."""
+    lead = b""
+    body = piece
     has_lead = len(piece) > 1 and piece[:1] in b"sp" and piece[1:2] not in b"spn"
-    lead, body = (piece[:1], piece[1:]) if has_lead else (b"", piece)
+    if has_lead:
+        lead = piece[:1]
+        body = piece[1:]
+
     first = body[:1]
     if first in b"ulveL":
         return _word_tokens(lead, body)
     if first == b"d":
         return _DIGITS_OR_LETTER
+
     if first in b"spn":
-        marks = body.count(b"p")
-        return 0.97 + 0.04 * min(max(marks - 2, 0), 4) if marks else 0.97
+        marks_over_2 = max(body.count(b"p") - 2, 0)
+        return _SPACES_OR_MARKS + _MARK_OVER_2 * min(marks_over_2, 4)
+
     if first == b"S":
         symbols = body.count(b"S")
-        return 1.1 * min(symbols, 3) + 0.1 * max(symbols - 3, 0)
-    return sum(body.count(script) * cost for script, (cost, _) in _SCRIPTS.items())
+        return _SYMBOL * min(symbols, 3) + _SYMBOL_OVER_3 * max(symbols - 3, 0)
+
+    scripts = _CHARACTER_TOKENS.items()
+    return sum(body.count(script) * tokens for script, tokens in scripts)
 
 
 def _word_tokens(lead: bytes, letters: bytes) -> float:
-    """Returns what Latin letters cost after a space, after a mark, or after neither."""
+    """Returns the average tokens of a word of Latin letters.
+
+    Args:
+        lead: The class before the word: a space, a mark, or empty for neither.
+        letters: The classes of its letters.
+    """
     capitals = letters.count(b"u")
     diacritics = letters.count(b"L")
-    length = len(letters) - diacritics
+    length = len(letters) - diacritics  # A letter with a diacritic has two bytes.
+
     if length == 1 and lead != b"p":
         return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
     if capitals == length:
-        return _WORD + 0.285 * max(length - 2, 0)
+        return _WORD + _CAPITAL_OVER_2 * max(length - 2, 0)
     if capitals > 1:
-        return 2.3 + 0.39 * (length - 2)
-    # Words have a vowel in three letters, hashes and base64 do not.
+        return _MIXED_CASE + _MIXED_CASE_LETTER_OVER_2 * (length - 2)
+
+    tokens = _WORD
+    tokens += _LETTER_OVER_5 * max(length - 5, 0)
+    tokens += _LETTER_OVER_9 * max(length - 9, 0)
+
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
-    missing_vowels = min(max((length - 2) * 0.35 - vowels, 0.0), 1.0)
-    tokens = _WORD + 0.07 * max(length - 5, 0) + 0.43 * max(length - 9, 0)
-    tokens += 0.51 * length * missing_vowels + _DIACRITIC * diacritics
+    missing_vowels = (length - 2) * _VOWELS_PER_LETTER - vowels
+    randomness = min(max(missing_vowels, 0.0), 1.0)
+    tokens += _RANDOM_LETTER * length * randomness + _DIACRITIC * diacritics
+
     # English words seldom end in a, i, o or u; those of languages with fewer tokens do.
     if length > 3 and letters[-1:] == b"v":
-        tokens += 0.4
+        tokens += _FINAL_VOWEL
+
     if lead == b"s":
         return tokens
-    return tokens + 0.08 * capitals + (0.095 * length if lead else 0.15)
+    tokens += _CAPITAL_WITHOUT_SPACE * capitals
+    return tokens + (_LETTER_AFTER_MARK * length if lead else _WORD_WITHOUT_LEAD)
 
 
 def _count_tokens(text: bytes) -> float:
+    """Estimates the tokens of a whole text."""
+    repeated_letters = 0
+    read_text = text
     classes = text.translate(_CLASSES)
-    tokens = 0.0
-    if any(letter * 32 in classes for letter in (b"l", b"v", b"e", b"u")):
-        rest = _REPEATED.sub(b"", text)
-        tokens = 0.125 * (len(text) - len(rest))
-        classes = rest.translate(_CLASSES)
+    if any(repeated in classes for repeated in _REPEATED_CLASSES):
+        read_text = _REPEATED.sub(b"", text)
+        repeated_letters = len(text) - len(read_text)
+        classes = read_text.translate(_CLASSES)
+
+    tokens = _REPEATED_LETTER * repeated_letters
     tokens += len(_QUOTED.findall(classes)) * _QUOTED_WORD
     tokens += len(_ESCAPE.findall(text)) * _ESCAPED_LETTER
     for piece, count in Counter(_PIECES.findall(classes)).items():
@@ -135,26 +220,41 @@ def _count_tokens(text: bytes) -> float:
     return tokens
 
 
+# --- Samples of texts -------------------------------------------------------------
+
+_SAMPLE_SLICES = 24
+_SLICE_BYTES = 384
+# Discounts of scripts are taken in each call, of each text that is not ASCII.
+_DISCOUNT_SLICES = 20
+_DISCOUNT_SLICE_BYTES = 48
+
+
 def _sample_ranges(
-    size_bytes: int, slices: int = 24, slice_bytes: int = 384
+    size_bytes: int, slices: int = _SAMPLE_SLICES, slice_bytes: int = _SLICE_BYTES
 ) -> list[tuple[int, int]]:
-    """Returns the whole of a text, or evenly spaced slices of a long one."""
+    """Returns where to read a text: the whole, or evenly spaced slices of a long one.
+
+    Each range is the offset of its first byte and of the byte behind its last one.
+    """
     if size_bytes <= slices * slice_bytes:
         return [(0, size_bytes)]
-    step = (size_bytes - slice_bytes) / (slices - 1)
-    starts = (int(index * step) for index in range(slices))
+
+    step_bytes = (size_bytes - slice_bytes) / (slices - 1)
+    starts = [int(index * step_bytes) for index in range(slices)]
     return [(start, start + slice_bytes) for start in starts]
 
 
 def script_discount_tokens(text: bytes) -> float:
-    """Returns how far below bytes / 4 the tokens of a text may be by its script."""
+    """Returns by how many tokens bytes / 4 may be too high for the script of a text."""
     if text.isascii():
         return 0.0
-    # Each call takes them of every text that is not ASCII: few and short.
-    ranges = _sample_ranges(len(text), slices=20, slice_bytes=48)
-    classes = b"".join(text[a:b] for a, b in ranges).translate(_CLASSES)
-    discounts = (classes.count(kind) * each for kind, (_, each) in _SCRIPTS.items())
-    return sum(discounts) * len(text) / len(classes)
+
+    ranges = _sample_ranges(len(text), _DISCOUNT_SLICES, _DISCOUNT_SLICE_BYTES)
+    sample = b"".join(text[start:end] for start, end in ranges)
+    classes = sample.translate(_CLASSES)
+    scripts = _SCRIPT_DISCOUNTS.items()
+    sampled_tokens = sum(classes.count(script) * tokens for script, tokens in scripts)
+    return sampled_tokens * len(text) / len(classes)
 
 
 def estimate_text_density(text: str | bytes) -> float:
@@ -163,18 +263,36 @@ def estimate_text_density(text: str | bytes) -> float:
     Beyond 9 KiB evenly spaced slices are judged, so that the work is bounded.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    return _sample_density(b"".join(raw[a:b] for a, b in _sample_ranges(len(raw))))
+    ranges = _sample_ranges(len(raw))
+    return _sample_density(b"".join(raw[start:end] for start, end in ranges))
 
 
 @lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
 def _sample_density(sample: bytes) -> float:
-    return max(_count_tokens(sample) * 4 / len(sample), 0.1) if sample else 1.0
+    if not sample:
+        return 1.0
+    return max(_count_tokens(sample) * 4 / len(sample), _MIN_DENSITY)
+
+
+class SizedText(NamedTuple):
+    """A text of known size, which need not be read to be counted.
+
+    Attributes:
+        size_bytes: The UTF-8 bytes of the text.
+        other_bytes: Four bytes for each token of the media that stand beside it.
+        read: Returns the text.
+    """
+
+    size_bytes: int
+    other_bytes: int
+    read: Callable[[], bytes]
 
 
 def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
-    """Returns what the first parts that a heuristic covers take, by their density.
+    """Weighs a heuristic, which is bytes / 4, by the density of the text it stands for.
 
-    Of the last the end of its text counts; what the parts do not cover stays as it is.
+    It stands for the first `parts`, as many as have so many bytes, and of the last of
+    them for the end of its text. Media, and tokens beyond all parts, keep their weight.
     """
     missing_bytes = heuristic_tokens * 4
     taken = list[SizedText]()
@@ -183,31 +301,43 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
         taken.append(part)
         if missing_bytes <= 0:
             break
-    sizes = [part.size_bytes for part in taken]
-    if sizes:
-        sizes[-1] = max(sizes[-1] - max(-missing_bytes, 0), 0)
-    density = _sample_density(_sample_parts(taken, sizes))
-    return heuristic_tokens + sum(sizes) / 4 * (density - 1)
+
+    sizes_bytes = [part.size_bytes for part in taken]
+    if sizes_bytes and missing_bytes < 0:
+        sizes_bytes[-1] = max(sizes_bytes[-1] + missing_bytes, 0)
+
+    density = _sample_density(_sample_parts(taken, sizes_bytes))
+    return heuristic_tokens + sum(sizes_bytes) / 4 * (density - 1)
 
 
-def _sample_parts(parts: Sequence[SizedText], sizes: Sequence[int]) -> bytes:
-    """Returns slices of the ends of texts as if they were one; reads no other texts."""
-    ends = list(accumulate(sizes))
+def _sample_parts(parts: Sequence[SizedText], sizes_bytes: Sequence[int]) -> bytes:
+    """Returns a sample of several texts, as if they were one.
+
+    Of each text only the last bytes count, as many as `sizes_bytes` says. A text in
+    which no slice lies is not read.
+    """
+    ends = list(accumulate(sizes_bytes))  # Where each text ends in all of them.
     slices = list[bytes]()
     text = b""
     read_index = None
-    for start, end in _sample_ranges(sum(sizes)):
+
+    for slice_start, slice_end in _sample_ranges(sum(sizes_bytes)):
         pieces = list[bytes]()
-        index = bisect_right(ends, start)
-        while start < end:
+        start = slice_start
+        index = bisect_right(ends, slice_start)
+
+        while start < slice_end:
             if index != read_index:
                 text = parts[index].read()
                 read_index = index
-            stop = min(end, ends[index])
-            # Seen from its end: of the last part the beginning may not count.
+
+            # From an offset in all texts to one in this text, by their common end.
             shift = len(text) - ends[index]
-            pieces.append(text[max(start + shift, 0) : max(stop + shift, 0)])
-            start = stop
-            index = index + 1
+            end = min(slice_end, ends[index])
+            pieces.append(text[max(start + shift, 0) : max(end + shift, 0)])
+            start = end
+            index += 1
+
         slices.append(b"\n".join(pieces))
+
     return b"".join(slices)

@@ -1,4 +1,4 @@
-"""Measures contents and requests in tokens: the UTF-8 bytes of what is read, / 4."""
+"""Measures contents and requests by a heuristic: UTF-8 bytes / 4 of what is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class JsonForm:
-    """How a client spells arguments and results; None where it sends the values."""
+    """How a client spells payloads as text; None measures them as compact JSON.
+
+    Attributes:
+        args: Spells the arguments of a call.
+        result: Spells the result of a tool.
+    """
 
     args: Callable[[Any], str] | None = None
     result: Callable[[Any], str] | None = None
@@ -28,17 +33,40 @@ class JsonForm:
 
 COMPACT = JsonForm()
 
+# Tokens of media, as Gemini 3 documents them. OpenAI takes 765 to 1,105 for an image,
+# Claude up to 1,600.
+_IMAGE_TOKENS = 1_120
+_AUDIO_TOKENS_PER_SECOND = 32
+_VIDEO_TOKENS_PER_SECOND = 263
+_PDF_TOKENS_PER_PAGE = 560
+_OTHER_MEDIUM_TOKENS = 1_000
+# What is assumed of the length of a medium, by its bytes or without them.
+_RAW_AUDIO_BYTES_PER_SECOND = 32_000
+_AUDIO_BYTES_PER_SECOND = 8_000
+_VIDEO_BYTES_PER_SECOND = 125_000
+_PDF_BYTES_PER_PAGE = 50_000
+_RECORDING_SECONDS = 60
+_PDF_PAGES = 10
+_MOST_PDF_PAGES = 1_000
+
+_MOST_WALKED_VALUES = 100_000
+
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
     r"text/|application/([\w.-]+\+)?(json|xml|yaml|x-yaml|javascript|sql|toml)\b"
 )
 # Fields of a part that are not in the prompt.
 _UNREAD_FIELDS = {
-    *("media_processing", "media_resolution", "part_metadata", "speech_metadata"),
-    *("thought", "thought_signature", "video_metadata"),
+    "media_processing",
+    "media_resolution",
+    "part_metadata",
+    "speech_metadata",
+    "thought",
+    "thought_signature",
+    "video_metadata",
 }
 
-# `pydantic_core.to_json` makes one anew on every call, which takes a fifth of the time.
+# `pydantic_core.to_json` makes a serializer on every call, a fifth of its time.
 _TO_JSON = SchemaSerializer(
     core_schema.any_schema(),
     core_schema.CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64"),
@@ -47,11 +75,13 @@ _TO_JSON = SchemaSerializer(
 
 def text_bytes(text: str) -> int:
     """Returns the UTF-8 size of a text; a lone surrogate counts three bytes."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON, a text as it is; never raises."""
+    """Returns any value as compact JSON, but a text unchanged; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
@@ -61,7 +91,7 @@ def json_text(value: object) -> bytes:
 
 
 def safe_repr(value: object) -> str:
-    """Returns `repr`, or type and address of an object whose own fails."""
+    """Returns `repr`, or the type and address of an object whose own `repr` fails."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
@@ -69,67 +99,96 @@ def safe_repr(value: object) -> str:
 
 
 def _walk_text(value: object) -> bytes:
-    """Returns what `to_json` refuses as something close to JSON, each object once."""
+    """Returns a value that `to_json` refuses in a form close to JSON.
+
+    Each container is written once.
+    """
     texts = list[str]()
     seen = dict[int, object]()
-    end = object()
+    end_of_container = object()
     stack = [value]
-    while stack and len(texts) < 100_000:
+
+    while stack and len(texts) < _MOST_WALKED_VALUES:
         item = stack.pop()
-        if item is end:
+        if item is end_of_container:
             texts.append("}")
         elif not isinstance(item, dict | list | tuple | set):
             texts.append(safe_repr(item))
         elif id(item) not in seen:
             seen[id(item)] = item
             texts.append("{")
-            children = [*item, *item.values()] if isinstance(item, dict) else [*item]
-            stack += [end, *reversed(children)]
+            children = list(item)
+            if isinstance(item, dict):
+                children += item.values()
+            stack.append(end_of_container)
+            stack.extend(reversed(children))
+
     return ",".join(texts).encode("utf-8", "replace")
 
 
 def _tokens(size_bytes: int) -> int:
+    """Returns bytes / 4, rounded up."""
     return (size_bytes + 3) // 4
 
 
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
-    """Estimates what a provider takes for a medium, as Gemini 3 documents it.
+    """Estimates the tokens that a provider takes for a medium.
 
-    OpenAI takes 765 to 1,105 for an image, Claude up to 1,600. Of unknown size a
-    recording counts as a minute, a PDF as ten pages of 50 kB.
+    Of unknown size a recording counts as a minute, a PDF as ten pages.
     """
     kind = (mime_type or "").lower()
     if size_bytes == 0:
         return 0
+
     if kind.startswith("image/"):
-        return 1_120
+        return _IMAGE_TOKENS
+
     if kind.startswith("audio/"):
-        bytes_per_second = 32_000 if _RAW_AUDIO.match(kind) else 8_000
-        return 32 * (60 if size_bytes is None else -(-size_bytes // bytes_per_second))
+        is_raw = _RAW_AUDIO.match(kind)
+        bytes_per_second = (
+            _RAW_AUDIO_BYTES_PER_SECOND if is_raw else _AUDIO_BYTES_PER_SECOND
+        )
+        seconds = _divide_up(size_bytes, bytes_per_second, _RECORDING_SECONDS)
+        return seconds * _AUDIO_TOKENS_PER_SECOND
+
     if kind.startswith("video/"):
-        return 263 * (60 if size_bytes is None else -(-size_bytes // 125_000))
+        seconds = _divide_up(size_bytes, _VIDEO_BYTES_PER_SECOND, _RECORDING_SECONDS)
+        return seconds * _VIDEO_TOKENS_PER_SECOND
+
     if kind.startswith("application/pdf"):
-        return 560 * (10 if size_bytes is None else min(-(-size_bytes // 50_000), 1000))
+        pages = _divide_up(size_bytes, _PDF_BYTES_PER_PAGE, _PDF_PAGES)
+        return min(pages, _MOST_PDF_PAGES) * _PDF_TOKENS_PER_PAGE
+
     if size_bytes is not None and _TEXT_FILE.match(kind):
         return _tokens(size_bytes)
-    return 1_000
+    return _OTHER_MEDIUM_TOKENS
+
+
+def _divide_up(size_bytes: int | None, unit_bytes: int, unknown: int) -> int:
+    """Returns how many units a size has, rounded up; `unknown` if it is None."""
+    return unknown if size_bytes is None else -(-size_bytes // unit_bytes)
 
 
 def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
-    if (blob := part.inline_data) is not None:
+    """Returns four bytes for each token of the medium in a part."""
+    blob = part.inline_data
+    if blob is not None:
         return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
-    return 4 * media_tokens(part.file_data.mime_type, None) if part.file_data else 0
+    if part.file_data:
+        return 4 * media_tokens(part.file_data.mime_type, None)
+    return 0
 
 
 def media_bytes(part: types.Part) -> int:
-    """Returns four bytes for each token that the media of a part are taken for."""
+    """Returns four bytes for each token of the media in a part or its result."""
     return _read_part(part, COMPACT)[1]
 
 
 def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
-    """Returns what a client makes of a value, or the value where it makes nothing."""
+    """Returns a value as its client spells it, or unchanged if it does not."""
     if not value or spell is None:
-        return value or ""
+        return value
+
     try:
         return spell(value)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
@@ -137,29 +196,51 @@ def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
 
 
 def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:
-    """Returns what a part lets the model read, and the bytes that its media count."""
+    """Returns the values in a part that the model reads, and the bytes of its media.
+
+    Values that are empty or None have no text.
+    """
     if part is None:
         return (), 0
+
     # A part holds one kind of data: the first that is there is all there is.
     if part.text:
         return (part.text,), 0
-    if (call := part.function_call) is not None:
-        return (call.name or "", _spell(call.args, form.args)), 0
-    if (result := part.function_response) is not None:
-        said = (result.name or "", _spell(result.response, form.result))
-        return said, sum(map(_media_bytes, result.parts or ()))
-    if (code := part.executable_code) is not None:
-        return (code.code or "",), 0
-    if (outcome := part.code_execution_result) is not None:
-        return (outcome.output or "",), 0
+
+    call = part.function_call
+    if call is not None:
+        return (call.name, _spell(call.args, form.args)), 0
+
+    result = part.function_response
+    if result is not None:
+        values = (result.name, _spell(result.response, form.result))
+        return values, sum(_media_bytes(file) for file in result.parts or ())
+
+    code = part.executable_code
+    if code is not None:
+        return (code.code,), 0
+
+    outcome = part.code_execution_result
+    if outcome is not None:
+        return (outcome.output,), 0
+
     if part.inline_data is not None or part.file_data is not None:
         return (), _media_bytes(part)
+
     fields = part.__dict__.items()
-    return [value for name, value in fields if value and name not in _UNREAD_FIELDS], 0
+    return [value for name, value in fields if name not in _UNREAD_FIELDS], 0
 
 
 class PartMeasure(NamedTuple):
-    """Bytes of text and media of a part, and what depends on its scripts."""
+    """The size of a part.
+
+    Attributes:
+        text_bytes: The UTF-8 bytes of its text.
+        media_bytes: Four bytes for each token of its media.
+        script_discount_tokens: By how many tokens bytes / 4 may be too high for the
+            script of its text.
+        is_ascii: Whether all of its text is ASCII.
+    """
 
     text_bytes: int
     media_bytes: int
@@ -168,20 +249,25 @@ class PartMeasure(NamedTuple):
 
 
 def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
-    """Returns what a part takes, as its client spells it."""
-    values, others = _read_part(part, form)
-    text = b"".join(map(json_text, values))
-    discount = script_discount_tokens(text)
-    return PartMeasure(len(text), others, discount, text.isascii())
+    """Measures a part as its client spells it."""
+    values, size_of_media = _read_part(part, form)
+    text = b"".join([json_text(value) for value in values if value])
+    return PartMeasure(
+        text_bytes=len(text),
+        media_bytes=size_of_media,
+        script_discount_tokens=script_discount_tokens(text),
+        is_ascii=text.isascii(),
+    )
 
 
 def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
-    """Returns what the model reads of a part, in UTF-8, without its media."""
-    return b"".join(map(json_text, _read_part(part, form)[0]))
+    """Returns the text of a part that the model reads, in UTF-8."""
+    values, _ = _read_part(part, form)
+    return b"".join([json_text(value) for value in values if value])
 
 
 def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
-    """Estimates the tokens of contents, of which nothing is remembered."""
+    """Estimates the tokens of contents without a memo of earlier measures."""
     return Memo().estimate_tokens(contents)
 
 
@@ -189,23 +275,32 @@ def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
     """Yields the texts of instruction, declared functions and response schema."""
     if config is None:
         return
+
     yield from _instruction_texts(config.system_instruction)
     for tool in config.tools or ():
-        found = tool.function_declarations if isinstance(tool, types.Tool) else None
-        for declaration in found or ():
-            for name, value in declaration.__dict__.items():
-                if value is not None and name != "behavior":
-                    yield json_text(value)
-    for schema in (config.response_schema, config.response_json_schema):
-        yield from _schema_texts(schema)
+        if isinstance(tool, types.Tool):
+            yield from _declaration_texts(tool)
+    yield from _schema_texts(config.response_schema)
+    yield from _schema_texts(config.response_json_schema)
+
+
+def _declaration_texts(tool: types.Tool) -> Iterator[bytes]:
+    """Yields the fields of the functions that a tool declares."""
+    for declaration in tool.function_declarations or ():
+        for name, value in declaration.__dict__.items():
+            # `behavior` says how the function is called, and is not in the prompt.
+            if value is not None and name != "behavior":
+                yield json_text(value)
 
 
 def _instruction_texts(instruction: Any) -> Iterator[bytes]:
+    """Yields the texts of a system instruction, in any form that the client takes."""
     if isinstance(instruction, list | tuple):
         for item in instruction:
             yield from _instruction_texts(item)
     elif isinstance(instruction, types.Content):
-        yield from map(part_text, instruction.parts or ())
+        for part in instruction.parts or ():
+            yield part_text(part)
     elif isinstance(instruction, types.Part):
         yield part_text(instruction)
     elif instruction is not None:
@@ -213,11 +308,14 @@ def _instruction_texts(instruction: Any) -> Iterator[bytes]:
 
 
 def _schema_texts(schema: object) -> Iterator[bytes]:
-    if arguments := get_args(schema):
+    """Yields the texts of a schema: of a class, of those in `list[...]`, or of JSON."""
+    arguments = get_args(schema)
+    if arguments:
         for argument in arguments:
             yield from _schema_texts(argument)
     elif isinstance(schema, type):
-        yield _class_schema_text(schema) if issubclass(schema, BaseModel) else b""
+        if issubclass(schema, BaseModel):
+            yield _class_schema_text(schema)
     elif schema is not None:
         yield json_text(schema)
 
@@ -232,15 +330,21 @@ def _class_schema_text(schema: type[BaseModel]) -> bytes:
 
 def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
     """Estimates the tokens of instruction, declared functions and response schema."""
-    return _tokens(sum(map(len, config_texts(config))))
+    return _tokens(sum(len(text) for text in config_texts(config)))
 
 
 @dataclass(eq=False)
 class Memo:
-    """Measures contents as a client spells them; knows the payloads of earlier runs.
+    """Measures contents, and remembers the measures of earlier runs' payloads.
 
-    Results are remembered by the identity of these payloads. A tool of this run may
-    still change what it was given or has returned.
+    A payload is the arguments of a call or the result of a tool. Measures are
+    remembered by the identity of the payload. A tool of this run may still change the
+    arguments that it was given or the result that it has returned.
+
+    Attributes:
+        events: The events of the session.
+        invocation_id: The run whose payloads are not remembered.
+        form: How the client spells payloads.
     """
 
     events: Sequence[Event] = ()
@@ -249,14 +353,17 @@ class Memo:
     _known: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
-    def _old(self) -> dict[int, object]:
-        return {
-            id(payload): payload
-            for event in self.events
-            if event.content and event.invocation_id != self.invocation_id
-            for part in event.content.parts or ()
-            if part and (payload := _payload_of(part)) is not None
-        }
+    def _old_payloads(self) -> dict[int, object]:
+        """The payloads of earlier runs by their `id`; to hold them keeps it unique."""
+        old = dict[int, object]()
+        for event in self.events:
+            if not event.content or event.invocation_id == self.invocation_id:
+                continue
+            for part in event.content.parts or ():
+                payload = _payload_of(part) if part else None
+                if payload is not None:
+                    old[id(payload)] = payload
+        return old
 
     def remember(
         self,
@@ -265,37 +372,53 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory where all of its `parts` are old."""
+        """Returns `compute(value)`, from memory if all of its `parts` are old.
+
+        Args:
+            compute: Depends on texts, payloads and names in the parts, and on the role.
+            value: A part, or a content.
+            parts: The part itself, or the parts of the content.
+            role: The role of the content.
+        """
         key: list[object] = [compute, role]
         for part in parts:
-            if part is not None and part.text:
+            if part is None:
+                return compute(value)
+            if part.text:
                 key.append(part.text)
                 continue
-            payload = _payload_of(part) if part is not None else None
-            if part is None or id(payload) not in self._old:
+
+            payload = _payload_of(part)
+            if id(payload) not in self._old_payloads:
                 return compute(value)
-            tool = part.function_call or part.function_response
-            key += id(payload), tool and tool.name
-        if (found := tuple(key)) not in self._known:
-            self._known[found] = compute(value)
-        result: V = self._known[found]
+            call_or_result = part.function_call or part.function_response
+            name = call_or_result.name if call_or_result else None
+            key.append((id(payload), name))
+
+        known_key = tuple(key)
+        if known_key not in self._known:
+            self._known[known_key] = compute(value)
+        result: V = self._known[known_key]
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
-        return (
-            self.remember(self._measure, part, (part,)) if part else measure_part(part)
-        )
+        """Measures a part as the client spells it."""
+        if part is None:
+            return measure_part(part)
+        return self.remember(self._measure, part, (part,))
 
     @cached_property
     def _measure(self) -> Callable[[types.Part], PartMeasure]:
+        """The same object each time, because `remember` has it in its key."""
         return partial(measure_part, form=self.form)
 
     def part_bytes(self, part: types.Part | None) -> int:
-        """Returns the UTF-8 bytes that the model reads; media count as tokens."""
+        """Returns the UTF-8 bytes of a part, with four bytes a token for its media."""
         measure = self.measure_part(part)
         return measure.text_bytes + measure.media_bytes
 
     def part_text(self, part: types.Part | None) -> bytes:
+        """Returns the text of a part as the client spells it, in UTF-8."""
         return part_text(part, self.form)
 
     def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
@@ -303,18 +426,23 @@ class Memo:
         size_bytes = 0
         for content in contents:
             for part in content.parts or ():
-                # Most parts are ASCII, and calling for each would triple the time.
                 text = part.text if part else None
-                if text and text.isascii():
+                if not text:
+                    size_bytes += self.part_bytes(part)
+                elif text.isascii():
+                    # Most parts are ASCII, and a call for each would triple the time.
                     size_bytes += len(text)
                 else:
-                    size_bytes += text_bytes(text) if text else self.part_bytes(part)
+                    size_bytes += text_bytes(text)
         return _tokens(size_bytes)
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:
-    """The arguments of a call, or a result that comes without files."""
+    """Returns the arguments of a call, or a result that comes without files."""
     if part.function_call is not None:
         return part.function_call.args
+
     result = part.function_response
-    return result.response if result is not None and not result.parts else None
+    if result is None or result.parts:
+        return None
+    return result.response

@@ -1,4 +1,4 @@
-"""Calls a client in a task of its own, so that it ends no turn and holds up none."""
+"""Calls a client in a task of its own, so that it can neither end nor delay a turn."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ GRACE_SECONDS = 1.0
 
 
 class Closing(aclosing[Any]):
-    """Closes an async generator, also where its event loop has gone."""
+    """Closes an async generator, also after its event loop has gone."""
 
     async def __aexit__(self, *error: object) -> None:
-        """Python 3.11 takes a generator that is dropped for one that runs."""
+        """Closes it; Python 3.11 says of a dropped generator that it still runs."""
         with suppress(RuntimeError):
             await super().__aexit__(*error)
 
 
 class BrokenCallError(Exception):
-    """A client ended its call with what is no `Exception`; its text names that."""
+    """A client raised something that is no `Exception`; the text names its class."""
 
 
 async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
     """Awaits a client's call in a task of its own.
 
-    A cancellation goes through at once, also where the client goes on in spite of it.
-    What the client raises itself comes out as an `Exception`, except for
-    `KeyboardInterrupt`.
+    A cancellation of the caller takes effect at once, even if the client ignores its
+    own. An `Exception` or a `KeyboardInterrupt` of the client is raised unchanged.
 
     Raises:
-        BrokenCallError: The client has cancelled itself, or raised something odd.
+        BrokenCallError: The client has cancelled itself, or raised something else.
     """
     work = _contain(ask)
     task = asyncio.create_task(work)
-    # A loop that is closed with it under way is the user's own, and no news.
+    # If the user closes the loop during the call, asyncio would report the task.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     task.add_done_callback(_take_error)
+
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
@@ -51,6 +51,7 @@ async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
 
     if task.cancelled():
         raise BrokenCallError("CancelledError")
+
     error = task.exception()
     if error is None or isinstance(error, Exception | KeyboardInterrupt):
         return task.result()
@@ -58,14 +59,15 @@ async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
 
 
 async def _contain(ask: Callable[[], Awaitable[V]]) -> V:
+    """Awaits the call; turns `SystemExit`, which would stop the event loop."""
     try:
         return await ask()
-    except SystemExit as error:  # An event loop would be left with it.
+    except SystemExit as error:
         raise BrokenCallError("SystemExit") from error
 
 
 def _take_error(task: asyncio.Task[Any]) -> None:
-    """Looks at an error that nobody waits for any more; else asyncio reports it."""
+    """Reads the error of a task that nobody waits for; else asyncio reports it."""
     if not task.cancelled():
         task.exception()
 
@@ -75,6 +77,6 @@ def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> No
     if task.done():
         return
 
-    with suppress(Exception):  # What it does when it is closed is its own affair.
+    with suppress(Exception):  # The client may raise anything as it is closed.
         work.close()
-    task.cancel()  # It wakes, finds its work closed and is done.
+    task.cancel()  # This wakes the task, which finds its work closed and ends.

@@ -1,4 +1,4 @@
-"""What the tokens of a model cost, in US dollars."""
+"""Prices of the tokens of a model, in US dollars."""
 
 from __future__ import annotations
 
@@ -47,15 +47,20 @@ class Costs(Settings):
         """Returns what the tokens of one call cost, in dollars."""
         if self.above and usage.prompt_tokens > self.above_tokens:
             return self.above.price(usage)
+
         cached_price = self.input if self.cached_input is None else self.cached_input
-        dollars = (usage.prompt_tokens - usage.cached_tokens) * self.input
-        dollars += usage.cached_tokens * cached_price
-        return (dollars + usage.output_tokens * self.output) / 1_000_000
+        uncached_tokens = usage.prompt_tokens - usage.cached_tokens
+        millionths = uncached_tokens * self.input
+        millionths += usage.cached_tokens * cached_price
+        millionths += usage.output_tokens * self.output
+        return millionths / 1_000_000
 
 
 TYPICAL_COSTS = Costs(input=1.0, cached_input=0.1, output=8.0)
-"""Multiples of a prompt token, where the price is unknown: as GPT-5 and Gemini 2.5
-Pro are priced. Claude's output costs 5, Gemini 2.5 Flash's 8.3."""
+"""Multiples of the price of a prompt token, for a model whose price is unknown.
+
+GPT-5 and Gemini 2.5 Pro have these ratios. Claude's output costs 5, Gemini 2.5 Flash's
+8.3."""
 
 
 def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
@@ -67,11 +72,14 @@ def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
         return 0.0
     if costs is None or Usage() in usages:
         return None
-    return sum(map(costs.price, usages))
+    return sum(costs.price(usage) for usage in usages)
 
 
 def add_costs(costs: Iterable[float | None]) -> float | None:
-    """Adds dollars; None where one of the summands is unknown."""
-    dollars = list(costs)
-    known = [each for each in dollars if each is not None]
-    return math.fsum(known) if len(known) == len(dollars) else None
+    """Adds dollars; returns None if one of the summands is unknown."""
+    known = list[float]()
+    for cost in costs:
+        if cost is None:
+            return None
+        known.append(cost)
+    return math.fsum(known)

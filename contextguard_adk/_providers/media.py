@@ -1,7 +1,9 @@
-"""Which images and files ADK's model classes take, and the APIs behind them."""
+"""Knows which images and files ADK's model classes and the APIs behind them take.
 
-# Read in ADK 2.0 to 2.13 and in the documentation of the APIs. What only some versions
-# or models of a row take is left out, and so are addresses that may expire.
+The facts were read in ADK 2.0 to 2.13 and in the documentation of the APIs. Types that
+only some versions or models of a row take are left out, and so are addresses that may
+expire.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ Place = Literal["user", "result"]
 
 @dataclass(frozen=True)
 class Taken:
-    """What may stand in one place.
+    """The images and files that a client takes in one place.
 
     Attributes:
-        inline: MIME types of bytes.
-        addresses: MIME types by the beginning of the address.
+        inline: MIME types of files that are sent as bytes.
+        addresses: MIME types of files that are sent as an address, by its beginning.
     """
 
     inline: frozenset[str] = frozenset()
@@ -33,7 +35,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Row:
-    """What one client takes in each place."""
+    """The images and files that a client takes in each place."""
 
     user: Taken
     result: Taken = field(default_factory=Taken)
@@ -56,16 +58,16 @@ _CHAT_IMAGES = Taken(_IMAGES_AND_GIF)
 _LITELLM_GEMINI = Taken(_IMAGES | _AUDIO | _PDF)
 
 ROWS: Mapping[str, Row] = {
-    # The class sends whatever it is given, Gemini refuses other MIME types. In results
-    # only Gemini 3 takes any.
+    # The class sends every file, and Gemini refuses other MIME types. In results only
+    # Gemini 3 takes any.
     "Gemini": Row(Taken(_OF_GEMINI)),
     "Gemini on Vertex AI": Row(Taken(_OF_GEMINI, {"gs://": _OF_GEMINI})),
     "Gemma": Row(_SOME_IMAGES),
-    # It raises on all else that the user sends, and drops it from results.
+    # It raises on any other file of the user, and drops it from results.
     "AnthropicLlm": Row(_OF_CLAUDE, _OF_CLAUDE),
-    # LiteLlm sends what a result holds as the user's; it decodes text/* itself.
+    # LiteLlm sends the files of a result as the user's. It decodes text/* itself.
     "LiteLlm": Row(_SOME_IMAGES, _SOME_IMAGES),
-    # Another file would be uploaded with each request.
+    # Any other file would be uploaded with each request.
     "LiteLlm openai": Row(Taken(_IMAGES_AND_GIF, {"file-": _PDF}), _CHAT_IMAGES),
     "LiteLlm anthropic": Row(_OF_CLAUDE, _OF_CLAUDE),
     "LiteLlm vertex_ai": Row(_SOME_IMAGES, _SOME_IMAGES),
@@ -76,20 +78,25 @@ ROWS: Mapping[str, Row] = {
     "LiteLlm vertex_ai gemini": Row(
         Taken(_LITELLM_GEMINI.inline, {"gs://": _OF_GEMINI}), _LITELLM_GEMINI
     ),
-    # It reads texts alone.
+    # It takes texts alone.
     "LiteLlm deepseek": Row(Taken()),
-    # It refuses a message of the user behind a result, where a file would stand.
+    # It refuses a message of the user after a result, and a file would stand in one.
     "LiteLlm mistral": Row(Taken()),
-    # They leave out what a result holds.
+    # These two leave out the files of a result.
     "OpenAIResponsesLlm": Row(Taken(_IMAGES_AND_GIF | _PDF, {"file-": _PDF})),
     "OpenAILlm": Row(_CHAT_IMAGES),
-    # It spells every file as an image.
+    # It sends every file as an image.
     "ApigeeLlm chat": Row(_SOME_IMAGES, _SOME_IMAGES),
-    # A class of the app's own.
+    # Any other class.
     "": Row(Taken(_IMAGES_AND_GIF | _PDF)),
 }
-"""By what `name_media_clients` returns."""
+"""By the names that `name_media_clients` returns."""
 
+_LITELLM_WITHOUT_ADDRESSES = (
+    "LiteLlm anthropic",
+    "LiteLlm vertex_ai",
+    "LiteLlm vertex_ai claude",
+)
 _LITELLM_KINDS = ("text/", "image/", "audio/", "video/")
 _LITELLM_FILES = _PDF | {
     "application/msword",
@@ -110,11 +117,12 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     """
     row = ROWS[client]
     taken = row.user if place == "user" else row.result
+
     blob = part.inline_data
-    file = part.file_data
     if blob is not None:
         return bool(blob.data) and blob.mime_type in taken.inline
 
+    file = part.file_data
     if file is None or not file.file_uri:
         return False
     for beginning, kinds in taken.addresses.items():
@@ -124,9 +132,9 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
 
 
 def refuses_media(client: str, part: types.Part) -> bool:
-    """Returns whether the class itself is known to raise on what the user has sent.
+    """Returns whether the class itself is known to raise on a file of the user.
 
-    What is neither taken nor refused depends on the API.
+    A file that is neither taken nor refused depends on the API.
     """
     if client == "AnthropicLlm":
         return _claude_refuses(part)
@@ -134,38 +142,45 @@ def refuses_media(client: str, part: types.Part) -> bool:
         return False
 
     blob = part.inline_data
-    file = part.file_data
     if blob and blob.data and blob.mime_type:
         kind = _plain(blob.mime_type)
         return not (kind.startswith(_LITELLM_KINDS) or kind in _LITELLM_FILES)
+
+    file = part.file_data
     if file and file.file_uri:
         return _refuses_address(client, file.file_uri, _plain(file.mime_type or ""))
     return False
 
 
 def _claude_refuses(part: types.Part) -> bool:
-    """Whether ADK's Claude class raises: on all but some images and PDF, in bytes."""
+    """Returns whether ADK's Claude class raises on a file.
+
+    It takes only bytes of some images and of PDF, with their type in lower case.
+    """
     blob = part.inline_data
     if blob is None or blob.data is None:
         return True
-    kind = (blob.mime_type or "").partition(";")[0].strip()
+    mime_type = blob.mime_type or ""
+    kind = mime_type.partition(";")[0].strip()
     return kind not in _OF_CLAUDE.inline
 
 
 def _refuses_address(client: str, address: str, kind: str) -> bool:
-    """Whether LiteLlm raises on a file that it would have to name by its address."""
-    if client in ("LiteLlm anthropic", "LiteLlm vertex_ai", "LiteLlm vertex_ai claude"):
+    """Returns whether LiteLlm raises on a file that is sent as an address."""
+    if client in _LITELLM_WITHOUT_ADDRESSES:
         return True
+
     if client == "LiteLlm openai":
         is_id = address.startswith(("file-", "assistant-"))
         is_link = address.startswith(("http://", "https://"))
         is_shown = is_link and kind.startswith(("image/", "video/"))
         return not (is_id or is_shown)
+
     return kind == "application/octet-stream"
 
 
 def _plain(mime_type: str) -> str:
-    """A MIME type in lower case and without parameters."""
+    """Returns a MIME type in lower case and without parameters."""
     return mime_type.partition(";")[0].strip().lower()
 
 
@@ -173,51 +188,64 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
     """Names the rows for a model: one, or one for each model of a `FallbackModel`.
 
     Args:
-        llm: The model as ADK calls it; None where it is not known.
-        model: The name that the request goes to.
+        llm: The model as ADK calls it; None if it is not known.
+        model: The name of the model that the request goes to.
     """
-    names: list[str] = []
-    for each in list_models(llm):
-        name = model if each is llm else str(getattr(each, "model", ""))
-        names.append(_name_row(each, name))
-    return tuple(names) or ("",)
+    rows: list[str] = []
+    for asked in list_models(llm):
+        name = model if asked is llm else str(getattr(asked, "model", ""))
+        rows.append(_name_row(asked, name))
+    return tuple(rows) or ("",)
 
 
 def _name_row(llm: object, model: str) -> str:
+    """Names the row for a model by its class; "" for a class that has none."""
     names = class_names(llm)
     if "LiteLlm" in names:
         return _name_litellm_row(model.lower())
+
     if "ApigeeLlm" in names:
         kind = getattr(getattr(llm, "_api_type", None), "value", "")
         return "ApigeeLlm chat" if kind == "chat_completions" else "Gemini"
+
     if "GemmaFunctionCallingMixin" in names:
         return "Gemma"
+
     if "Gemini" in names:
         is_on_vertex = _uses_vertex() or model.startswith("projects/")
         return "Gemini on Vertex AI" if is_on_vertex else "Gemini"
-    known = ("AnthropicLlm", "OpenAIResponsesLlm", "OpenAILlm")
-    return next((name for name in known if name in names), "")
+
+    for row in ("AnthropicLlm", "OpenAIResponsesLlm", "OpenAILlm"):
+        if row in names:
+            return row
+    return ""
 
 
 def _name_litellm_row(model: str) -> str:
-    """The row of a provider, found in the name of a model as ADK finds it."""
-    provider, slash, _ = model.partition("/")
-    if not slash:
-        provider = ""
-        if "azure" in model or model.startswith(("gpt-", "o1")):
-            provider = "openai"
-    if provider == "azure":
-        provider = "openai"
-
+    """Names the row for a model of LiteLlm, whose name begins with its provider."""
+    provider = _find_provider(model)
     for family in ("gemini", "claude"):
-        row = f"LiteLlm {provider} {family}"
-        if family in model and row in ROWS:
-            return row
+        family_row = f"LiteLlm {provider} {family}"
+        if family in model and family_row in ROWS:
+            return family_row
+
     row = f"LiteLlm {provider}"
     return row if row in ROWS else "LiteLlm"
 
 
+def _find_provider(model: str) -> str:
+    """Finds the provider in the name of a model as ADK does; "" if it names none."""
+    provider, slash, _ = model.partition("/")
+    if slash:
+        return "openai" if provider == "azure" else provider
+    if "azure" in model or model.startswith(("gpt-", "o1")):
+        return "openai"
+    return ""
+
+
 def _uses_vertex() -> bool:
-    """Whether the environment sends Gemini's requests to Vertex AI."""
-    names = ("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_USE_VERTEXAI")
-    return any(os.environ.get(name, "").lower() in ("true", "1") for name in names)
+    """Returns whether the environment sends Gemini's requests to Vertex AI."""
+    for name in ("GOOGLE_GENAI_USE_ENTERPRISE", "GOOGLE_GENAI_USE_VERTEXAI"):
+        if os.environ.get(name, "").lower() in ("true", "1"):
+            return True
+    return False

@@ -11,15 +11,21 @@ from contextguard_adk._measuring.tokens import part_text
 from contextguard_adk._providers.retry import read_status
 
 _WORDS = {
+    # A signed thought stands after other messages than those it was written after.
     "binding": r"bound to a different conversation",
+    # A thought or its signature is not valid, or stands in the wrong place.
     "thoughts": r"Invalid `?(signature|data)`? in `?(redacted_)?thinking`?|cannot be "
     r"thinking|cannot contain thinking|must contain thinking",
+    # Thoughts of the running turn are missing or changed.
     "turn": r"in the latest assistant message cannot be modified|Expected `?thinking`?"
     r"|must start with a thinking block",
+    # Gemini's signature of a call is missing or not valid.
     "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
     r"Thought signature is not valid",
+    # Thoughts are missing in a request of OpenAI's form, as DeepSeek wants them.
     "reasoning": r"in the thinking mode must be passed back|reasoning_content`? is "
     r"missing|Missing `?reasoning_content",
+    # Roles do not alternate, a call has no result, or a message is empty.
     "shape": r"first message must use the|must start with a user message|roles must "
     r"alternate|unexpected `?tool_use_id`? found|ids were found without|function call "
     r"turn comes immediately after|function response parts is equal|must include at "
@@ -29,18 +35,26 @@ _WORDS = {
     r"of function calls|toolConfig field must be|must define tools|text content blocks "
     r"must be non-empty|assistant message prefill",
 }
-_KINDS = {kind: re.compile(words) for kind, words in _WORDS.items()}
+_PATTERNS = {kind: re.compile(words) for kind, words in _WORDS.items()}
 
 
 def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> str:
-    """Returns the kind of a refusal; "" for none, or if its words are quoted."""
+    """Returns the kind of a refusal, such as "shape"; "" if an error is none.
+
+    Words that stand in the contents of the request are taken for a quotation.
+    """
     if isinstance(error, UnicodeDecodeError):
         return "thoughts"  # ADK's Claude class reads a signature of another client.
     if read_status(error) not in (None, 400, 422):
         return ""
+
+    message = str(error)
     parts = [part for content in contents for part in content.parts or ()]
-    for kind, words in _KINDS.items():
-        said = words.search(str(error))
-        if said and not any(said[0].encode() in part_text(part) for part in parts):
+    for kind, pattern in _PATTERNS.items():
+        match = pattern.search(message)
+        if match is None:
+            continue
+        words = match[0].encode()
+        if not any(words in part_text(part) for part in parts):
             return kind
     return ""

@@ -1,4 +1,4 @@
-"""From a model's name to its window, what it can write at most, and its prices."""
+"""Finds the context window, the output limit and the prices of a model by its name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import (
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+)
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.log import warn_once
@@ -25,9 +34,18 @@ _LOGGER = logging.getLogger("contextguard_adk.providers.windows")
 DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for an unknown model."""
 
-MIN_WINDOW_TOKENS = 1_000  # Smaller values, also learned ones, are no chat windows.
-MAX_NAME_CHARS = 500  # Of a model, whose parts are looked up; none has 200.
-_VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")  # us. anthropic.
+MIN_WINDOW_TOKENS = 1_000
+"""Smaller numbers, also learned ones, are not the windows of chat models."""
+
+_MIN_OUTPUT_LIMIT_TOKENS = 8_000
+"""Output limits below this number say too little about the window."""
+
+MAX_NAME_CHARS = 500
+"""Longer names of models are not looked up part by part; none has 200."""
+
+_CHAT_MODES = ("chat", "responses", "completion")
+# As in `us.anthropic.claude-…`.
+_VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
         | -\d{4}-\d\d-\d\d | -\d{8} | -\d\d-\d{4} | -\d\d-\d\d  # -2024-08-06  -05-20
@@ -35,6 +53,7 @@ _SUFFIX = re.compile(
         | -latest | -preview | -exp | -experimental )$""",
     re.VERBOSE,
 )
+# The fields of `Costs`, and the fields of the table that say them for one token.
 _PRICES = {
     "input": "input_cost_per_token",
     "output": "output_cost_per_token",
@@ -64,9 +83,11 @@ class ResolvedWindow:
 
 
 class _Entry(NamedTuple):
+    """What the table says of a model; `name` is the name of the entry there."""
+
     window_tokens: int
     has_reasoning: bool
-    name: str  # in the table
+    name: str
     output_tokens: int | None
     costs: Costs | None
 
@@ -75,88 +96,124 @@ class LitellmRegistry:
     """Looks windows up in litellm's packaged table; importing litellm takes seconds.
 
     A name is looked up as written, then without its prefixes from the left, then the
-    same without its date, version or tag. Of several providers, none of them named, the
-    smallest window counts that is at least a quarter of the low median, and so does the
-    smallest output limit; prices are known where all of them ask the same, and none are
-    to a provider that is named but not in the table. Only local servers are free: other
-    zeros in the table are missing prices.
+    same without its date, version or tag.
+
+    A name without a provider may stand for the entries of several. Then the smallest
+    window counts that is at least a quarter of the low median, and the smallest output
+    limit by the same rule. Prices are known if all of these providers ask the same. The
+    prices of a provider that is named, but not in the table, are unknown.
+
+    Only local servers are free: other zeros in the table are missing prices.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
         self._table_path = table_path
 
     def context_window(self, model: str) -> int | None:
-        return entry.window_tokens if (entry := self._find(model)) else None
+        """Returns the input window of `model` in tokens; None means unknown."""
+        entry = self._find(model)
+        return entry.window_tokens if entry else None
 
     def max_output_tokens(self, model: str) -> int | None:
-        return entry.output_tokens if (entry := self._find(model)) else None
+        """Returns the most tokens that `model` can write; None means unknown."""
+        entry = self._find(model)
+        return entry.output_tokens if entry else None
 
     def costs(self, model: str) -> Costs | None:
         """Returns the prices of `model`; None means unknown, 0 that it is free."""
-        return entry.costs if (entry := self._find(model)) else None
+        entry = self._find(model)
+        return entry.costs if entry else None
 
     def supports_reasoning(self, model: str) -> bool:
         """Returns whether `model` can think before it answers; unknown ones cannot."""
-        return bool((entry := self._find(model)) and entry.has_reasoning)
+        entry = self._find(model)
+        return entry is not None and entry.has_reasoning
 
     def entry_name(self, model: str) -> str | None:
-        """Returns which entry of the table says the window of `model`."""
-        return entry.name if (entry := self._find(model)) else None
+        """Returns the name of the table's entry that says the window of `model`."""
+        entry = self._find(model)
+        return entry.name if entry else None
 
     def _find(self, model: str) -> _Entry | None:
+        """Returns the entry of the first name of `model` that is in the table."""
         if len(model) > MAX_NAME_CHARS:
             return None
+
         table = _load_table(self._table_path)
-        keys = (name.replace(".", "-") for name in _candidate_names(model))
-        if not (key := next((key for key in keys if key in table), None)):
-            return None
-        entry = table[key]
-        named = model.strip().lower()
-        # `ollama_chat` begins as `ollama` does.
-        is_other = "/" in named and not named.startswith(entry.name.partition("/")[0])
-        is_foreign = is_other and key.startswith(_ANY_PROVIDER)
-        return entry._replace(costs=None) if is_foreign else entry
+        for name in _candidate_names(model):
+            key = _table_key(name)
+            if key in table:
+                entry = table[key]
+                is_price_known = _is_price_known(model, name, entry)
+                return entry if is_price_known else entry._replace(costs=None)
+        return None
+
+
+def _table_key(name: str) -> str:
+    """Returns a name in the spelling in which the table is indexed."""
+    return name.replace(".", "-")
+
+
+def _is_price_known(model: str, found_name: str, entry: _Entry) -> bool:
+    """Returns whether an entry is of the provider that `model` names, if it names one.
+
+    Args:
+        model: The name of the model, as it was asked for.
+        found_name: The name by which the entry was found.
+        entry: The entry.
+    """
+    if not found_name.startswith(_ANY_PROVIDER):
+        return True
+    asked = model.strip().lower()
+    provider = entry.name.partition("/")[0]
+    # `ollama_chat` begins as `ollama` does.
+    return "/" not in asked or asked.startswith(provider)
 
 
 def _candidate_names(model: str) -> Iterator[str]:
     """Yields the names to look up, the most specific first."""
     name = model.strip().lower()
     while name:
-        yield from (names := _without_prefixes(name))
-        if "/" not in name:  # what ADK itself sends to Google
+        names = _without_prefixes(name)
+        yield from names
+        if "/" not in name:  # ADK itself sends such names to Google.
             yield f"gemini/{name}"
         yield _ANY_PROVIDER + names[-1]
         name = _without_suffix(name)
 
 
 def _without_prefixes(name: str) -> list[str]:
+    """Returns a name, and the names that are left as its prefixes are taken off."""
     names = [name]
     while "/" in names[-1]:
-        names.append(names[-1].partition("/")[2])
+        _, _, without_provider = names[-1].partition("/")
+        names.append(without_provider)
     while prefix := _VENDOR_PREFIX.match(names[-1]):
         names.append(names[-1][prefix.end() :])
     return names
 
 
 def _without_suffix(name: str) -> str:
-    """Returns the name without its last date, version or tag; "" if it has none."""
-    return name[: suffix.start()] if (suffix := _SUFFIX.search(name)) else ""
+    """Returns a name without its last date, version or tag; "" if it has none."""
+    suffix = _SUFFIX.search(name)
+    return name[: suffix.start()] if suffix else ""
 
 
 @lru_cache(maxsize=16)
 def _load_table(path: Path | None) -> dict[str, _Entry]:
-    """Reads and indexes a table once per process; empty if even litellm has none."""
+    """Reads and indexes a table once per process; empty if even litellm has none.
+
+    The path of None is the table in litellm's package.
+    """
+    reason: object = "no chat models in it"
     try:
-        if path is None:
-            spec = importlib.util.find_spec("litellm")
-            packaged = Path((spec and spec.origin) or "no litellm package")
-            path = packaged.with_name("model_prices_and_context_window_backup.json")
-        raw = json.loads(path.read_bytes())
-        if table := _index(raw if isinstance(raw, dict) else {}):
+        raw = json.loads((path or _packaged_path()).read_bytes())
+        table = _index(raw if isinstance(raw, dict) else {})
+        if table:
             return table
-        reason: object = "no chat models in it"
     except (OSError, ValueError) as error:
         reason = error
+
     _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", reason)
     try:
         # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
@@ -165,140 +222,135 @@ def _load_table(path: Path | None) -> dict[str, _Entry]:
         return {}
 
 
+def _packaged_path() -> Path:
+    """Returns where the table of litellm's package is, without an import of litellm."""
+    spec = importlib.util.find_spec("litellm")
+    package = Path((spec and spec.origin) or "no litellm package")
+    return package.with_name("model_prices_and_context_window_backup.json")
+
+
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
-    """Maps full names and, for any provider, last parts and undated last parts."""
-    full, last, undated = (defaultdict[str, list[_Entry]](list) for _ in range(3))
+    """Returns the entries of a table by the names under which they are looked up.
+
+    These are full names, and for any provider last parts of names, with and without
+    their dates. The entry of a full name goes before that of a last part.
+    """
+    full = defaultdict[str, list[_Entry]](list)
+    last = defaultdict[str, list[_Entry]](list)
+    undated = defaultdict[str, list[_Entry]](list)
     for name, value in raw.items():
-        if entry := _parse_entry(name, value):
-            *_, stem = _without_prefixes(name.lower())
-            full[name.lower().replace(".", "-")].append(entry)
-            last[_ANY_PROVIDER + stem.replace(".", "-")].append(entry)
-            while shorter := _without_suffix(stem):
-                stem = shorter
-            if "-" in stem:  # else a family: `gemini` of `gemini-exp-1206`
-                undated[_ANY_PROVIDER + stem.replace(".", "-")].append(entry)
-    return {key: _merge(found) for key, found in (undated | last | full).items()}
+        entry = _parse_entry(name, value)
+        if entry is None:
+            continue
+
+        full[_table_key(name.lower())].append(entry)
+        last_part = _without_prefixes(name.lower())[-1]
+        last[_table_key(_ANY_PROVIDER + last_part)].append(entry)
+
+        stem = last_part
+        while shorter := _without_suffix(stem):
+            stem = shorter
+        # A stem without a dash is a family: `gemini` of `gemini-exp-1206`.
+        if "-" in stem:
+            undated[_table_key(_ANY_PROVIDER + stem)].append(entry)
+
+    return {key: _merge(entries) for key, entries in (undated | last | full).items()}
 
 
 def _parse_entry(name: str, value: object) -> _Entry | None:
-    """Reads one entry of the table; None for what is no chat model with a window."""
-    modes = ("chat", "responses", "completion")
-    if not isinstance(value, Mapping) or value.get("mode") not in modes:
+    """Reads one entry of the table; None unless it is a chat model with a window."""
+    if not isinstance(value, Mapping) or value.get("mode") not in _CHAT_MODES:
         return None
+
     window = value.get("max_input_tokens")
-    minimum = MIN_WINDOW_TOKENS
+    least_tokens = MIN_WINDOW_TOKENS
     if window is None and value["mode"] == "chat":
-        # litellm means an output limit by it; no window is smaller.
+        # litellm means an output limit by `max_tokens`; no window is smaller.
         window = value.get("max_tokens")
-        minimum = 8_000
-    if not _is_tokens(window) or window < minimum:
+        least_tokens = _MIN_OUTPUT_LIMIT_TOKENS
+    if not _is_tokens(window) or window < least_tokens:
         return None
-    # Where litellm knows no output limit, `max_tokens` is one or the window again.
+
+    # If litellm knows no output limit, `max_tokens` is one or the window again.
     output = value.get("max_output_tokens") or value.get("max_tokens")
-    limit = min(output, window) if _is_tokens(output) else None
-    has_reasoning = value.get("supports_reasoning") is True
-    return _Entry(window, has_reasoning, name, limit, _read_costs(name, value))
+    return _Entry(
+        window_tokens=window,
+        has_reasoning=value.get("supports_reasoning") is True,
+        name=name,
+        output_tokens=min(output, window) if _is_tokens(output) else None,
+        costs=_read_costs(name, value),
+    )
 
 
 def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
-    """Reads prices per token; None where the table does not name both directions."""
-    tiers = sorted(int(key[1]) for key in map(_TIER.fullmatch, value) if key)
+    """Reads the prices of an entry; None if the table does not name both directions."""
+    matches = [_TIER.fullmatch(field) for field in value]
+    thousands = sorted(int(match[1]) for match in matches if match)
     try:
-        costs = _read_tiers(value, tiers)
+        costs = _build_tiers(value, _read_prices(value, ""), thousands)
     except (TypeError, ValueError):
         return None
+
     is_known = name.startswith(_FREE_PROVIDERS) or min(costs.input, costs.output) > 0
     return costs if is_known else None
 
 
-def _read_tiers(
-    value: Mapping[str, Any], tiers: list[int], end: str = "", **below: float
+def _read_prices(value: Mapping[str, Any], suffix: str) -> dict[str, Any]:
+    """Reads the prices that an entry names for one tier, in dollars a million tokens.
+
+    Args:
+        value: The entry.
+        suffix: The end of the fields' names in this tier.
+    """
+    prices = dict[str, Any]()
+    for name, field in _PRICES.items():
+        if field + suffix in value:
+            prices[name] = round(1e6 * value[field + suffix], 6)
+    return prices
+
+
+def _build_tiers(
+    value: Mapping[str, Any], prices: dict[str, Any], thousands: list[int]
 ) -> Costs:
-    """Reads the prices of a tier and of those above; what lacks is as below."""
-    fields = {key: f"{field}{end}" for key, field in _PRICES.items()}
-    given = {key: value[field] for key, field in fields.items() if field in value}
-    prices = below | {key: round(1e6 * price, 6) for key, price in given.items()}
-    if not tiers:
+    """Returns the prices of a tier, with those of the tiers above it.
+
+    Args:
+        value: The entry.
+        prices: The prices of the tier.
+        thousands: The thousands of prompt tokens above which the other tiers apply, the
+            lowest first.
+    """
+    if not thousands:
         return Costs(**prices)
-    above = _read_tiers(value, tiers[1:], f"_above_{tiers[0]}k_tokens", **prices)
-    return Costs(**prices, above=above, above_tokens=1_000 * tiers[0])
+
+    lowest, *others = thousands
+    # A price that a tier does not name is that of the tier below.
+    next_prices = prices | _read_prices(value, f"_above_{lowest}k_tokens")
+    above = _build_tiers(value, next_prices, others)
+    return Costs(**prices, above=above, above_tokens=1_000 * lowest)
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
+    # Not by prices, which do not compare.
     known = sorted(entries, key=lambda entry: entry[:3])
-    window_tokens = _find_smallest([entry.window_tokens for entry in known])
-    smallest = next(e for e in known if e.window_tokens >= window_tokens)
-    outputs = [e.output_tokens for e in known if e.output_tokens]
+    windows_tokens = [entry.window_tokens for entry in known]
+    window_tokens = _find_smallest(windows_tokens)
+    smallest = known[windows_tokens.index(window_tokens)]
+
+    outputs_tokens = [entry.output_tokens for entry in known if entry.output_tokens]
+    has_one_price = len({entry.costs for entry in known}) == 1
     return smallest._replace(
         has_reasoning=any(entry.has_reasoning for entry in known),
-        output_tokens=_find_smallest(outputs) if outputs else None,
-        costs=smallest.costs if len({entry.costs for entry in known}) == 1 else None,
+        output_tokens=_find_smallest(outputs_tokens) if outputs_tokens else None,
+        costs=smallest.costs if has_one_price else None,
     )
 
 
 def _find_smallest(tokens: list[int]) -> int:
     """Returns the smallest number that is not far below the others."""
-    return min(n for n in tokens if n >= statistics.median_low(tokens) / 4)
-
-
-def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
-    """Returns what `model` can write at most in tokens; None means unknown."""
-    return _ask(registry, "max_output_tokens", "output limit", model, _is_tokens)
-
-
-def resolve_costs(
-    model: str, prices: Mapping[str, Costs], registry: ModelRegistry | None
-) -> Costs | None:
-    """Returns what `model` costs: by `prices` of the user's own, else by a registry.
-
-    None means unknown; it never raises.
-    """
-    return prices.get(model) or _ask(registry, "costs", "prices", model, _is_costs)
-
-
-def resolve_context_window(
-    model: str,
-    *,
-    configured: int | None = None,
-    registry: ModelRegistry | None = None,
-    agent: str = "",
-    is_quiet: bool = False,
-) -> ResolvedWindow:
-    """Returns the context window of `model` and who said so; never raises."""
-    if configured is not None:
-        return ResolvedWindow(configured, "configured")
-    if tokens := _ask(registry, "context_window", "token count", model, _is_window):
-        return ResolvedWindow(tokens, "registry")
-    if not is_quiet:
-        message = (
-            "The context window of model %r is unknown; %d tokens are assumed. Set "
-            "context_window= on the agent's strategy, as in "
-            'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
-        )
-        warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
-    return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
-
-
-def _ask(
-    registry: ModelRegistry | None,
-    question: str,
-    named: str,
-    model: str,
-    is_answer: Callable[[object], TypeGuard[T]],
-) -> T | None:
-    """Asks a registry of the user's own, or the table what that need not know."""
-    ask = getattr(registry, question, getattr(LitellmRegistry(), question))
-    try:
-        answer: object = ask(model)
-    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error
-    if is_answer(answer):
-        return answer
-    if answer is not None:
-        message = f"The model registry gave no {named} for %r but %s"
-        warn_once(_LOGGER, message, model, short_repr(answer))
-    return None
+    least = statistics.median_low(tokens) / 4
+    return min(number for number in tokens if number >= least)
 
 
 def _is_tokens(value: object) -> TypeGuard[int]:
@@ -311,3 +363,94 @@ def _is_window(value: object) -> TypeGuard[int]:
 
 def _is_costs(value: object) -> TypeGuard[Costs]:
     return isinstance(value, Costs)
+
+
+@dataclass(frozen=True)
+class _Question(Generic[T]):
+    """A question that a registry can answer.
+
+    Attributes:
+        method: The method of the registry.
+        noun: The answer, in a warning.
+        is_answer: Whether a value is an answer.
+    """
+
+    method: str
+    noun: str
+    is_answer: Callable[[object], TypeGuard[T]]
+
+
+_WINDOW = _Question("context_window", "token count", _is_window)
+_OUTPUT_LIMIT = _Question("max_output_tokens", "output limit", _is_tokens)
+_MODEL_COSTS = _Question("costs", "prices", _is_costs)
+
+
+def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
+    """Returns the most tokens that `model` can write; None means unknown."""
+    return _ask(registry, _OUTPUT_LIMIT, model)
+
+
+def resolve_costs(
+    model: str, prices: Mapping[str, Costs], registry: ModelRegistry | None
+) -> Costs | None:
+    """Returns the prices of `model`: the user's own, else those of a registry.
+
+    None means unknown; it never raises.
+    """
+    return prices.get(model) or _ask(registry, _MODEL_COSTS, model)
+
+
+def resolve_context_window(
+    model: str,
+    *,
+    configured: int | None = None,
+    registry: ModelRegistry | None = None,
+    agent: str = "",
+    is_quiet: bool = False,
+) -> ResolvedWindow:
+    """Returns the context window of `model` and who said so; never raises.
+
+    Args:
+        model: The name of the model.
+        configured: The window that the user has set, in tokens; it goes first.
+        registry: Knows the windows of models; None asks litellm's table.
+        agent: The agent that a warning names.
+        is_quiet: Whether nothing is logged if the window is unknown.
+    """
+    if configured is not None:
+        return ResolvedWindow(configured, "configured")
+
+    tokens = _ask(registry, _WINDOW, model)
+    if tokens is not None:
+        return ResolvedWindow(tokens, "registry")
+
+    if not is_quiet:
+        message = (
+            "The context window of model %r is unknown; %d tokens are assumed. Set "
+            "context_window= on the agent's strategy, as in "
+            'ContextGuardPlugin(agents={"%s": Threshold(context_window=...)}).'
+        )
+        warn_once(_LOGGER, message, model, DEFAULT_CONTEXT_WINDOW, agent or "<agent>")
+    return ResolvedWindow(DEFAULT_CONTEXT_WINDOW, "default")
+
+
+def _ask(
+    registry: ModelRegistry | None, question: _Question[T], model: str
+) -> T | None:
+    """Asks a registry of the user's own; never raises.
+
+    The table answers if there is no such registry, or if it lacks the method.
+    """
+    table_method = getattr(LitellmRegistry(), question.method)
+    method = getattr(registry, question.method, table_method)
+    try:
+        answer: object = method(model)
+    except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
+        answer = error
+
+    if question.is_answer(answer):
+        return answer
+    if answer is not None:
+        message = f"The model registry gave no {question.noun} for %r but %s"
+        warn_once(_LOGGER, message, model, short_repr(answer))
+    return None

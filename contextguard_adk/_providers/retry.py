@@ -1,4 +1,4 @@
-"""Tries a model call again where the provider failed for a moment."""
+"""Tries a model call again after a failure of the provider that may soon pass."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from contextguard_adk.errors import UnusableAnswerError
 T = TypeVar("T")
 
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 529})
+_TIMEOUT_STATUSES = frozenset({408, 504})
 
-# Of clients' exceptions that carry no status.
+# The classes of clients' exceptions that carry no status.
 _TRANSIENT_NAME = re.compile(
     r"Timeout|Connect|RateLimit|Overloaded|ServiceUnavailable|InternalServer"
     r"|ServerDisconnected|RemoteProtocol|(Read|Write)Error"
 )
-# What Gemini says in the body: "retryDelay": "34s".
+# Gemini says in the body: "retryDelay": "34s".
 _RETRY_DELAY = re.compile(r"""retryDelay['"]:\s*['"](\d+(?:\.\d+)?)s""")
 _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
 
@@ -39,10 +40,15 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, up to three times in all while errors are transient.
+    """Makes a call, up to three times while errors are transient.
 
-    It waits as long as the provider says, else one second and two. No other try begins
-    later than `patience_seconds` after the first. The last error is raised.
+    Before another try it waits as long as the provider says, else one second and then
+    two. The last error is raised.
+
+    Args:
+        make_call: Makes the call.
+        patience_seconds: How long after the first try the last one may begin.
+        is_worth_another: Whether an error allows another try; None is `is_transient`.
     """
     tries = AsyncRetrying(
         retry=retry_if_exception(is_worth_another or is_transient),
@@ -52,32 +58,40 @@ async def call_with_retries(
     )
 
     async def make_try() -> T:
+        """Makes the call, since tenacity awaits coroutine functions only."""
         return await make_call()
 
-    return await tries(make_try)  # It awaits none but coroutine functions.
+    return await tries(make_try)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a call that failed so may succeed a moment later."""
+    """Returns whether the same call may succeed a moment later."""
     status = read_status(error)
-    # Ollama and llama.cpp answer 500 to a request that is too long; a rate limit may be
-    # below the request.
+    # Ollama and llama.cpp answer 500 to a request that is too long. A rate limit may be
+    # smaller than the request.
     if status in (None, 429, 500) and parse_overflow(error) is not None:
         return False
-    if status is None:
-        names = " ".join(each.__name__ for each in type(error).__mro__)
-        return _TRANSIENT_NAME.search(names) is not None
-    return status in _TRANSIENT_STATUSES
+
+    if status is not None:
+        return status in _TRANSIENT_STATUSES
+    names = " ".join(base.__name__ for base in type(error).__mro__)
+    return _TRANSIENT_NAME.search(names) is not None
 
 
 def read_status(error: BaseException) -> int | None:
-    """Returns the HTTP status of a provider's error; None where it has none."""
-    response = getattr(error, "response", None)  # All that httpx's own errors have.
-    values = [getattr(error, name, None) for name in ("status_code", "code", "status")]
-    for value in map(str, (*values, getattr(response, "status_code", None))):
+    """Returns the HTTP status of a provider's error; None if it has none."""
+    response = getattr(error, "response", None)  # httpx's own errors only have this.
+    values = (
+        getattr(error, "status_code", None),
+        getattr(error, "code", None),
+        getattr(error, "status", None),
+        getattr(response, "status_code", None),
+    )
+    for value in values:
+        digits = str(value)
         # Python refuses to read thousands of digits.
-        if len(value) == 3 and value.isdecimal() and 400 <= int(value) < 600:
-            return int(value)
+        if len(digits) == 3 and digits.isdecimal() and 400 <= int(digits) < 600:
+            return int(digits)
     return None
 
 
@@ -87,30 +101,52 @@ def name_error(error: BaseException) -> str:
         return "blocked" if error.is_blocked else "unusable"
     if parse_overflow(error) is not None:
         return "overflow"
-    usual = "unavailable" if is_transient(error) else "other"
-    status = read_status(error) or 408 * ("Timeout" in type(error).__name__)
-    known = {408: "timeout", 429: "rate_limit", 504: "timeout"}
-    return known.get(status, "refused" if 400 <= status < 500 else usual)
+
+    status = read_status(error)
+    if status is None:
+        if "Timeout" in type(error).__name__:
+            return "timeout"
+    elif status in _TIMEOUT_STATUSES:
+        return "timeout"
+    elif status == 429:
+        return "rate_limit"
+    elif status < 500:
+        return "refused"
+    return "unavailable" if is_transient(error) else "other"
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:
-    """How long to wait after a failure; not at all where it was not transient."""
+    """Returns how long to wait after a failure; 0 if it was not transient."""
     error = state.outcome.exception() if state.outcome else None
     if error is None or not is_transient(error):
         return 0.0
+
     seconds = _read_retry_after(error)
     return _BACKOFF(state) if seconds is None else seconds
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    headers = getattr(error, "litellm_response_headers", None)  # Not on its response.
-    headers = headers or getattr(getattr(error, "response", None), "headers", {})
+    """Returns how many seconds a provider asks to wait; None if it does not say."""
+    # LiteLLM keeps the headers beside the response.
+    headers = getattr(error, "litellm_response_headers", None)
+    if not headers:
+        response = getattr(error, "response", None)
+        headers = getattr(response, "headers", {})
+
     try:
-        value = next(v for k, v in headers.items() if k.lower() == "retry-after")
-        if re.fullmatch(r"\s*\d+(\.\d+)?\s*", value):
-            return float(value)
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (AttributeError, OverflowError, StopIteration, TypeError, ValueError):
-        pass  # No such header, or not one that can be read.
+        for name, value in headers.items():
+            if name.lower() == "retry-after":
+                return _read_seconds(value)
+    except (AttributeError, OverflowError, TypeError, ValueError):
+        pass  # The header cannot be read; the body may say it.
+
     said = _RETRY_DELAY.search(str(error))
     return float(said[1]) if said else None
+
+
+def _read_seconds(retry_after: str) -> float:
+    """Reads the header `Retry-After`, which holds seconds or a date."""
+    if re.fullmatch(r"\s*\d+(\.\d+)?\s*", retry_after):
+        return float(retry_after)
+    moment_seconds = parsedate_to_datetime(retry_after).timestamp()
+    return max(0.0, moment_seconds - time.time())

@@ -1,11 +1,15 @@
-"""What is known of models as far as their thoughts are concerned."""
+"""Describes models by the thoughts that they sign, read and check.
+
+A provider may sign a model's thoughts. Some models take a signed thought only after the
+very messages that it was written after: they bind their thoughts.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from contextguard_adk._providers.clients import name_client
+from contextguard_adk._providers.clients import Client
 
 _FAMILY = re.compile(
     r"(claude|anthropic|fable|mythos|opus|sonnet|haiku)|gemini|gemma|gpt|deepseek|kimi"
@@ -17,13 +21,26 @@ _VERSION = re.compile(
 )
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
 
+# The first versions of Claude that bind their thoughts.
+_FIRST_BINDING_VERSION = {
+    "fable": (5, 1),
+    "mythos": (5, 1),
+    "opus": (5, 5),
+    "sonnet": (5, 5),
+    "haiku": (5, 5),
+}
+
 
 @dataclass(frozen=True)
 class Thinker:
     """A model as far as its thoughts are concerned.
 
-    The class of its client decides how signatures are coded; other families cannot read
-    its thoughts. `binds` says whether it checks them, None where that is unknown.
+    Attributes:
+        client: The name of its client, which decides how signatures are coded.
+        family: Its family, such as "claude"; "" if unknown. Other families cannot read
+            its thoughts.
+        binds: Whether it binds its thoughts; None if that is unknown.
+        is_alias: Whether its name tells no family.
     """
 
     client: str
@@ -33,13 +50,22 @@ class Thinker:
 
     @classmethod
     def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
-        """Describes a model by its client and its name, unless `binds` is known."""
-        client = name_client(llm)
-        named = name_family(model)
-        family = "claude" if client == "AnthropicLlm" and not named else named
+        """Describes a model by its client and its name.
+
+        Args:
+            llm: The model as ADK calls it.
+            model: Its name.
+            binds: Whether it binds its thoughts, if that is known.
+        """
+        client = Client.of(llm).name
+        named_family = name_family(model)
+        family = named_family
+        if client == "AnthropicLlm" and not named_family:
+            family = "claude"
+
         if binds is None and family:
             binds = _binds(model.lower()) if family == "claude" else False
-        return cls(client, family, binds, not named)
+        return cls(client, family, binds, is_alias=not named_family)
 
     @property
     def may_bind(self) -> bool:
@@ -48,17 +74,22 @@ class Thinker:
 
     @property
     def is_checked(self) -> bool:
-        """Whether its thoughts may need what they were written after."""
+        """Whether its thoughts may need the messages that they were written after."""
         return self.client != "Gemini" and self.family in ("claude", "")
 
 
 def name_family(model: str) -> str:
+    """Returns the family that a model's name tells; "" if it tells none."""
     found = _FAMILY.search(model.lower())
-    return ("claude" if found[1] else found[0]) if found else ""
+    if found is None:
+        return ""
+    return "claude" if found[1] else found[0]
 
 
 def _binds(name: str) -> bool | None:
-    if found := _VERSION.search(name):
-        first = (5, 1) if found[1] in ("fable", "mythos") else (5, 5)
-        return (int(found[2]), int(found[3] or 0)) >= first
+    """Returns whether a Claude model binds its thoughts; None if that is unknown."""
+    found = _VERSION.search(name)
+    if found:
+        version = (int(found[2]), int(found[3] or 0))
+        return version >= _FIRST_BINDING_VERSION[found[1]]
     return False if _OLD_CLAUDE.search(name) else None

@@ -1,4 +1,8 @@
-"""What providers, servers and gateways say of a request that is too long."""
+"""The words of providers, servers and gateways for a request that is too long.
+
+They are regular expressions, in which `<limit>`, `<prompt>`, `<output>` and `<count>`
+are numbers that are read, and `<_>` is any number.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,21 @@ import re
 from functools import cache
 from typing import Final
 
+_NUMBER = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
 
-@cache  # Most runs need none of them.
+
+@cache  # Compiled late, because most runs need none of them.
 def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Compiles expressions for text in lower case, on one line, without backslashes."""
-    number = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
-    named = (re.sub("<([a-z]+)>", rf"(?P<\1>{number})", each) for each in wordings)
-    return tuple(re.compile(each.replace("<_>", number)) for each in named)
+    """Compiles wordings for a text in lower case, on one line, without backslashes."""
+    patterns = list[re.Pattern[str]]()
+    for wording in wordings:
+        with_groups = re.sub("<([a-z]+)>", rf"(?P<\1>{_NUMBER})", wording)
+        expression = with_groups.replace("<_>", _NUMBER)
+        patterns.append(re.compile(expression))
+    return tuple(patterns)
 
 
-# What a key may send in a minute, an hour or a day.
+# Rate limits that name the tokens that a key may send in a minute, an hour or a day.
 RATES: Final = (
     r"tokens per (?:min(?:ute)?|hour|day)\b[^:]{0,30}: limit:? <limit>,"
     r"(?: used:? <_>,)? requested:? <prompt>",
@@ -26,6 +35,7 @@ RATES: Final = (
     r"tpm limit=<limit>",
 )
 
+# Refusals that a shorter request would not avoid, or that a wait may.
 REFUSALS: Final = (
     # Rate limits and quotas: the same request may pass in a minute.
     r"rate[ _-]?limit[ _-]?(?:error|exceeded|reached)",
@@ -47,7 +57,8 @@ REFUSALS: Final = (
     r"(?:expected a string with maximum length|expected maxlength:) [0-9]{1,4}\b",
 )
 
-# The first that matches is read: special wordings stand before the general ones.
+# Limits in tokens. The first wording that matches is read, so that special ones stand
+# before general ones.
 LIMITS: Final = (
     r"exceed context limit: <prompt> \+ <output> > <limit>",
     r"prompt is too long: <prompt> tokens > <limit> maximum",
@@ -83,6 +94,7 @@ LIMITS: Final = (
     r"|item|page|second|request|output))",
 )
 
+# Errors that say the same without a limit.
 LIMITLESS: Final = (
     r"context[ _]?(?:length|window)[ _]?exceeded",
     r"exceed_context_size_error|model_max_prompt_tokens_exceeded",
@@ -103,7 +115,7 @@ LIMITLESS: Final = (
     r"reduce the length of the (?:messages|prompt|input)",
 )
 
-# Bytes and characters: a payload is too large, whatever the window.
+# Limits in bytes or characters: the payload is too large, whatever the window.
 PAYLOADS: Final = (
     r"request_too_large",
     r"(?:request entity|payload|content|request body)(?: is)? too large",
@@ -116,6 +128,7 @@ PAYLOADS: Final = (
     r"string value length \(<_>\) exceeds the maximum allowed",
 )
 
+# Counts beside a limit: of prompt and output together, of the output, of the prompt.
 TOTALS: Final = (r"requested (?:about |a total of )?<count> tokens",)
 OUTPUTS: Final = (
     r"<count> (?:tokens )?(?:in|for) the (?:completion|output)",
@@ -138,6 +151,7 @@ PROMPTS: Final = (
     r"must have less than <_> tokens\. given: <count>",
     r"given: <count> inputs tokens",
 )
-# vLLM may stop counting one token past what fits.
+# Counts of a prompt that may be too low: vLLM may stop one token past the limit.
 CAPPED_PROMPTS: Final = (r"(?:passed|request has) <count> input tokens",)
+# Words that say the limit holds for prompt and output together.
 SUM: Final = re.compile(r"\+ max_new_tokens must be|\(prompt and prediction\)")

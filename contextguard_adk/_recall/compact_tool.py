@@ -17,8 +17,8 @@ class CompactTool(BaseTool):
     """A tool named `compact_history`: has the history summarized before the next step.
 
     Args:
-        focus: What every summary that the agent asks for should keep above all; what
-            the agent names itself is added.
+        focus: The subjects that every summary that the agent asks for should keep above
+            all; the agent may name more.
     """
 
     def __init__(self, focus: str = "") -> None:
@@ -36,13 +36,15 @@ class CompactTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Asks for the compaction, or says why there will be none."""
+        """Asks for a compaction, or says why there will be none."""
         if _was_just_compacted(tool_context):
             return {
                 "refused": "The conversation was summarized just before this step; "
                 "there is nothing to gain. Carry on with the task."
             }
-        focus = "\n".join(filter(None, (self._focus, str(args.get("focus") or ""))))
+
+        asked = str(args.get("focus") or "")
+        focus = "\n".join(each for each in (self._focus, asked) if each)
         request_compaction(tool_context.state, tool_context.agent_name, focus)
         return {
             "result": "The conversation is summarized before your next step if that "

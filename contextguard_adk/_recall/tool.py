@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from google.adk.tools.base_tool import BaseTool
@@ -15,6 +16,7 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
+from contextguard_adk._recall.items import Items, ItemSource
 from contextguard_adk._recall.search import Match, rank_items
 from contextguard_adk._shapes.moved_media import NOT_SHOWN, MediaMover
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
@@ -39,9 +41,7 @@ DECLARATION = types.FunctionDeclaration(
 
 _MAX_QUERY_CHARS = 200
 _MIN_EXCERPT_TOKENS = 60
-
-Load = Callable[[], Awaitable[tuple[list[Item], list[Item]]]]
-"""Lists all items, and those that the request does not show; newest first."""
+_MAX_WINDOW_RATIO = 0.3  # Of the context window, for a file that is attached.
 
 
 class RecallHistoryTool(BaseTool):
@@ -49,14 +49,14 @@ class RecallHistoryTool(BaseTool):
 
     def __init__(
         self,
-        load: Load,
+        source: ItemSource,
         window_tokens: int,
         page_tokens: int,
         correction: float,
         mover: MediaMover,
     ) -> None:
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
-        self._load = load
+        self._source = source
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, window_tokens // 10)
         self._count = token_counter(correction)
@@ -70,48 +70,37 @@ class RecallHistoryTool(BaseTool):
     ) -> dict[str, str]:
         """Answers one call; a bad argument gets an answer that helps."""
         try:
-            loaded = await self._load()
+            items = await self._source.load()
             # Megabytes take seconds, in which nothing else would run.
-            answer = await asyncio.to_thread(self._answer, *loaded, args)
+            answer = await asyncio.to_thread(self._answer, items, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
             return {"result": "The history cannot be read just now."}
-        # No client can send half a surrogate pair.
-        return {k: v.encode("utf-8", "replace").decode() for k, v in answer.items()}
+        return {name: _encodable(text) for name, text in answer.items()}
 
-    def _answer(
-        self, items: Sequence[Item], hidden: Sequence[Item], args: dict[str, Any]
-    ) -> dict[str, str]:
+    def _answer(self, items: Items, args: dict[str, Any]) -> dict[str, str]:
         query = " ".join(str(args.get("query") or "")[:_MAX_QUERY_CHARS].split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
-        if not handle:
-            found = self._search(hidden, query, offset) if query else None
-            return {"result": found or self._list(hidden, offset)}
-        item = next((i for i in items if i.handle == handle), None)
+
+        if handle:
+            return self._answer_item(items.all, handle, offset)
+        if query:
+            return {"result": self._search(items.hidden, query, offset)}
+        return {"result": self._list(items.hidden, offset)}
+
+    def _answer_item(
+        self, items: Sequence[Item], handle: str, offset: int
+    ) -> dict[str, str]:
+        """Reads one item, or attaches the file that it is."""
+        item = next((each for each in items if each.handle == handle), None)
         if item is None:
             usage = "recall_history() lists the items, with query=… it searches them."
             return {"result": f"There is no item {handle[:40]!r}. {usage}"}
-        if item.media and not item.text:
-            return self._attach(item, item.media)
-        return {"result": self._read(item, offset)}
+        if item.text or not item.media:
+            return {"result": self._read(item, offset)}
 
-    def _read(self, item: Item, offset: int) -> str:
-        """One item from a character on, as much as a page holds."""
-        count = len(item.text)
-        if offset >= count:
-            return f"[{item.heading}]\nOffset {offset} lies behind its end."
-        head = f"[{item.heading}; from {offset}]\n"
-        again = f"recall_history(item={item.handle!r}, offset={{}})"
-        more = phrases.GOES_ON.format(again)
-        room = self._page_tokens - self._count(f"{head}\n{more.format(count)}")
-        page = self._fill(item.text[offset:], room)
-        end = offset + len(page)
-        tail = more.format(end) if end < count else phrases.END_OF_ITEM
-        return f"{head}{phrases.quote(page)}\n{tail}"
-
-    def _attach(self, item: Item, media: types.Part) -> dict[str, str]:
-        obstacle = self._find_obstacle(item, media)
+        obstacle = self._find_obstacle(item, item.media)
         if obstacle:
             return {"result": f"[{item.heading}]\n{obstacle}"}
         said = f"[{item.heading}]\nIt is attached below."
@@ -124,84 +113,148 @@ class RecallHistoryTool(BaseTool):
         if item.content_index < 0:
             return "This run does not load its message, so it cannot be attached."
         tokens = estimate_contents_tokens([types.Content(parts=[media])])
-        if tokens > self._window_tokens * 0.3:
+        if tokens > _MAX_WINDOW_RATIO * self._window_tokens:
             return f"Its {tokens:,} tokens are too many for the context window."
         return ""
 
+    def _read(self, item: Item, offset: int) -> str:
+        """Returns an item from a character on, as much as a page holds."""
+        count = len(item.text)
+        if offset >= count:
+            return f"[{item.heading}]\nOffset {offset} lies behind its end."
+
+        head = f"[{item.heading}; from {offset}]\n"
+        again = f"recall_history(item={item.handle!r}, offset={{}})"
+        more = phrases.GOES_ON.format(again)
+        longest_frame = f"{head}\n{more.format(count)}"
+        room_tokens = self._page_tokens - self._count(longest_frame)
+        page = self._fill(item.text[offset:], room_tokens)
+
+        end = offset + len(page)
+        tail = more.format(end) if end < count else phrases.END_OF_ITEM
+        return f"{head}{phrases.quote(page)}\n{tail}"
+
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
+        """Returns a page of the list of items."""
         items = [item for item in hidden if item.is_listed]
         if not items:
             return "Nothing was compacted yet."
         if offset >= len(items):
             return f"There are {len(items)} items; offset {offset} lies behind them."
-        lines = [f"- {item.title}" for item in items[offset:]]
-        head = f"{len(items)} items, newest first:"
-        return self._page(head, lines, offset, len(items), "recall_history(offset={})")
+
+        frame = _Frame(
+            head=f"{len(items)} items, newest first:",
+            again="recall_history(offset={})",
+            offset=offset,
+            total=len(items),
+        )
+        return self._page(frame, [f"- {item.title}" for item in items[offset:]])
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
+        """Returns a page of excerpts from the items that match a query."""
         matches = rank_items(hidden, query)
         if not matches:
             hint = "Try fewer or other words; recall_history() lists the items."
             return f"Nothing matches {query[:40]!r}. {hint}"
         if offset >= len(matches):
             return f"There are {len(matches)} matches; offset {offset} is behind them."
-        head = f"{len(matches)} items match, best and newest first:"
-        again = "recall_history(query=…, offset={})"
-        blocks = list[str]()
-        room = self._room(head, again)
-        for place, match in enumerate(matches[offset:], offset):
-            share = room // min(2, len(matches) - place)  # The best get most.
-            blocks.append(self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share)))
-            room -= self._count(blocks[-1]) + 1
-            if room < 0:
-                break
-        return self._page(head, blocks, offset, len(matches), again)
 
-    def _excerpt(self, match: Match, room_tokens: int) -> str:
-        """An item whole, or its title and the text around the best match."""
+        frame = _Frame(
+            head=f"{len(matches)} items match, best and newest first:",
+            again="recall_history(query=…, offset={})",
+            offset=offset,
+            total=len(matches),
+        )
+        excerpts = list[str]()
+        room_tokens = self._room(frame)
+        for place, match in enumerate(matches[offset:], offset):
+            share_tokens = room_tokens
+            if place < len(matches) - 1:  # The best get most.
+                share_tokens = room_tokens // 2
+            excerpt = self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share_tokens))
+            excerpts.append(excerpt)
+            room_tokens -= self._count(excerpt) + 1
+            if room_tokens < 0:
+                break
+        return self._page(frame, excerpts)
+
+    def _excerpt(self, match: Match, most_tokens: int) -> str:
+        """Returns an item whole, or its title and the text around the best match."""
         item = match.item
         about = f"{item.label} {item.hint}" if item.args else item.label
-        whole = f"[{item.handle} {phrases.quote_line(about)}]\n"
-        room = room_tokens - self._count(whole)
-        if len(item.text) <= 8 * room and self._count(item.text) <= room:
-            return f"{whole}{phrases.quote(item.text)}".rstrip("\n")
+        heading = f"[{item.handle} {phrases.quote_line(about)}]\n"
+        whole_tokens = most_tokens - self._count(heading)
+        # Counting a very long text takes a while.
+        may_fit = len(item.text) <= 8 * whole_tokens
+        if may_fit and self._count(item.text) <= whole_tokens:
+            return f"{heading}{phrases.quote(item.text)}".rstrip("\n")
+
         position = match.position
-        room = max(30, room_tokens - self._count(f"[{item.title}; from {position}]\n"))
-        before = item.text[max(0, position - 3 * room_tokens) : position][::-1]
-        start = position - len(self._fill(before, room // 3))
-        text = self._fill(item.text[start:], room)
+        title_tokens = self._count(f"[{item.title}; from {position}]\n")
+        room_tokens = max(30, most_tokens - title_tokens)
+        before = item.text[max(0, position - 3 * most_tokens) : position]
+        reversed_lead = self._fill(before[::-1], room_tokens // 3)
+        start = position - len(reversed_lead)
+        text = self._fill(item.text[start:], room_tokens)
         return f"[{item.title}; from {start}]\n{phrases.quote(text)}"
 
-    def _page(
-        self, head: str, blocks: Sequence[str], offset: int, total: int, again: str
-    ) -> str:
-        """As many blocks as a page holds, and how to get the next ones."""
-        room = self._room(head, again)
-        shown: list[str] = []
+    def _page(self, frame: _Frame, blocks: Sequence[str]) -> str:
+        """Returns as many blocks as a page holds, and how to get the next ones."""
+        room_tokens = self._room(frame)
+        shown = list[str]()
         for block in blocks:
-            room -= self._count(block) + 1
-            if room < 0 and shown:
+            room_tokens -= self._count(block) + 1
+            if room_tokens < 0 and shown:
                 break
             shown.append(block)
-        end = offset + len(shown)
-        more = phrases.MORE.format(again.format(end))
-        return "\n".join([head, *shown, more if end < total else phrases.END_OF_LIST])
 
-    def _room(self, head: str, again: str) -> int:
-        return self._page_tokens - self._count(head) - self._count(again) - 20
+        end = frame.offset + len(shown)
+        tail = phrases.END_OF_LIST
+        if end < frame.total:
+            tail = phrases.MORE.format(frame.again.format(end))
+        return "\n".join([frame.head, *shown, tail])
+
+    def _room(self, frame: _Frame) -> int:
+        """Returns how many tokens a page has for blocks."""
+        frame_tokens = self._count(frame.head) + self._count(frame.again)
+        return self._page_tokens - frame_tokens - 20
 
     def _fill(self, text: str, room_tokens: int) -> str:
-        """The longest beginning of a text that fits; at least one character."""
-        text = text[: max(1, room_tokens) * 8]
-        while len(text) > 1 and (tokens := self._count(text)) > room_tokens:
+        """Returns the longest beginning of a text that fits; at least a character."""
+        page = text[: max(1, room_tokens) * 8]
+        while len(page) > 1 and (tokens := self._count(page)) > room_tokens:
             ratio = max(0.1, room_tokens / tokens)
-            text = text[: max(1, min(len(text) - 1, int(len(text) * ratio)))]
-        return text
+            count = min(len(page) - 1, int(len(page) * ratio))
+            page = page[: max(1, count)]
+        return page
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The lines around a page of blocks.
+
+    Attributes:
+        head: The first line.
+        again: The call that reads on, with `{}` in place of its offset.
+        offset: The number of the first block.
+        total: How many blocks there are, on all pages.
+    """
+
+    head: str
+    again: str
+    offset: int
+    total: int
+
+
+def _encodable(text: str) -> str:
+    """Replaces halves of surrogate pairs, which no client can send."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _read_offset(value: object) -> int:
+    """Returns an offset that a model has written; 0 for none."""
     try:
         number: int = int(value)  # type: ignore[call-overload]
-        return min(max(0, number), 10**12)
     except (TypeError, ValueError, OverflowError):
         return 0
+    return min(max(0, number), 10**12)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import MAX_MODELS, Learned, StoredSummary
+from contextguard_adk._history.stored import Learned, StoredSummary, with_newest
 from contextguard_adk._providers.costs import add_costs
-from contextguard_adk._support.tasks import PendingSummary
+from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import Usage
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+U = TypeVar("U")
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
@@ -69,20 +70,6 @@ class Paid:
     paid_seconds: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A summarizer's failures in a row, and which content was newest at the last."""
-
-    model: str = ""
-    count: int = 0
-    newest: str = ""
-
-    def after(self, model: str, count: int, newest: str) -> Failed:
-        """Adds failures of a model that was asked; an answer ends the count."""
-        before = self.count if self.model == model else 0
-        return Failed(model, before + count, newest) if count else Failed()
-
-
 class Limit(NamedTuple):
     """What the requests of a process keep to.
 
@@ -99,27 +86,6 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EqualCounts:
-    """Equal counts running, of requests that grew.
-
-    Attributes:
-        real_tokens: What was counted each time.
-        first_tokens: Bytes / 4 of the text of the first request.
-        last_tokens: The same of the last one.
-        times: How many requests there were.
-        usual_ratio: The lowest count before these, over bytes / 4; infinite for none.
-        has_steps: Whether equal counts of requests that grew were passed before.
-    """
-
-    real_tokens: int = 0
-    first_tokens: int = 0
-    last_tokens: int = 0
-    times: int = 0
-    usual_ratio: float = math.inf
-    has_steps: bool = False
-
-
-@dataclass(frozen=True)
 class Seen:
     """What the answers of one model have shown.
 
@@ -132,8 +98,6 @@ class Seen:
         lowest_ratio: Its lowest count that is believed, over the estimate.
         doubted: Its last count, where that is no usual one: over the estimate, and by
             how many tokens it exceeds that.
-        was_cached: Whether a cache has served a part of a prompt.
-        equal_counts: Its last counts, as far as they are equal.
         kept: What this session keeps to, also where its model object is made anew.
     """
 
@@ -143,8 +107,6 @@ class Seen:
     counted: tuple[int, int] | None = None
     lowest_ratio: float = 0.0
     doubted: tuple[float, int] = (0.0, 0)
-    was_cached: bool = False
-    equal_counts: EqualCounts = EqualCounts()
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
@@ -154,7 +116,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What is known of one agent in one scope; `Session.note` changes it.
+    """What is known of one agent in one scope; `AgentMemory` holds the newest.
 
     Attributes:
         ready: A summary that is not in the request yet.
@@ -166,9 +128,8 @@ class SessionFacts:
         cached_ratio: Which part of the last prompt a cache served.
         counting_model: The model whose count stands in session state; "" if unknown.
         models: What the newest models have shown, by name.
-        max_media_bytes: More bytes of images and files were refused.
-        failed: How often the summarizer has failed in a row.
         summary_usage: What summary calls took since the last `CallRecord`.
+        units: What sections, shapes and listeners remember, by its type.
     """
 
     ready: Paid | None = None
@@ -179,15 +140,11 @@ class SessionFacts:
     fruitless_tokens: int | None = None
     is_under_pressure: bool = False
     cached_ratio: float = 0.0
-    is_in_place_useless: bool = False
-    changed_count: int = 0
-    refusals: frozenset[str] = frozenset()
     counting_model: str = ""
     models: Mapping[str, Seen] = field(default_factory=dict)
-    max_media_bytes: int | None = None
-    failed: Failed = Failed()
     summary_usage: Usage = field(default_factory=Usage)
     summary_cost: float | None = 0.0
+    units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
         """Returns the summary that was put in, where the session does not show it.
@@ -201,44 +158,103 @@ class SessionFacts:
     def of(self, model: str) -> Seen:
         return self.models.get(model) or Seen()
 
+    def unit(self, kind: type[U]) -> U:
+        """Returns what a unit remembers; its defaults where it has kept nothing."""
+        found = self.units.get(kind)
+        return found if isinstance(found, kind) else kind()
+
+
+class PendingSummary:
+    """The summary of an agent in one scope that is being written, if one is.
+
+    It goes on when the call that wants it is cancelled, and ends with its event loop.
+    """
+
+    def __init__(self, tasks: SummaryTasks | None = None) -> None:
+        self.tasks = tasks or SummaryTasks()
+        self.task: asyncio.Task[Any] | None = None
+        self._is_awaited = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being written on this event loop; others may be dead."""
+        task = self.task
+        return task is not None and task.get_loop() is asyncio.get_running_loop()
+
+    async def wait(self, timeout_seconds: float) -> None:
+        """Waits until none is under way on this event loop.
+
+        One ahead of time that is late, or that waits for a place itself, is cancelled.
+        """
+        while self.is_under_way and (task := self.task):
+            most_seconds = None if self._is_awaited else timeout_seconds
+            if not self.tasks.is_queued(task):
+                await asyncio.wait([task], timeout=most_seconds)
+            if self.task is task:
+                self.task = None
+                task.cancel()
+
+    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        """Starts work ahead of time; no other may be under way."""
+        self._is_awaited = False
+        self.task = task = self.tasks.start(work)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
+        """Does the work, None if it was cancelled; a caller that is does not end it."""
+        task = self.start(work)
+        self._is_awaited = True
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        """Lets go of the conversation in a result."""
+        if self.task is task:
+            self.task = None
+
 
 @dataclass
-class Session:
-    """One agent in one scope of a session: its facts, and the summary under way."""
+class AgentMemory:
+    """What the process remembers of one agent in one scope of a session.
+
+    Attributes:
+        pending: The summary under way, if there is one.
+        facts: What is known now; each change puts other facts in place.
+    """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
 
-    def note(self, **facts: Any) -> None:
-        known = vars(self.facts)
-        new = {name: value for name, value in facts.items() if known[name] != value}
-        if new:  # Most calls confirm what is known.
-            self.facts = replace(self.facts, **new)
+    def keep(self, own: object) -> None:
+        """Keeps what a unit remembers, in place of another value of the same type."""
+        units = {**self.facts.units, type(own): own}
+        self.facts = replace(self.facts, units=units)
 
-    def see(self, model: str, **shown: Any) -> None:
-        seen = replace(self.facts.of(model), **shown)
-        models = dict(self.facts.models)
-        models.pop(model, None)  # The newest stands last.
-        models[model] = seen
-        newest = dict([*models.items()][-MAX_MODELS:])
-        self.facts = replace(self.facts, models=newest)
+    def see(self, model: str, seen: Seen) -> None:
+        """Keeps what the answers of a model have shown, in place of what they had."""
+        models = with_newest(self.facts.models, model, seen)
+        self.facts = replace(self.facts, models=models)
 
     def forget_arrived(self, run_id: str) -> None:
         """Forgets a summary of another run, which the session has by now."""
-        if (paid := self.facts.put_in) and paid.run_id != run_id:
-            self.note(put_in=None)
+        paid = self.facts.put_in
+        if paid is not None and paid.run_id != run_id:
+            self.facts = replace(self.facts, put_in=None)
 
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come in ten minutes."""
         oldest_seconds = time.monotonic() - 600
-        for name in ("ready", "put_in"):
-            paid: Paid | None = getattr(self.facts, name)
-            if paid and not paid.is_background and paid.paid_seconds < oldest_seconds:
-                self.note(**{name: None})
+        if _is_late(self.facts.ready, oldest_seconds):
+            self.facts = replace(self.facts, ready=None)
+        if _is_late(self.facts.put_in, oldest_seconds):
+            self.facts = replace(self.facts, put_in=None)
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
+        """Adds what summary calls took, and their price in US dollars."""
         known = self.facts
-        self.note(
+        self.facts = replace(
+            known,
             summary_usage=known.summary_usage + usage,
             summary_cost=add_costs((known.summary_cost, cost)),
         )
@@ -246,5 +262,11 @@ class Session:
     def take_costs(self) -> tuple[Usage, float | None]:
         """Returns once what summary calls took, and their price in US dollars."""
         taken = self.facts.summary_usage, self.facts.summary_cost
-        self.note(summary_usage=Usage(), summary_cost=0.0)
+        self.facts = replace(self.facts, summary_usage=Usage(), summary_cost=0.0)
         return taken
+
+
+def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
+    if paid is None or paid.is_background:
+        return False
+    return paid.paid_seconds < oldest_seconds

@@ -7,6 +7,7 @@ them again.
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,20 +19,60 @@ from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.adk_events import name_run
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
-from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
-from contextguard_adk._runtime.memory import BoundedDict, Limit, Paid, Session
-from contextguard_adk._runtime.scopes import CallKey, branch_scope, name_session
+from contextguard_adk._runtime.memory import (
+    AgentMemory,
+    BoundedDict,
+    Limit,
+    Paid,
+    PendingSummary,
+)
+from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
-from contextguard_adk._support.tasks import PendingSummary, SummaryTasks
+from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
+
+
+CallKey = tuple[str, str]  # Agent, scope.
+
+
+def name_session(invocation: InvocationContext) -> str:
+    """Names a session; its id alone does not, every user may have one of that id."""
+    session = invocation.session
+    return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def call_key(context: CallbackContext) -> CallKey:
+    """Identifies the model call that a callback is about, in its run."""
+    return context.agent_name, branch_scope(context.get_invocation_context())
+
+
+def summary_scope(invocation: InvocationContext) -> str:
+    """Names where a summary is valid: without history only in one run."""
+    place = _branch_and_isolation(invocation)
+    return digest([invocation.session.id, *place, *name_run(invocation)])
+
+
+def branch_scope(place: InvocationContext | Event) -> str:
+    """Names branch and isolation scope; "" where there are none."""
+    names = _branch_and_isolation(place)
+    return digest(names) if any(names) else ""
+
+
+def _branch_and_isolation(place: Any) -> list[str]:
+    return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
+
+
+def digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
 
 
 @dataclass
@@ -51,10 +92,10 @@ class SentCall:
     request: Callable[[], LlmRequest | None] = lambda: None
     stated_window_tokens: int = 0  # Without what was learned; 0 if unknown.
     is_observed: bool = False
-    session: Session = field(default_factory=Session)
+    memory: AgentMemory = field(default_factory=AgentMemory)
     origin: Origin = field(default=Origin("", ""))
     compaction: CompactionRecord | None = None
-    begin_background: Callable[[int], None] | None = None  # By the prompt's tokens.
+    after_answer: Callable[[int], None] | None = None
     is_answered: bool = False
     is_reported: bool = False
     is_recovered: bool = False
@@ -62,7 +103,7 @@ class SentCall:
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
         self.original_contents = self.sent_contents = ()
-        self.sent_config = self.begin_background = None
+        self.sent_config = self.after_answer = None
 
 
 class Run:
@@ -75,7 +116,7 @@ class Run:
         self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
         self._memos: dict[str, Memo] = {}
         self._recorded = memo
-        self._paid: list[Session] = []  # Whose summaries it has put in.
+        self._paid: list[AgentMemory] = []  # Whose summaries it has put in.
         self._events = invocation.session.events
 
     def memo(self, invocation: InvocationContext) -> Memo:
@@ -87,16 +128,18 @@ class Run:
             self._memos[agent] = memo
         return memo
 
-    def put_in(self, session: Session, paid: Paid, key: str) -> None:
+    def put_in(self, memory: AgentMemory, paid: Paid, key: str) -> None:
         """Takes a summary off the shelf; remembers it until an event has brought it."""
-        if known := session.facts.put_in:
+        if known := memory.facts.put_in:
             # What stood in the session before the run counts, not before this call.
             paid = replace(paid, replaced=known.replaced)
         count = len(self._events)
         run_id = self.invocation_id
         paid = replace(paid, key=key, event_count=count, run_id=run_id)
-        session.note(put_in=paid, ready=None, is_background_tried=False)
-        self._paid.append(session)
+        memory.facts = replace(
+            memory.facts, put_in=paid, ready=None, is_background_tried=False
+        )
+        self._paid.append(memory)
 
     def describe(self, key: CallKey, name: str, said: object) -> None:
         """Lets the next event of an agent carry something in `custom_metadata`."""
@@ -121,30 +164,27 @@ class Run:
 
     def forget_delivered(self) -> None:
         """Forgets the summaries that an event has brought to the session."""
-        for session in self._paid:
-            paid = session.facts.put_in
+        for memory in self._paid:
+            paid = memory.facts.put_in
             if paid is None or paid.run_id != self.invocation_id:
                 continue
             newer = self._events[paid.event_count :]
             if any(paid.key in event.actions.state_delta for event in newer):
-                session.note(put_in=None)
+                memory.facts = replace(memory.facts, put_in=None)
 
 
 @dataclass
 class Guard:
     """What lives as long as the plugin; `registry=None` is the default registry."""
 
+    settings: GuardSettings = field(default_factory=GuardSettings)
     registry: ModelRegistry | None = None
-    prices: Mapping[str, Costs] = field(default_factory=dict)
-    observers: Observers = field(default_factory=Observers)
-    has_namespaced_keys: bool = False
-    has_artifacts: bool = False
-    has_usage: bool = True  # In session state, for people.
-    loads_recent: bool = False  # Sessions may be loaded in part.
     redactor: Redactor = field(default_factory=Redactor)
-    has_plain_users: bool = False  # In records, traces and log.
+    observers: Observers = field(default_factory=Observers)
     recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    tasks: SummaryTasks = field(default_factory=SummaryTasks)
+    has_namespaced_keys: bool = field(init=False)  # "auto" is decided by each app.
+    seen_apps: set[str] = field(default_factory=set)  # Told what is guarded.
+    tasks: SummaryTasks = field(init=False)
     # What this process keeps to, and has seen accepted, by client (`Call.client`).
     limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
     accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
@@ -152,26 +192,32 @@ class Guard:
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict
     )
-    _sessions: BoundedDict[tuple[str, str, str], Session] = field(
+    _memories: BoundedDict[tuple[str, str, str], AgentMemory] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
     # id(state) to the ids of its session objects, and to its runs by invocation id:
     # ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
 
-    def session(self, invocation: InvocationContext, agent: str, scope: str) -> Session:
+    def __post_init__(self) -> None:
+        self.has_namespaced_keys = self.settings.state_keys == "namespaced"
+        self.tasks = SummaryTasks(self.settings.max_background_summaries)
+
+    def memory(
+        self, invocation: InvocationContext, agent: str, scope: str
+    ) -> AgentMemory:
         """Returns what is remembered of an agent in a scope of a session."""
         key = name_session(invocation), agent, scope
-        found = self._sessions.get(key) or Session(PendingSummary(self.tasks))
-        self._sessions[key] = found
+        found = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
+        self._memories[key] = found
         idle = []
-        for each, session in self._sessions.snapshot():
-            if session.facts.ready or session.facts.put_in:
-                session.drop_late()
-            elif session.pending.task is None:
+        for each, memory in self._memories.snapshot():
+            if memory.facts.ready or memory.facts.put_in:
+                memory.drop_late()
+            elif memory.pending.task is None:
                 idle.append(each)
         for each in idle[:-MAX_IDLE_SESSIONS]:
-            self._sessions.pop(each, None)
+            self._memories.pop(each, None)
         return found
 
     def run(self, invocation: InvocationContext) -> Run:

@@ -16,12 +16,12 @@ from google.adk.sessions.state import State
 from pydantic import ValidationError
 
 from contextguard_adk._history.stored import (
-    MAX_MODELS,
     VERSION,
     AgentRecord,
     Learned,
     StateValues,
     StoredSummary,
+    with_newest,
 )
 from contextguard_adk._support.log import warn_once
 
@@ -200,16 +200,24 @@ class AgentState:
             warn_once(logger, message, key, record.version, use)
         return record
 
-    def learn(self, model: str, **shown: float | None) -> None:
-        """Remembers what a model has shown, None to forget it."""
-        known = dict(self.record.learned)
-        known[model] = known.pop(model, Learned()).model_copy(update=shown)
-        newest = dict([*known.items()][-MAX_MODELS:])
-        self._write_record(self.record.model_copy(update={"learned": newest}))
+    def learn(self, model: str, shown: Learned) -> None:
+        """Remembers what a model has shown, in place of what is stored of it."""
+        learned = with_newest(self.record.learned, model, shown)
+        self._write_record(self.record.model_copy(update={"learned": learned}))
 
-    def note(self, **facts: object) -> None:
-        """Keeps facts of the record that are not those of one model."""
-        self._write_record(self.record.model_copy(update=facts))
+    def note_recall(self) -> None:
+        """Remembers that the agent's requests declare the recall tool."""
+        self._write_record(self.record.model_copy(update={"has_recall": True}))
+
+    def note_help(self, helped: Mapping[str, str]) -> None:
+        """Remembers what helped where the provider refused the form of a history."""
+        update = {"helped": dict(helped) or None}
+        self._write_record(self.record.model_copy(update=update))
+
+    def edit_summary(self, summary: StoredSummary | None) -> None:
+        """Puts another summary, or none, in place of the stored one by hand."""
+        update = {"summary": summary, "edits": self.record.edits + 1}
+        self._write_record(self.record.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
         """Returns the stored summary, if it was made in this very scope."""

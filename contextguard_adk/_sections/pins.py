@@ -12,7 +12,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import JsonValue
 
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.phrases import PINS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 from google.genai import types
 
@@ -12,10 +13,19 @@ from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
 
 
+@dataclass(frozen=True)
+class MediaLimit:
+    """How many bytes of images and files are sent; None for any number."""
+
+    max_bytes: int | None = None
+
+
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Leaves out the oldest media where the provider has refused so many bytes."""
-    most = turn.facts.max_media_bytes
-    return contents if most is None else leave_out_media(contents, most)
+    max_bytes = turn.facts.unit(MediaLimit).max_bytes
+    if max_bytes is None:
+        return contents
+    return leave_out_media(contents, max_bytes)
 
 
 def leave_out_media(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from google.genai import types
 
@@ -34,6 +35,13 @@ from contextguard_adk._turn.turn import Turn
 _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
 _DUMMY_SIGNATURE = b"skip_thought_signature_validator"
 """Gemini's documented signature for calls that another model has made."""
+
+
+@dataclass(frozen=True)
+class SeenRefusals:
+    """The kinds of refusals that a log line has told of."""
+
+    kinds: frozenset[str] = frozenset()
 
 
 def fit_refused_form(turn: Turn, contents: list[types.Content]) -> list[types.Content]:

@@ -10,6 +10,7 @@ written never comes back: the seal of the later one does not count it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,11 @@ from contextguard_adk._history.fingerprints import canonical_json, fingerprint
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.thinkers import Thinker, name_family
+from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Answered, Listener
+from contextguard_adk._turn.units import Answered, Listener, Sent
+
+logger = logging.getLogger("contextguard_adk.call")
 
 SEAL_KEY = "context_guard_seal"
 """Where an event's `custom_metadata` holds the seal of its thoughts."""
@@ -79,6 +83,13 @@ class _Thoughts:
     is_foreign: bool  # Another client or family of models wrote them.
 
 
+@dataclass(frozen=True)
+class LostThoughts:
+    """How often something before a thought has changed between two calls."""
+
+    changed_count: int = 0
+
+
 def thinker_of(turn: Turn) -> Thinker:
     """Describes the model of a turn, by what its refusals have shown first."""
     helped = turn.record.helped or {}
@@ -90,7 +101,25 @@ def thinker_of(turn: Turn) -> Thinker:
 
 
 class Seals(Listener):
-    """Seals the answers that hold signed thoughts."""
+    """Seals the answers that hold signed thoughts; warns where seals break."""
+
+    def sent(self, event: Sent) -> None:
+        """Warns once if other code keeps changing what thoughts were written after."""
+        if event.is_compacted:
+            return
+        changed = find_lost_cause(event.turn)
+        if not changed:
+            return
+        known = event.memory.facts.unit(LostThoughts)
+        lost = LostThoughts(known.changed_count + 1)
+        event.memory.keep(lost)
+        if lost.changed_count == 2:
+            message = (
+                "Agent %r: %s changed between calls, so that the thoughts of its model "
+                "cannot be sent again. Keep what changes often out of the instruction, "
+                "the tools and older messages."
+            )
+            warn_once(logger, message, event.turn.agent, changed)
 
     def answered(self, event: Answered) -> None:
         answer = event.response.content

@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.adk.models.base_llm import BaseLlm
@@ -27,7 +27,7 @@ from contextguard_adk._providers.registry import (
     resolve_output_limit,
 )
 from contextguard_adk._providers.retry import is_transient, name_error
-from contextguard_adk._runtime.memory import Session
+from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries import compose
@@ -51,6 +51,27 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 _REGISTRY = LitellmRegistry()  # Its table is read once for each process.
 
 
+@dataclass(frozen=True)
+class Failed:
+    """A summarizer's failures in a row, and which content was newest at the last."""
+
+    model: str = ""
+    count: int = 0
+    newest: str = ""
+
+    def after(self, model: str, count: int, newest: str) -> Failed:
+        """Adds failures of a model that was asked; an answer ends the count."""
+        before = self.count if self.model == model else 0
+        return Failed(model, before + count, newest) if count else Failed()
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """Whether summaries at the end of the conversation have proved to be useless."""
+
+    is_useless: bool = False
+
+
 class Ask:
     """Has the summaries of one compaction written, and measures what they come to.
 
@@ -59,12 +80,12 @@ class Ask:
         failures: What went wrong with the summarizer, newest last.
     """
 
-    def __init__(self, turn: Turn, agent: object, session: Session, guard: Guard):
+    def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
         self._turn = turn
         self._agent = agent
-        self._session = session
+        self._memory = memory
         self._guard = guard
 
     async def summarize(
@@ -171,7 +192,7 @@ class Ask:
         After two a tenth of the window; with each further failure another tenth, up to
         half of it, about what comes between two compactions.
         """
-        failed = self._session.facts.failed
+        failed = self._memory.facts.unit(Failed)
         history = self._turn.history
         if failed.model != model or failed.count < 2:
             return False
@@ -203,12 +224,14 @@ class Ask:
             # For what is no summary a model is asked twice.
             count = sum(2 - getattr(e, "is_blocked", True) for e in self.failures)
             history = self._turn.history
-            failed = self._session.facts.failed
+            failed = self._memory.facts.unit(Failed)
             newest = history.name_place(max(history.indexes, default=-1))
-            self._session.note(failed=failed.after(name, count, newest))
-            costs = resolve_costs(name, self._guard.prices, self._guard.registry)
+            self._memory.keep(failed.after(name, count, newest))
+            costs = resolve_costs(
+                name, self._guard.settings.prices, self._guard.registry
+            )
             cost = price_calls(usages, costs)
-        self._session.add_costs(usage, cost)
+        self._memory.add_costs(usage, cost)
         took = {"usage": usage, "cost": cost, "attempts": self.attempts}
         return {"model": name, "failure": failure, **took}
 
@@ -258,12 +281,13 @@ class Ask:
         if not model.is_agents_own or self._turn.history.redactor:
             return False  # The conversation itself would be sent.
         setting = self._turn.settings.reuse_prompt_cache
-        facts = self._session.facts
+        facts = self._memory.facts
         has_cache = setting is True or facts.cached_ratio >= 0.5
         request = self._turn.request
         config = self._turn.request.config
         is_text = config.response_mime_type in (None, "text/plain")
-        if facts.is_in_place_useless or not (setting and has_cache and is_text):
+        is_useless = facts.unit(InPlace).is_useless
+        if is_useless or not (setting and has_cache and is_text):
             return False
         return not config.stop_sequences and answers_freely(request, self._agent)
 
@@ -287,7 +311,7 @@ class Ask:
                 raise
             # Where the answer shows that it is no use, it is not asked so again.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
-                self._session.note(is_in_place_useless=True)
+                self._memory.keep(InPlace(is_useless=True))
             logger.info("No summary in place (%s): it gets a transcript.", error)
             return ""
 

@@ -1,17 +1,17 @@
-"""The functions of users that are told what happened: called so that none does harm."""
+"""Calls the functions of users that are told what happened, so that none does harm."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import logging
 import threading
-from asyncio import Task
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from typing import Any, Literal, ParamSpec, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from contextguard_adk._support.log import log_failure
 from contextguard_adk._support.tasks import SummaryTasks
@@ -24,7 +24,6 @@ from contextguard_adk.records import (
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
-P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 Listener = Callable[[R], Awaitable[None] | None]
@@ -34,70 +33,152 @@ Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 """A function, sync or async, that may give a focus (str) or put it off (False)."""
 
-
-class _DaemonThreads(Executor):
-    """Has a thread for each call; one that blocks keeps no process from ending."""
-
-    def submit(
-        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
-        """Starts the thread; the call must not raise anything."""
-        result = Future[T]()
-        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
-
-        def work() -> None:
-            result.set_result(call(*args, **kwargs))
-
-        threading.Thread(target=work, daemon=True).start()
-        return result
+_MAX_LATE_CALLS = 1_024
 
 
-_THREADS = _DaemonThreads()
+@dataclass(frozen=True)
+class Listeners:
+    """The functions of a user, one for each kind of record; None for no function."""
+
+    on_pressure: Listener[PressureRecord] | None = None
+    on_compaction: Listener[CompactionRecord] | None = None
+    on_call: Listener[CallRecord] | None = None
+    before_compaction: BeforeCompaction | None = None
+
+    def of(self, record: object) -> Callable[[Any], object] | None:
+        """Returns the function that takes a record."""
+        functions: dict[type, Callable[[Any], object] | None] = {
+            PressureRecord: self.on_pressure,
+            CompactionRecord: self.on_compaction,
+            CallRecord: self.on_call,
+            PlannedCompaction: self.before_compaction,
+        }
+        return functions[type(record)]
 
 
-def _is_async(listener: Callable[[Any], object]) -> bool:
-    """Whether a call only makes a coroutine, which runs on the event loop."""
-    method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
+class Observers:
+    """Tells listeners what happened, and waits only so long for their answer."""
+
+    def __init__(
+        self,
+        listeners: Listeners | None = None,
+        listener_timeout_seconds: float = 5.0,
+    ) -> None:
+        self.listeners = listeners or Listeners()
+        self.listener_timeout_seconds = listener_timeout_seconds
+        self._tasks = SummaryTasks()
+        self._failed = set[type]()  # Kinds of records.
+        self._late: dict[tuple[type, str], _Call] = {}
+
+    async def tell(self, record: object) -> Any:
+        """Calls the listener of a record.
+
+        Returns:
+            The listener's answer; None where there is no listener, or where it fails or
+            is late. A late call goes on; until it ends, no other begins.
+        """
+        listener = self.listeners.of(record)
+        if listener is None:
+            return None
+
+        kind = type(record)
+        # `before_compaction` may be late in one session, and asked in another.
+        session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
+        key = kind, session_id
+        last = self._late.get(key)
+        if last is not None and not last.is_over:
+            return None
+
+        call = _Call()
+        task = self._tasks.start(self._finish(call, listener, record))
+        call.task = task
+        await asyncio.wait([task], timeout=self.listener_timeout_seconds)
+        if task.done():
+            has_answer = not task.cancelled() and task.exception() is None
+            return task.result() if has_answer else None
+
+        if key not in self._late:
+            logger.warning(
+                "A listener for %s takes longer than %g seconds. It goes on, and is "
+                "not called again before it has returned.",
+                kind.__name__,
+                self.listener_timeout_seconds,
+            )
+        self._late[key] = call
+        if len(self._late) > _MAX_LATE_CALLS:
+            oldest = next(iter(self._late))
+            del self._late[oldest]
+        return None
+
+    async def tell_pressure(self, record: PressureRecord) -> None:
+        """Tells log and listener of a request that fills much of the window."""
+        logger.warning(
+            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent; %s.",
+            record.agent,
+            record.tokens,
+            record.window_tokens,
+            100 * record.pressure,
+            record.place,
+        )
+        await self.tell(record)
+
+    async def _finish(
+        self, call: _Call, listener: Callable[[Any], object], record: object
+    ) -> Any:
+        """Runs a call to its end; logs the first failure as a warning."""
+        try:
+            return await call.run(listener, record)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
+            kind = type(record)
+            level = logging.DEBUG if kind in self._failed else logging.WARNING
+            self._failed.add(kind)
+            log_failure(logger, f"A listener for {kind.__name__} failed", error, level)
+            return None
 
 
-@dataclass(eq=False)
 class _Call:
     """One call of a listener.
 
     Attributes:
-        task: Waits for its end; None until it is started.
-        has_returned: Whether the function has; what it returned may be awaited still.
+        task: Waits for the end of the call; None until it is started.
+        has_returned: Whether the function has returned, maybe an awaitable that is
+            not finished.
     """
 
-    task: Task[Any] | None = None
-    has_returned: bool = False
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.has_returned = False
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended; a thread outlives the event loop that has begun it."""
+        """Whether the call has ended; a thread outlives the event loop it came from."""
+        if not self.has_returned:
+            return False
         task = self.task
-        is_left = task is None or task.done() or task.get_loop().is_closed()
-        return is_left and self.has_returned
+        return task is None or task.done() or task.get_loop().is_closed()
 
-    async def run(self, listener: Callable[[R], object], record: R) -> Any:
-        """Returns what the listener says in the end; raises what it raises."""
-        if _is_async(listener):
-            outcome, error = self._invoke(listener, record)
+    async def run(self, listener: Callable[[Any], object], record: object) -> Any:
+        """Returns the listener's answer; raises what the listener raises."""
+        if _makes_coroutine(listener):
+            answer, error = self._invoke(listener, record)
         else:
-            loop = asyncio.get_running_loop()
             context = contextvars.copy_context()
-            outcome, error = await loop.run_in_executor(
-                _THREADS, context.run, self._invoke, listener, record
-            )
+            work = functools.partial(context.run, self._invoke, listener, record)
+            answer, error = await asyncio.wrap_future(_run_in_thread(work))
+
         if error is not None:
             raise error
-        return await outcome if inspect.isawaitable(outcome) else outcome
+        if inspect.isawaitable(answer):
+            return await answer
+        return answer
 
     def _invoke(
-        self, listener: Callable[[R], object], record: R
+        self, listener: Callable[[Any], object], record: object
     ) -> tuple[Any, Exception | None]:
-        """Calls the function; what it raises comes back as a value."""
+        """Calls the listener; returns its answer and what it raised.
+
+        An exception is a value here, because a future takes no `StopIteration`.
+        """
         try:
             return listener(record), None
         except Exception as error:  # noqa: BLE001 - it is anyone's code.
@@ -108,66 +189,23 @@ class _Call:
             self.has_returned = True
 
 
-@dataclass
-class Observers:
-    """Who is told what happened; pressure is a share of the context window."""
+def _makes_coroutine(listener: Callable[[Any], object]) -> bool:
+    """Whether a call returns a coroutine at once, and so needs no thread."""
+    method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
 
-    warning_threshold: float = 0.70
-    timeout_seconds: float = 5.0
-    on_pressure: Listener[PressureRecord] | None = None
-    on_compaction: Listener[CompactionRecord] | None = None
-    on_call: Listener[CallRecord] | None = None
-    before_compaction: BeforeCompaction | None = None
-    _tasks: SummaryTasks = field(default_factory=SummaryTasks)
-    _failed: set[type] = field(default_factory=set)
-    _late: dict[object, _Call] = field(default_factory=dict)
 
-    async def tell(self, listener: Callable[[R], object] | None, record: R) -> Any:
-        """Returns what a listener says in time; it is left alone while it is late."""
-        if listener is None:
-            return None
+def _run_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Starts a thread for one piece of work, which must not raise anything.
 
-        kind = type(record)
-        key = kind, isinstance(record, PlannedCompaction) and record.session_id
-        last = self._late.get(key)
-        if last is not None and not last.is_over:
-            return None
+    `asyncio.to_thread` would wait where the app has filled its pool of threads, and a
+    thread of a pool that blocks keeps the process from ending.
+    """
+    result = Future[T]()
+    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
 
-        call = _Call()
-        call.task = self._tasks.start(self._end(call, listener, record))
-        await asyncio.wait([call.task], timeout=self.timeout_seconds)
-        if call.task.done():
-            is_lost = call.task.cancelled() or call.task.exception()
-            return None if is_lost else call.task.result()
+    def set_result() -> None:
+        result.set_result(work())
 
-        if key not in self._late:
-            message = "A listener for %s takes longer than %g seconds. It goes on, "
-            message += "and is not called again before it has returned."
-            logger.warning(message, kind.__name__, self.timeout_seconds)
-        self._late[key] = call
-        if len(self._late) > 1_024:  # The oldest are forgotten.
-            del self._late[next(iter(self._late))]
-        return None
-
-    async def _end(
-        self, call: _Call, listener: Callable[[R], object], record: R
-    ) -> Any:
-        """Waits for the end of a call; of failures only the first is a warning."""
-        try:
-            return await call.run(listener, record)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
-            kind = type(record)
-            level = logging.DEBUG if kind in self._failed else logging.WARNING
-            self._failed.add(kind)
-            what = f"A listener for {kind.__name__} failed"
-            log_failure(logger, what, error, level)
-            return None
-
-    async def tell_pressure(self, record: PressureRecord) -> None:
-        """Tells log and listener of a request that fills much of the window."""
-        logger.warning(
-            "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent; %s.",
-            *(record.agent, record.tokens, record.window_tokens),
-            *(100 * record.pressure, record.place),
-        )
-        await self.tell(self.on_pressure, record)
+    threading.Thread(target=set_result, daemon=True).start()
+    return result

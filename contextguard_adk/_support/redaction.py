@@ -1,4 +1,4 @@
-"""Applies the user's own `redact` to all that leaves a conversation."""
+"""Applies the user's `redact` to all that leaves a conversation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from google.genai import types
 
 from contextguard_adk.errors import ContextGuardError
 
+# The attributes of a part, each with its own attributes that hold payloads.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "text": (),
     "function_call": ("args",),
@@ -24,7 +25,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class RedactionError(ContextGuardError):
-    """What is to leave cannot be redacted: it does not leave."""
+    """A text cannot be redacted, so it must not leave."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,19 +35,29 @@ class Redactor:
     function: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
-        function = str if self.function is None else self.function
-        calls = function, getattr(function, "__call__", None)  # noqa: B004
-        if not callable(function) or any(map(inspect.iscoroutinefunction, calls)):
-            message = "redact must be a sync function of a text that returns a text, "
-            raise TypeError(f"{message}not {type(function).__name__}")
+        function = self.function
+        if function is None:
+            return
+        method = getattr(function, "__call__", None)  # noqa: B004 - of an object.
+        is_async = any(inspect.iscoroutinefunction(each) for each in (function, method))
+        if is_async or not callable(function):
+            raise TypeError(
+                "redact must be a sync function of a text that returns a text, not "
+                f"{type(function).__name__}"
+            )
 
     def __bool__(self) -> bool:
         return self.function is not None
 
     def text(self, text: str) -> str:
-        """Returns a text as it may leave; raises a RedactionError where that fails."""
+        """Returns a text as it may leave.
+
+        Raises:
+            RedactionError: The function fails, or returns no text.
+        """
         if self.function is None or not text:
             return text
+
         try:
             said: object = self.function(text)
         except Exception as error:
@@ -61,7 +72,10 @@ class Redactor:
         """Returns contents with their texts changed; `get` may know some already."""
         if self.function is None:
             return contents
-        return [get(self._content, c, c.parts or (), c.role) for c in contents]
+        return [
+            get(self._content, content, content.parts or (), content.role)
+            for content in contents
+        ]
 
     def _content(self, content: types.Content) -> types.Content:
         parts = [part and self._part(part) for part in content.parts or ()]
@@ -70,33 +84,41 @@ class Redactor:
     def _part(self, part: Any) -> Any:
         """Changes texts, payloads and the names of files, of results as well."""
         update: dict[str, Any] = {}
-        for name, fields in _FIELDS.items():
-            said = getattr(part, name, None)
-            if isinstance(said, str):
-                update[name] = self.text(said)
-            elif said is not None:
-                values = {field: getattr(said, field) for field in fields}
-                changed = {field: self._payload(v) for field, v in values.items()}
-                if name == "function_response" and said.parts:
-                    changed["parts"] = [*map(self._part, said.parts)]
-                update[name] = said.model_copy(update=changed)
+        for name, payloads in _FIELDS.items():
+            value = getattr(part, name, None)
+            if value is None:
+                continue
+            if isinstance(value, str):
+                update[name] = self.text(value)
+                continue
+
+            changed = {
+                field: self._payload(getattr(value, field)) for field in payloads
+            }
+            if name == "function_response" and value.parts:
+                changed["parts"] = [self._part(inner) for inner in value.parts]
+            update[name] = value.model_copy(update=changed)
         return part.model_copy(update=update)
 
     def _payload(self, payload: object) -> object:
         try:
-            # Of an object what it would show as, as where the payload is written.
+            # Of an object the text that it would show, as where a payload is written.
             return self._walk(pydantic_core.to_jsonable_python(payload, fallback=str))
         except (ValueError, TypeError, RecursionError):
             return {"result": "[left out]"}  # It holds itself, or is nested too deeply.
 
     def _walk(self, value: Any) -> Any:
+        """Changes all texts in nested JSON, names of fields and numbers included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
             return {self.text(name): self._walk(each) for name, each in value.items()}
         if isinstance(value, list):
-            return [*map(self._walk, value)]
+            return [self._walk(each) for each in value]
         if value is None or isinstance(value, bool):
             return value
-        said = self.text(text := str(value))  # A number may be that of a card.
-        return value if said == text else said
+
+        # A number may be that of a card.
+        text = str(value)
+        redacted = self.text(text)
+        return value if redacted == text else redacted

@@ -1,10 +1,11 @@
-"""What requests were made of, and what calls needed of what had left them."""
+"""Describes the content of requests, and what calls needed after it had left them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from google.adk.sessions import Session
 from google.genai import types
@@ -23,35 +24,38 @@ OTHER_RESULTS = "results of other tools"
 
 @dataclass(frozen=True)
 class Recalled:
-    """A call of the recall tool, and what its result was good for.
+    """A call of the recall tool, and the use of its result.
 
-    `values` are those that later calls of the agent needed, and that stand in it.
+    The recall tool lets an agent search the messages that a summary has replaced.
     """
 
-    index: int  # Of the event with the result.
+    index: int  # The event with the result.
     agent: str
     asked: str
     result_chars: int
-    values: list[str]
+    values: list[str]  # Values in the result that later calls needed.
 
 
 def count_kinds(
     rebuilt: Rebuilt, memo: Memo, fixed_tokens: int, prompt_tokens: int
 ) -> Counter[str]:
-    """Estimates the tokens of a request by kind, scaled to what was counted."""
-    kinds = Counter({"instruction and tools": fixed_tokens})
+    """Estimates the tokens of a request by kind; their sum is the recorded count."""
+    estimated = Counter({"instruction and tools": fixed_tokens})
+
     for content in rebuilt.messages:
         for part in parts_of(content):
-            one = types.Content(role=content.role, parts=[part])
-            kinds[_name(part, content.role)] += memo.estimate_tokens([one])
+            alone = types.Content(role=content.role, parts=[part])
+            estimated[_name_kind(part, content.role)] += memo.estimate_tokens([alone])
+
     for name, text in rebuilt.beside.items():
         kind = "the summary" if name == "the summary" else "beside the summary"
-        kinds[kind] += memo.estimate_tokens([types.UserContent(text)])
-    scale = prompt_tokens / max(1, kinds.total())
-    return Counter({name: round(count * scale) for name, count in kinds.items()})
+        estimated[kind] += memo.estimate_tokens([types.UserContent(text)])
+
+    scale = prompt_tokens / max(1, estimated.total())
+    return Counter({kind: round(count * scale) for kind, count in estimated.items()})
 
 
-def _name(part: types.Part, role: str | None) -> str:
+def _name_kind(part: types.Part, role: str | None) -> str:
     if part.function_response:
         return f"results of {part.function_response.name}"
     if part.function_call:
@@ -64,21 +68,35 @@ def _name(part: types.Part, role: str | None) -> str:
 
 
 def arrange_kinds(counted: Sequence[Counter[str]]) -> dict[str, list[int]]:
-    """Returns the tokens of each kind from call to call; the smallest tools are one."""
+    """Returns the tokens of each kind from call to call, the largest kind first.
+
+    Where there are more than `MAX_KINDS`, the tools with the smallest results become
+    one kind.
+    """
     total = sum(counted, Counter[str]())
-    tools = [name for name, _ in total.most_common() if name.startswith("results of ")]
-    small = set(tools[max(0, MAX_KINDS - (len(total) - len(tools))) :])
-    names = [name for name, _ in total.most_common() if name not in small]
-    kinds = {name: [kinds[name] for kinds in counted] for name in names}
-    if small:
-        kinds[OTHER_RESULTS] = [sum(k[name] for name in small) for k in counted]
+    names = [name for name, _ in total.most_common()]
+
+    tools = [name for name in names if name.startswith("results of ")]
+    others_count = len(names) - len(tools)
+    most_tools = max(0, MAX_KINDS - others_count)
+    small_tools = set(tools[most_tools:])
+
+    kinds = {
+        name: [tokens[name] for tokens in counted]
+        for name in names
+        if name not in small_tools
+    }
+    if small_tools:
+        kinds[OTHER_RESULTS] = [
+            sum(tokens[name] for name in small_tools) for tokens in counted
+        ]
     return kinds
 
 
 def find_missing(
     needs: Needs, needed: Sequence[Needed], rebuilt: Rebuilt
 ) -> list[Needed]:
-    """Finds what a call needed and its request did not hold."""
+    """Finds the needed values that a rebuilt request did not hold."""
     beside = types.UserContent("\n".join(rebuilt.beside.values()) or "-")
     return needs.find_missing(needed, [*rebuilt.messages, beside])
 
@@ -88,18 +106,24 @@ def find_needed_later(
     removed: Sequence[types.Content],
     later: Iterable[tuple[Sequence[Needed], Sequence[Needed]]],
 ) -> tuple[list[str], list[str]]:
-    """Finds values that later calls needed and that stood in what was removed.
+    """Finds the values in removed messages that later calls needed.
 
-    `later` has for each call what it needed and what its request did not hold. Returns
-    what all the requests had in another place, and what one did not have.
+    `later` has two lists for each later call: the values that it needed, and those of
+    them that its request did not hold. Returns the values that every request held in
+    another place, and the values that some request did not hold.
     """
     needed = dict[str, None]()
     missing = dict[str, None]()
-    for wanted, absent in later:
-        lost = {each.value for each in absent}
-        for value in find_values(needs, wanted, removed):
-            (missing if value in lost else needed)[value] = None
-    return [value for value in needed if value not in missing], [*missing]
+    for needed_by_call, absent in later:
+        absent_values = {each.value for each in absent}
+        for value in find_values(needs, needed_by_call, removed):
+            if value in absent_values:
+                missing[value] = None
+            else:
+                needed[value] = None
+
+    always_held = [value for value in needed if value not in missing]
+    return always_held, list(missing)
 
 
 def find_values(
@@ -116,37 +140,49 @@ def list_recalled(
     calls: Sequence[tuple[RecordedCall, Sequence[Needed]]],
 ) -> Iterator[Recalled]:
     """Lists what `recall_history` was asked, and what it brought back."""
-    asked = dict[str | None, str]()
+    questions = dict[str | None, str]()
     for index, event in enumerate(session.events):
         for call in event.get_function_calls():
-            asked[call.id] = payload_text(call.args or {})
-        answers = event.get_function_responses()
-        for answer in (each for each in answers if each.name == RECALL_TOOL):
-            later = [n for call, needed in calls if call.index > index for n in needed]
-            content = event.content or types.Content()
-            values = list(dict.fromkeys(find_values(needs, later, [content])))
-            size = len(payload_text(answer.response or {}))
-            said = asked.get(answer.id)
-            yield Recalled(index, event.author, said or "", size, values)
+            questions[call.id] = payload_text(call.args or {})
+
+        responses = event.get_function_responses()
+        answers = [answer for answer in responses if answer.name == RECALL_TOOL]
+        if not answers:
+            continue
+
+        later = [needed for recorded, needed in calls if recorded.index > index]
+        content = event.content or types.Content()
+        values = find_values(needs, list(chain.from_iterable(later)), [content])
+        for answer in answers:
+            yield Recalled(
+                index=index,
+                agent=event.author,
+                asked=questions.get(answer.id, ""),
+                result_chars=len(payload_text(answer.response or {})),
+                values=list(dict.fromkeys(values)),
+            )
 
 
 def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
-    """Says of each part of an agent's message what it is, and how long."""
+    """Describes each part of an agent's message in a few words, with its length."""
     author = "the user" if content and content.role == "user" else agent
     if content and is_relay(content):
         author = "another agent"
+
     for part in parts_of(content):
-        if call := part.function_call:
-            yield f"call of {call.name}{_size(call.args)}"
-        elif answer := part.function_response:
-            yield f"result of {answer.name}{_size(answer.response)}"
+        call = part.function_call
+        answer = part.function_response
+        if call:
+            yield f"call of {call.name}{_describe_chars(call.args)}"
+        elif answer:
+            yield f"result of {answer.name}{_describe_chars(answer.response)}"
         elif part.text:
             kind = "thought" if part.thought else "message"
-            yield f"{kind} of {author}{_size(part.text)}"
+            yield f"{kind} of {author}{_describe_chars(part.text)}"
         else:
             yield f"file or image of {author}"
 
 
-def _size(value: object) -> str:
+def _describe_chars(value: object) -> str:
     text = value if isinstance(value, str) else str(value or "")
     return f", {len(text):,} characters"

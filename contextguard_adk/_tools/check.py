@@ -1,4 +1,4 @@
-"""`contextguard check`: what a settings file means for agents and models."""
+"""`contextguard check`: validates a settings file or a folder of agents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from google.adk.models.registry import LLMRegistry
 from google.adk.tools.base_toolset import BaseToolset
 from rich.console import Console
 
-from contextguard_adk._announce import plan_strategy
+from contextguard_adk._plugin.plans import describe_start, plan_strategy
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
@@ -33,21 +33,25 @@ from contextguard_adk.strategies import Pipeline, Strategy
 
 def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     """Checks a file, or the agents in a folder; returns 1 if one of them is wrong."""
-    for model in models:
-        if model.lower().endswith(SETTINGS_SUFFIXES):
-            text = f"{model!r} stands among the models; name the file before --model"
-            raise CommandError(text)
+    files = [each for each in models if each.lower().endswith(SETTINGS_SUFFIXES)]
+    if files:
+        text = f"{files[0]!r} stands among the models; name the file before --model"
+        raise CommandError(text)
     is_folder = config is not None and Path(config).is_dir()
     if is_folder and models:
         raise CommandError("--model is for a file: the agents in a folder have models")
+
     with quiet_logs(Console(quiet=True)):
         report = _check_folder(config) if is_folder else _check_file(config, models)
+
     if as_json:
         print(json.dumps(report, indent=2, default=str))
     else:
         for line in _list_lines(report):
             print_line(line, "" if line.startswith(" ") else "bold")
-    return int(any(app["problems"] for app in report.get("apps", ())))
+
+    has_problems = any(app["problems"] for app in report.get("apps", ()))
+    return 1 if has_problems else 0
 
 
 def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
@@ -65,18 +69,30 @@ def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_folder(folder: str | None) -> dict[str, Any]:
-    """Loads the agents in a folder, or the one that it is, as `adk web` does."""
+    """Loads the agents in a folder as `adk web` does; the folder may be one itself."""
     path = Path(folder or "").resolve()
-    found = [each for each in sorted(path.iterdir()) if _is_app(each, "__init__.py")]
-    found = [path] if _is_app(path) or not found else found
-    loader = AgentLoader(str(found[0].parent))
-    loaded = {each.name: _load(loader, each.name) for each in found}
-    names = set[str]().union(*map(_list_names, loaded.values()))
-    apps = [_check_app(name, app, names) for name, app in loaded.items()]
-    if file := os.environ.get(CONFIG_VARIABLE):  # What no app has is misspelled.
-        problems = _list_misses("agents", load_settings(file).agents, names)
-        apps.append({"app": file, "agents": [], "problems": problems})
-    return {"path": str(path), "apps": apps}
+    app_folders = _find_app_folders(path)
+
+    loader = AgentLoader(str(app_folders[0].parent))
+    loaded = {each.name: _load(loader, each.name) for each in app_folders}
+    names = set[str]()
+    for app in loaded.values():
+        names |= _list_names(app)
+    reports = [_check_app(name, app, names) for name, app in loaded.items()]
+
+    # A name in the settings file is misspelled only if no app has it.
+    shared_file = os.environ.get(CONFIG_VARIABLE)
+    if shared_file:
+        problems = _list_misses("agents", load_settings(shared_file).agents, names)
+        reports.append({"app": shared_file, "agents": [], "problems": problems})
+    return {"path": str(path), "apps": reports}
+
+
+def _find_app_folders(path: Path) -> list[Path]:
+    inner = [each for each in sorted(path.iterdir()) if _is_app(each, "__init__.py")]
+    if _is_app(path) or not inner:
+        return [path]
+    return inner
 
 
 def _is_app(folder: Path, *more: str) -> bool:
@@ -85,19 +101,27 @@ def _is_app(folder: Path, *more: str) -> bool:
 
 
 def _load(loader: AgentLoader, name: str) -> object:
-    """Loads an app or its root agent; an error is returned."""
+    """Loads an app or its root agent; returns the error if it cannot be loaded."""
     try:
-        with redirect_stdout(sys.stderr):  # It may print; JSON is for programs.
+        # An agent's module may print, but stdout may carry JSON for programs.
+        with redirect_stdout(sys.stderr):
             return loader.load_agent(name)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - of anyone's code
         return error
 
 
 def _list_names(app: object) -> set[str]:
-    """Names of agents and tools; "*" for those that a toolset learns from a server."""
-    nodes = [*walk_tree(getattr(app, "root_agent", app))]
-    names = {getattr(n, "name", getattr(n, "__name__", "")) or "" for n in nodes}
-    return names | {"*"} if any(isinstance(n, BaseToolset) for n in nodes) else names
+    """Returns the names of agents and tools.
+
+    "*" stands for the tools that a toolset learns from a server.
+    """
+    names = set[str]()
+    for node in walk_tree(getattr(app, "root_agent", app)):
+        own_name = getattr(node, "name", getattr(node, "__name__", ""))
+        names.add(own_name or "")
+        if isinstance(node, BaseToolset):
+            names.add("*")
+    return names
 
 
 def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str]:
@@ -107,28 +131,31 @@ def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str
     ]
 
 
-def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
-    agents = list[dict[str, Any]]()
+def _check_app(name: str, loaded: Any, names: set[str]) -> dict[str, Any]:
+    """Checks a loaded app, or reports the error that came instead of it."""
+    if isinstance(loaded, BaseException):
+        reason = " ".join(f"{type(loaded).__name__}: {loaded}".split())
+        problem = f"cannot be loaded: {reason}"
+        return {"app": name, "agents": [], "problems": [problem]}
+
     problems = list[str]()
-    if isinstance(app, BaseException):
-        reason = " ".join(f"{type(app).__name__}: {app}".split())
-        problems.append(f"cannot be loaded: {reason}")
-        app = None
-    guards = [
-        p for p in getattr(app, "plugins", ()) if isinstance(p, ContextGuardPlugin)
-    ]
+    plugins = getattr(loaded, "plugins", ())
+    guards = [each for each in plugins if isinstance(each, ContextGuardPlugin)]
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
+    known_names = names
     if guards and not guard.is_shared:
-        names = _list_names(app)
-        problems += _list_misses("agents", guard.settings.agents, names)
+        known_names = _list_names(loaded)
+        problems += _list_misses("agents", guard.settings.agents, known_names)
     if len(guards) > 1:
         problems.append("two guards: where both guard an agent, the second is idle")
-    if getattr(app, "events_compaction_config", None):
+    if getattr(loaded, "events_compaction_config", None):
         problems.append("events_compaction_config: ADK pays for summaries as well")
-    for agent in walk_tree(getattr(app, "root_agent", app)):
+
+    agents = list[dict[str, Any]]()
+    for agent in walk_tree(getattr(loaded, "root_agent", loaded)):
         if isinstance(agent, LlmAgent):
-            found, wrong = _check_agent(agent, guard, names)
-            agents.append({"agent": agent.name, **found})
+            description, wrong = _check_agent(agent, guard, known_names)
+            agents.append({"agent": agent.name, **description})
             problems += [f"{agent.name}: {each}" for each in wrong]
     return {"app": name, "agents": agents, "problems": problems}
 
@@ -136,29 +163,38 @@ def _check_app(name: str, app: Any, names: set[str]) -> dict[str, Any]:
 def _check_agent(
     agent: LlmAgent, guard: ContextGuardPlugin, names: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
+    """Describes an agent's settings, and lists the problems with them."""
     strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
-    kept = () if "*" in names else getattr(strategy, "keep_tools", ())
-    problems = _list_misses("keep_tools", kept, names)
+
+    problems = list[str]()
+    if "*" not in names:
+        kept_tools = getattr(strategy, "keep_tools", ())
+        problems += _list_misses("keep_tools", kept_tools, names)
+
     models = list[str]()
     try:
         models.append(agent.canonical_model.model)
-        if isinstance(summarizer := getattr(strategy, "summarizer", None), str):
+        summarizer = getattr(strategy, "summarizer", None)
+        if isinstance(summarizer, str):
             LLMRegistry.resolve(summarizer)
     except Exception as error:  # noqa: BLE001 - a client may raise anything
-        what = "summarizer" if models else "model"
-        problems.append(f"ADK cannot resolve its {what}: {error}")
-    found = _describe(strategy, models, guard)
-    if any(row["source"] == "default" for row in found["budgets"]):
+        unresolved = "summarizer" if models else "model"
+        problems.append(f"ADK cannot resolve its {unresolved}: {error}")
+
+    description = _describe(strategy, models, guard)
+    if any(row["source"] == "default" for row in description["budgets"]):
         problems.append(f"the window of {models[0]!r} is unknown: set context_window")
-    return found, problems
+    return description, problems
 
 
 def _describe(
     strategy: object, models: Sequence[str], guard: ContextGuardPlugin
 ) -> dict[str, Any]:
+    """Describes a strategy, its settings, and its budgets for some models."""
     if not isinstance(strategy, Strategy):
         kind = "chosen by a function" if strategy else None
         return {"strategy": kind, "settings": {}, "summarizer": None, "budgets": []}
+
     settings = strategy.model_dump(
         exclude_unset=True,
         exclude={"context_window", "summarizer"},
@@ -167,82 +203,104 @@ def _describe(
     reducers = strategy.reducers if isinstance(strategy, Pipeline) else ()
     for reducer, items in zip(reducers, settings.get("reducers", ()), strict=False):
         items["reducer"] = f"{type(reducer).__module__}.{type(reducer).__name__}"
-    # A window that is set needs no model.
-    models = models or ([""] if strategy.context_window else [])
+
+    budgeted_models = models
+    if not models and strategy.context_window:
+        budgeted_models = [""]  # A configured window needs no model.
     return {
         "strategy": type(strategy).__name__,
         "settings": settings,
         "summarizer": getattr(strategy.summarizer, "model", strategy.summarizer),
-        "budgets": [_budget(strategy, model, guard) for model in models],
+        "budgets": [_plan_budget(strategy, model, guard) for model in budgeted_models],
     }
 
 
-def _budget(
+def _plan_budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
+    """Plans the window, threshold and costs of a strategy for a model."""
     registry = guard.registry
-    fixed = strategy.context_window
-    window = resolve_context_window(model, configured=fixed, registry=registry)
+    window = resolve_context_window(
+        model, configured=strategy.context_window, registry=registry
+    )
     costs = resolve_costs(model, guard.settings.prices, registry)
-    planned, where = plan_strategy(strategy, window.tokens, costs)
-    is_known = window.source == "registry" and registry is None
+    planned = plan_strategy(strategy, window.tokens)
+    start = describe_start(window.tokens, planned.threshold_tokens, costs)
+
+    registry_entry = None
+    if window.source == "registry" and registry is None:
+        registry_entry = LitellmRegistry().entry_name(model)
     return {
         "model": model or None,
         "window_tokens": window.tokens,
         "source": window.source,
-        "registry_entry": LitellmRegistry().entry_name(model) if is_known else None,
+        "registry_entry": registry_entry,
         "buffer_tokens": window.tokens - planned.full_tokens,
         "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
         "costs": costs.model_dump(exclude_defaults=True) if costs else None,
-        "trigger": where.strip(", "),
+        "trigger": start.strip(", "),
     }
 
 
 def _list_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the report for people; agents begin a line, all of theirs is indented."""
+    """Yields the report for people; the lines below an agent's name are indented."""
     for app in report.get("apps", ()):
         yield f"{app['app']}: {'wrong' if app['problems'] else 'good'}"
-        yield from (f"  wrong: {problem}" for problem in app["problems"])
-        yield from (f"  {line}" for line in _list_agents(app["agents"]))
+        for problem in app["problems"]:
+            yield f"  wrong: {problem}"
+        for agent in app["agents"]:
+            for line in _list_agent_lines(agent):
+                yield f"  {line}"
+
     if "config" in report:
         path = report["config"]
         yield f"{path}: good" if path else "no file: the built-in settings"
         does = "observes only" if report["observe"] else "compacts"
         warns = f"warns from {report['warning_threshold']:.0%} of the window"
         yield f"{does}, {warns}, state keys {report['state_keys']}"
-        yield from _list_agents(report["agents"])
+        for agent in report["agents"]:
+            yield from _list_agent_lines(agent)
 
 
-def _list_agents(agents: list[dict[str, Any]]) -> Iterator[str]:
-    for agent in agents:
-        yield f"{agent['agent']}: {agent['strategy'] or 'not guarded'}"
-        for key, value in agent["settings"].items():
-            text = json.dumps(False if value is None else value, default=str)
-            yield f"  {key} = {text}"
-        if agent["strategy"]:
-            yield f"  summaries by {agent['summarizer'] or 'the model of the agent'}"
-            if not agent["budgets"]:
-                yield "  window of the agent's model: name models with --model"
-        for row in agent["budgets"]:
-            sources = {"configured": "config", "default": "unknown model: assumed"}
-            source = sources.get(row["source"], f"registry: {row['registry_entry']}")
-            yield (
-                f"  {row['model'] or 'any model'}: window {row['window_tokens']:,} "
-                f"({source}), buffer {row['buffer_tokens']:,}, threshold "
-                f"{row['threshold_tokens']:,}, summary {row['summary_tokens']:,}"
-            )
-            if row["trigger"]:
-                yield f"    {row['trigger']}"
-            if row["model"]:
-                costs = row["costs"]
-                known = _list_prices(Costs(**costs)) if costs else "unknown"
-                yield f"    dollars per million tokens: {known}"
+def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
+    yield f"{agent['agent']}: {agent['strategy'] or 'not guarded'}"
+    for key, value in agent["settings"].items():
+        # A settings file writes `false` for None.
+        text = json.dumps(False if value is None else value, default=str)
+        yield f"  {key} = {text}"
+
+    if agent["strategy"]:
+        yield f"  summaries by {agent['summarizer'] or 'the model of the agent'}"
+        if not agent["budgets"]:
+            yield "  window of the agent's model: name models with --model"
+    for budget in agent["budgets"]:
+        yield from _list_budget_lines(budget)
+
+
+def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
+    sources = {"configured": "config", "default": "unknown model: assumed"}
+    from_registry = f"registry: {budget['registry_entry']}"
+    source = sources.get(budget["source"], from_registry)
+    yield (
+        f"  {budget['model'] or 'any model'}: window {budget['window_tokens']:,} "
+        f"({source}), buffer {budget['buffer_tokens']:,}, threshold "
+        f"{budget['threshold_tokens']:,}, summary {budget['summary_tokens']:,}"
+    )
+
+    if budget["trigger"]:
+        yield f"    {budget['trigger']}"
+    if budget["model"]:
+        costs = budget["costs"]
+        prices = _list_prices(Costs(**costs)) if costs else "unknown"
+        yield f"    dollars per million tokens: {prices}"
 
 
 def _list_prices(costs: Costs) -> str:
     prices = costs.model_dump(exclude={"above", "above_tokens"}, exclude_none=True)
-    said = ", ".join(f"{name} {price:g}" for name, price in prices.items())
+    base_prices = ", ".join(f"{name} {price:g}" for name, price in prices.items())
     if not costs.above:
-        return said
-    return f"{said}; above {costs.above_tokens:,} tokens {_list_prices(costs.above)}"
+        return base_prices
+
+    long_prices = _list_prices(costs.above)
+    return f"{base_prices}; above {costs.above_tokens:,} tokens {long_prices}"

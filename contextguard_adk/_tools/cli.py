@@ -21,8 +21,10 @@ from contextguard_adk.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line, by default the process's own; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        exit_code = _run(list(sys.argv[1:] if argv is None else argv))
+        exit_code = _run(words)
         sys.stdout.flush()
         return exit_code
     except KeyboardInterrupt:
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"contextguard: error: {error}", file=sys.stderr)
         elif not isinstance(error, BrokenPipeError):
             raise
+
         # Nobody takes the output any more; Python must not flush to it at exit.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -40,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Runs a command; what is wrong is one line, without the usage before it."""
+    """Runs a command; reports a mistake in one line, without click's usage text."""
     try:
         with contextguard.make_context("contextguard", words) as context:
             return contextguard.invoke(context) or 0
@@ -55,19 +58,26 @@ def _run(words: list[str]) -> int:
 
 
 def _call(**options: Any) -> int | None:
-    """Imports the command's module only to run it: help should be quick."""
-    # A settings file may name classes in the present folder, as under `adk web`.
+    """Runs the current command with its options."""
+    # A settings file may name classes in the current folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+
     context = click.get_current_context()
-    name = "fleet" if options.pop("is_fleet", False) else context.info_name
+    is_fleet = options.pop("is_fleet", False)
+    name = "fleet" if is_fleet else context.info_name
+    # A command's module takes seconds to import, and --help should be quick.
     module = importlib.import_module(f"contextguard_adk._tools.{name}")
+    run: Callable[..., int | None] = getattr(module, f"run_{name}")
+
     if "session" in options:
         from contextguard_adk._tools.recordings import SessionKey
 
-        words = (options.pop(word) for word in ("app", "user", "session"))
-        options["key"] = SessionKey(*words)
-    run: Callable[..., int | None] = getattr(module, f"run_{name}")
+        options["key"] = SessionKey(
+            app=options.pop("app"),
+            user=options.pop("user"),
+            session=options.pop("session"),
+        )
     try:
         return run(**options)
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
@@ -86,7 +96,7 @@ def _number(
     kind: type[float], least: float, most: float = math.inf
 ) -> Callable[[object], float]:
     """Makes a parser of numbers, which may have commas for thousands."""
-    end = f", at most {most:,}" if most < math.inf else ""
+    at_most = f", at most {most:,}" if most < math.inf else ""
 
     def parse(value: object) -> float:
         try:
@@ -94,16 +104,17 @@ def _number(
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a number") from None
         if not least <= number <= most:
-            raise click.BadParameter(f"at least {least:,}{end}, not {value}")
+            raise click.BadParameter(f"at least {least:,}{at_most}, not {value}")
         return number
 
     return parse
 
 
 class _Check(click.Command):
-    """Takes several names after one `--model`."""
+    """A command that takes several names after one `--model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `--model` before each name, which is the form that click reads."""
         option = ""
         repeated: list[str] = []
         for word in args:
@@ -112,6 +123,7 @@ class _Check(click.Command):
             elif option == "--model" and repeated[-1] != option:
                 repeated.append(option)
             repeated.append(word)
+
         return super().parse_args(ctx, repeated)
 
 
@@ -146,6 +158,7 @@ _window = click.option(
 
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that name a recorded session."""
     for add in (
         click.option("--session", help="The id of a database's session."),
         click.option("--user", help="The user of a database's session."),
@@ -157,7 +170,7 @@ def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what `replay` and `report` share."""
+    """Adds the options that `replay` and `report` share."""
     for add in (
         _window,
         click.option(

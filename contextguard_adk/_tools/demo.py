@@ -37,90 +37,133 @@ INSTRUCTION = """\
 Study the source files of a project: read those that matter one after another with your
 tools, then answer. Paths are relative to the project's top folder."""
 
+SIMULATED_WINDOW_TOKENS = 32_000
+
 BARE = "no guard"
 AHEAD = "summaries ahead"
 
-# A question of the user, and how the offline model goes about it.
+# A question of the user, and the offline model's replies to it.
 Turn: TypeAlias = tuple[str, list[Reply]]
 
 
-def run_demo(
-    path: Path | None,
-    window_tokens: int | None,
-    steps: int,
-    strategy: str,
-    model: str | None,
-    latency: float | None,
-) -> int:
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of the command; None where the user did not give one."""
+
+    path: Path | None
+    window_tokens: int | None
+    steps: int
+    strategy: str
+    model: str | None
+    latency: float | None
+
+
+def run_demo(**options: Any) -> int:
     """Compares the work without and with the guard; returns 1 if the guard failed."""
-    root = (path or Path(google.adk.__path__[0])).resolve()
-    if model and latency:
+    settings = DemoSettings(**options)
+    if settings.model and settings.latency:
         raise CommandError("--latency: a real model takes its own time")
-    turns = list(plan_turns(root, steps))
+    root = (settings.path or Path(google.adk.__path__[0])).resolve()
+    turns = list(plan_turns(root, settings.steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
-    # What is logged of a request's size is an estimate; the demo shows real counts.
+
+    # The guard logs estimates of a request's size; the demo prints real counts.
     with terminal.quiet_logs(terminal.console):
-        usual_tokens = LitellmRegistry().context_window(model) if model else 32_000
-        window_tokens = window_tokens or usual_tokens
-        if window_tokens is None:
-            raise CommandError(f"the window of {model} is unknown: give --window")
-        names = [BARE, "with guard", *([AHEAD] if latency else [])]
-        llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
-        print_line(f"An agent works {steps:,} steps through {root}", "bold")
-        setup = f"{model or 'simulated offline'}, context window {window_tokens:,}"
-        print_line(f"Model: {setup} tokens, strategy {strategy}", "dim")
-        costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
-        runs = [DemoRun(name, steps, window_tokens, costs) for name in names]
-        for run, llm in zip(runs, llms, strict=True):
-            loop_factory = VirtualTimeLoop if latency else None
-            with asyncio.Runner(loop_factory=loop_factory) as runner:
-                runner.run(run.play(turns, llm, root, strategy))
+        window_tokens = settings.window_tokens or _find_window(settings.model)
+        runs = _play_runs(settings, root, turns, window_tokens)
+
+    _print_comparison(runs, window_tokens, settings.latency)
+    if not settings.model:
+        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
+        print_line(f"Prices: {prices}.")
+    if settings.latency:
+        each = f"{settings.latency:g} s for every answer and every summary"
+        print_line(f"Times are simulated: {each}.")
+
+    bare, *guarded = runs
+    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
+    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
+    print_line(f"With the guard {done}, {_describe_end(bare, worst)}.", "bold")
+    return 1 if worst.rejections or worst.failure else 0
+
+
+def _find_window(model: str | None) -> int:
+    if not model:
+        return SIMULATED_WINDOW_TOKENS
+    tokens = LitellmRegistry().context_window(model)
+    if tokens is None:
+        raise CommandError(f"the window of {model} is unknown: give --window")
+    return tokens
+
+
+def _play_runs(
+    settings: DemoSettings, root: Path, turns: list[Turn], window_tokens: int
+) -> list[DemoRun]:
+    """Does the work without the guard, then with it, each time with a new model."""
+    model = settings.model
+    latency = settings.latency
+    names = [BARE, "with guard"]
+    if latency:
+        names.append(AHEAD)
+    # A model that cannot be used is an error before anything is printed.
+    llms = [_create_model(model, latency, window_tokens, turns) for _ in names]
+
+    print_line(f"An agent works {settings.steps:,} steps through {root}", "bold")
+    setup = f"{model or 'simulated offline'}, context window {window_tokens:,}"
+    print_line(f"Model: {setup} tokens, strategy {settings.strategy}", "dim")
+
+    costs = resolve_costs(model, {}, None) if model else TYPICAL_COSTS
+    runs = [DemoRun(name, settings.steps, window_tokens, costs) for name in names]
+    loop_factory = VirtualTimeLoop if latency else None
+    for run, llm in zip(runs, llms, strict=True):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(run.play(turns, llm, root, settings.strategy))
+    return runs
+
+
+def _describe_end(bare: DemoRun, worst: DemoRun) -> str:
+    """Describes the end of the worst guarded run, beside the run without a guard."""
+    if worst.failure:
+        return f"then the model failed: {worst.failure}"
+    if worst.rejections:
+        return f"{worst.rejections:,} of its requests were refused"
+    if bare.rejections:
+        return f"no request refused; without it only {bare.steps:,}"
+    return "the work fits into the window without it as well: try a smaller --window"
+
+
+def _print_comparison(
+    runs: list[DemoRun], window_tokens: int, latency: float | None
+) -> None:
+    """Draws the prompt tokens of each run, and prints the figures side by side."""
     print_line("")
     print_line(f"Prompt tokens of each call; ✕ is over {window_tokens:,}:")
     for run in runs:
         terminal.print_sparkline(f"{run.name:18}", run.sizes, window_tokens)
+
     columns = [Column(run.name, justify="right") for run in runs]
     table = Table("", *columns, show_edge=False, pad_edge=False)
-    for rows in zip(*(run.describe(latency).items() for run in runs), strict=True):
-        table.add_row(rows[0][0], *(value for _, value in rows))
+    figures = [run.describe(latency) for run in runs]
+    for name in figures[0]:
+        table.add_row(name, *(each[name] for each in figures))
     terminal.console.print("", table, "", sep="\n")
-    if not model:
-        prices = "$1 for a million input tokens, $0.10 for cached ones, $8 for output"
-        print_line(f"Prices: {prices}.")
-    if latency:
-        each = f"{latency:g} s for every answer and every summary"
-        print_line(f"Times are simulated: {each}.")
-    return _print_end(runs)
-
-
-def _print_end(runs: list[DemoRun]) -> int:
-    """Says how the guarded run ended that fared worse; returns 1 if it failed."""
-    bare, *guarded = runs
-    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
-    end = "the work fits into the window without it as well: try a smaller --window"
-    if worst.failure:
-        end = f"then the model failed: {worst.failure}"
-    elif worst.rejections:
-        end = f"{worst.rejections:,} of its requests were refused"
-    elif bare.rejections:
-        end = f"no request refused; without it only {bare.steps:,}"
-    done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
-    print_line(f"With the guard {done}, {end}.", "bold")
-    return 1 if worst.rejections or worst.failure else 0
 
 
 def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
     """Yields questions about the first source files, ten of one folder at a time."""
-    files = (file.relative_to(root) for file in walk_files(root) if read_source(file))
-    for folder, group in groupby(islice(files, max_files), lambda file: file.parent):
+    found = (file.relative_to(root) for file in walk_files(root) if read_source(file))
+    files = islice(found, max_files)
+    for folder, group in groupby(files, lambda file: file.parent):
+        place = "the top folder" if folder == Path() else f"the folder {folder}"
+        listing = call("list_files", directory=folder.as_posix())
+
         while names := [file.as_posix() for file in islice(group, 10)]:
-            listing = call("list_files", directory=folder.as_posix())
+            first_name = Path(names[0]).name
+            question = f"How does {place} work? Begin with {first_name}."
             readings = [call("read_file", path=name) for name in names]
-            where = "the top folder" if folder == Path() else f"the folder {folder}"
-            first = Path(names[0]).name
-            question = f"How does {where} work? Begin with {first}."
-            yield question, [listing, *readings, f"I have read {', '.join(names)}."]
+            answer = f"I have read {', '.join(names)}."
+            yield question, [listing, *readings, answer]
 
 
 class FileTools:
@@ -156,13 +199,17 @@ class FileTools:
 
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yields the files under a folder; no hidden ones, caches and symbolic links."""
+    for directory, folder_names, file_names in os.walk(folder):
+        folder_names[:] = _list_shown(folder_names)  # `os.walk` goes on with these.
+        for name in _list_shown(file_names):
+            file = Path(directory, name)
+            if not file.is_symlink():
+                yield file
+
+
+def _list_shown(names: list[str]) -> list[str]:
     hidden = (".", "__pycache__", "node_modules")
-    for directory, *found in os.walk(folder):
-        for names in found:
-            shown = [n for n in names if n.isprintable() and not n.startswith(hidden)]
-            names[:] = sorted(shown)
-        files = (Path(directory, name) for name in found[1])
-        yield from (file for file in files if not file.is_symlink())
+    return sorted(n for n in names if n.isprintable() and not n.startswith(hidden))
 
 
 def read_source(file: Path) -> str:
@@ -183,6 +230,7 @@ def read_source(file: Path) -> str:
 def _create_model(
     name: str | None, latency: float | None, window_tokens: int, turns: list[Turn]
 ) -> BaseLlm:
+    """Makes a real model by its name, or one that plays the turns offline."""
     if name is None:
         replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
@@ -192,6 +240,7 @@ def _create_model(
             keep_requests=0,
             latency_seconds=latency or 0,
         )
+
     try:
         llm = LLMRegistry.new_llm(name)
         if type(llm).__name__ == "LiteLlm":
@@ -215,7 +264,7 @@ class DemoRun:
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage)  # With that of summaries.
     sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
     pressures: list[PressureRecord] = field(default_factory=list)
     largest_tokens: int = 0
@@ -224,11 +273,13 @@ class DemoRun:
     failure: str = ""
 
     def describe(self, latency: float | None) -> dict[str, str]:
-        """Lists what is compared, summaries included, by the name of its row."""
+        """Returns the figures to compare, by the name of their row."""
         done = max(1, self.steps)
         usage = self.usage
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
         cost = price_calls([usage], self.costs)
+        step_cost = None if cost is None else cost / done
+
         figures = {
             "steps done": f"{self.steps:,} of {self.planned_steps:,}",
             "requests rejected": f"{self.rejections:,}",
@@ -238,7 +289,7 @@ class DemoRun:
             "uncached input / step": f"{uncached_tokens / done:,.0f}",
             "cached input / step": f"{usage.cached_tokens / done:,.0f}",
             "output / step": f"{usage.output_tokens / done:,.0f}",
-            "cost / step": format_cost(None if cost is None else cost / done),
+            "cost / step": format_cost(step_cost),
             "cost of the steps done": format_cost(cost),
         }
         if latency:
@@ -253,8 +304,14 @@ class DemoRun:
         # Errors of a task that was interrupted are not for the user.
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         print_line(self.name, "bold")
-        agent = LlmAgent(name="explorer", model=llm, instruction=INSTRUCTION)
-        agent.tools = [FileTools(root).list_files, FileTools(root).read_file]
+
+        tools = FileTools(root)
+        agent = LlmAgent(
+            name="explorer",
+            model=llm,
+            instruction=INSTRUCTION,
+            tools=[tools.list_files, tools.read_file],
+        )
         strategy = STRATEGIES[strategy_name](
             context_window=self.window_tokens,
             summary_timeout_seconds=60 + getattr(llm, "latency_seconds", 0),
@@ -267,47 +324,67 @@ class DemoRun:
         )
         plugins: list[BasePlugin] = [] if self.name == BARE else [guard]
         app = App(name="contextguard_demo", root_agent=agent, plugins=plugins)
+
         runner = InMemoryRunner(app=app)
-        asked = islice(cycle(question for question, _ in turns), self.planned_steps)
-        await self._ask(runner, asked)
+        questions = cycle(question for question, _ in turns)
+        await self._ask(runner, islice(questions, self.planned_steps))
         await runner.close()
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
-        # A simulated model knows those of summaries, too.
-        largest_tokens = max(self.sizes, default=0)
-        self.largest_tokens = getattr(llm, "largest_request_tokens", largest_tokens)
 
-    async def _ask(self, runner: Runner, asked: Iterator[str]) -> None:
-        """Asks one question after the other, whatever happens to each."""
-        ids: dict[str, Any] = {"user_id": "user", "session_id": "session"}
-        await runner.session_service.create_session(app_name=runner.app_name, **ids)
-        refused_turns = 0  # in a row
-        for number, question in enumerate(asked, 1):
+        # Only a simulated model knows the size of requests for summaries, too.
+        largest_answered = max(self.sizes, default=0)
+        self.largest_tokens = getattr(llm, "largest_request_tokens", largest_answered)
+
+    async def _ask(self, runner: Runner, questions: Iterator[str]) -> None:
+        """Asks one question after the other until the steps are done.
+
+        A refused request ends a turn, and ten in a row end the run; any other error
+        ends it at once.
+        """
+        await runner.session_service.create_session(
+            app_name=runner.app_name, user_id="user", session_id="session"
+        )
+        refused_in_a_row = 0
+        for number, question in enumerate(questions, 1):
             done = f"{self.steps:,}/{self.planned_steps:,}"
             print_line(f"  turn {number}, step {done}: {question}")
-            events = runner.run_async(**ids, new_message=types.UserContent(question))
             try:
-                async with aclosing(events):
-                    async for event in events:
-                        self._count(event)
-                        if self.steps >= self.planned_steps:
-                            return
-                refused_turns = 0
+                await self._play_turn(runner, question)
+                refused_in_a_row = 0
             except Exception as error:  # noqa: BLE001 - whatever a provider's SDK raises
                 overflow = parse_overflow(error)
                 if not overflow:
                     self.failure = _describe_error(error)
                     print_line(f"    stopped: {self.failure}", "bold red")
                     return
-                refused_turns += 1
+                refused_in_a_row += 1
                 self._note_rejection(overflow.prompt_tokens or 0)
-            if refused_turns == 10:
+
+            if self.steps >= self.planned_steps:
+                return
+            if refused_in_a_row == 10:
                 print_line("    given up after 10 refused turns")
                 return
 
+    async def _play_turn(self, runner: Runner, question: str) -> None:
+        """Has the agent answer a question, at most until all steps are done."""
+        events = runner.run_async(
+            user_id="user",
+            session_id="session",
+            new_message=types.UserContent(question),
+        )
+        async with aclosing(events):
+            async for event in events:
+                self._count(event)
+                if self.steps >= self.planned_steps:
+                    return
+
     def _count(self, event: Event) -> None:
+        """Counts an event that is a complete answer of the model."""
         if event.partial or not event.content or event.content.role != "model":
             return
+
         self.steps += 1
         self.answer_seconds = asyncio.get_running_loop().time()
         usage = read_usage(event.usage_metadata)
@@ -315,27 +392,37 @@ class DemoRun:
         self.sizes.append(usage.prompt_tokens)
 
     def _note_call(self, record: CallRecord) -> None:
+        """Prints a rejection, a compaction and a warning, as the guard reports them."""
         self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)
+
         if record.compaction:
             self.compactions += 1
             self.waited_seconds += record.compaction.waited_seconds
             before = record.compaction.tokens_before
             after = record.real_tokens or 0
-            text = f"    compaction {self.compactions}: {before:,} → {after:,} tokens"
-            print_line(text, "cyan")
-        # By the answer's count: how full the window is, not the estimate.
+            print_line(
+                f"    compaction {self.compactions}: {before:,} → {after:,} tokens",
+                "cyan",
+            )
+
+        # A pressure record has the estimate; the answer has the provider's count.
         if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
-            text = f"    warning: a request fills {share:.0%} of the context window"
-            print_line(text, "yellow")
+            print_line(
+                f"    warning: a request fills {share:.0%} of the context window",
+                "yellow",
+            )
         self.pressures.clear()
 
     def _note_rejection(self, prompt_tokens: int) -> None:
+        """Prints a refused request, of which 0 tokens mean an unknown size."""
         self.rejections += 1
-        self.sizes += [prompt_tokens] * bool(prompt_tokens)
-        size = f"{prompt_tokens:,} tokens" if prompt_tokens else "too many tokens"
+        size = "too many tokens"
+        if prompt_tokens:
+            self.sizes.append(prompt_tokens)
+            size = f"{prompt_tokens:,} tokens"
         print_line(f"    rejected by the provider: {size}", "bold red")
 
 
@@ -345,4 +432,5 @@ def _format_seconds(seconds: float) -> str:
 
 
 def _describe_error(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

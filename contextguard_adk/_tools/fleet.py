@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 from google.adk.sessions import Session
 from rich.console import Console
 
-from contextguard_adk._announce import plan_strategy
+from contextguard_adk._plugin.plans import plan_strategy
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import Costs, price_calls
 from contextguard_adk._providers.registry import resolve_context_window, resolve_costs
@@ -33,6 +33,9 @@ from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
 
 Row = dict[str, Any]
+
+ROW_NAMES = {"app", "agent", "user", "session"}
+UNSUPPORTED_OPTIONS = ("is_list", "compare", "is_complete")
 
 COLUMNS = {
     "sessions": "{sessions:,}",
@@ -54,34 +57,28 @@ def run_fleet(
     **options: Any,
 ) -> None:
     """Replays sessions in several processes; prints a table, and writes a page."""
-    others = {"is_list", "compare", "is_complete"} & options.keys()
-    if any({name: options.pop(name) for name in others}.values()):
+    unsupported = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
+    if any(unsupported):
         raise CommandError("--all-sessions: no --list, --compare or --all")
+
     settings = ReplaySettings(read_settings(config), **options)
     with terminal.quiet_logs(Console(stderr=True)):
-        listed = asyncio.run(recordings.list_sessions(source, key))
-        count = os.cpu_count() or 1
-        step = 8 * count
-        parts = [part for n in range(step) if (part := listed[n::step])]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(count, context) as pool:
-            tasks = [pool.submit(_replay_part, source, settings, p) for p in parts]
-            shown = terminal.show_progress(tasks, "Replaying")
-            done = [row for task in shown for row in task.result()]
+        done = _replay_in_processes(source, key, settings)
+
     failed = [row for row in done if "failed" in row]
     rows = [row for row in done if "failed" not in row]
-    names = itemgetter("app", "agent")
-    by_agent = groupby(sorted(rows, key=names), names)
-    agents = [_add_up(app, agent, [*own]) for (app, agent), own in by_agent]
-    agents += [_add_up("all", "", agents)] if len(agents) > 1 else []
+    agents = _add_up_agents(rows)
     found = {"agents": agents, "sessions": rows, "failed": failed}
+
     if output:
-        write_page(output, "fleet.html", columns=COLUMNS, show=_show, **found)
+        write_page(output, "fleet.html", columns=COLUMNS, show=_format_cells, **found)
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    columns: list[Any] = ["app", "agent", *map(number_column, COLUMNS)]
-    lines = [([row["app"], row["agent"], *_show(row)], "") for row in agents]
+
+    columns: list[Any] = ["app", "agent"]
+    columns += [number_column(name) for name in COLUMNS]
+    lines = [([row["app"], row["agent"], *_format_cells(row)], "") for row in agents]
     terminal.print_table(columns, lines)
     for row in failed:
         terminal.print_line(" ".join(f"{name} {value}" for name, value in row.items()))
@@ -89,24 +86,57 @@ def run_fleet(
         terminal.print_line(f"{output} is written", "bold")
 
 
-def _show(row: Row) -> list[str]:
+def _replay_in_processes(
+    source: str, key: SessionKey, settings: ReplaySettings
+) -> list[Row]:
+    """Replays the sessions that have the given names, on all CPUs."""
+    listed = asyncio.run(recordings.list_sessions(source, key))
+
+    # Many small parts keep all processes busy until the end.
+    process_count = os.cpu_count() or 1
+    part_count = 8 * process_count
+    parts = [listed[start::part_count] for start in range(part_count)]
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(process_count, context) as pool:
+        tasks = [
+            pool.submit(_replay_part, source, settings, part) for part in parts if part
+        ]
+        shown = terminal.show_progress(tasks, "Replaying")
+        return [row for task in shown for row in task.result()]
+
+
+def _format_cells(row: Row) -> list[str]:
     costs = {name: format_cost(row[name]) for name in ("cost", "cost_guarded")}
     return [form.format(**{**row, **costs}) for form in COLUMNS.values()]
 
 
+def _add_up_agents(rows: list[Row]) -> list[Row]:
+    """Adds up the rows of each agent, and, if there are several agents, all of them."""
+    names = itemgetter("app", "agent")
+    agents = [
+        _add_up(app, agent, list(own))
+        for (app, agent), own in groupby(sorted(rows, key=names), names)
+    ]
+    if len(agents) > 1:
+        agents.append(_add_up("all", "", agents))
+    return agents
+
+
 def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
-    """Adds up figures; None where one of the summands is unknown."""
+    """Adds up figures; a sum is None where one of the summands is unknown."""
     total: Row = {"app": app, "agent": agent}
-    for name in rows[0].keys() - {"app", "agent", "user", "session"}:
-        values = [row[name] for row in rows]
-        total[name] = None if None in values else sum(values)
+    figures = [name for name in rows[0] if name not in ROW_NAMES]
+    for figure in figures:
+        values = [row[figure] for row in rows]
+        total[figure] = None if None in values else sum(values)
     return total
 
 
 def _replay_part(
     source: str, settings: ReplaySettings, part: list[ListedSession]
 ) -> list[Row]:
-    """Replays some sessions, in a process of its own; an error is a row of its own."""
+    """Replays some sessions in a process of its own; an error becomes a row."""
     with terminal.quiet_logs(Console(stderr=True)):
         return asyncio.run(_replay_all(source, settings, part))
 
@@ -122,30 +152,37 @@ async def _replay_all(
                 measured = await _measure(await found.load(each), settings)
                 rows.extend(names | row for row in measured)
             except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                # What is wrong with stored values quotes them.
+                # Other errors than ours may quote the conversation.
                 is_ours = isinstance(error, terminal.CommandError)
-                said = str(error) if is_ours else type(error).__name__
-                rows.append({**names, "failed": said[:200]})
+                reason = str(error) if is_ours else type(error).__name__
+                rows.append({**names, "failed": reason[:200]})
     return rows
 
 
 async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
-    """Measures what each agent of a session takes, without and with the guard."""
+    """Measures each agent of a session, without and with the guard."""
     calls = list(list_calls(session, settings.agent))
     known = list(_take_as_recorded(session, calls, settings))
-    replayed = Replayed(session.id, {}, known, has_cache=True)
-    if not known or len(known) < len(calls):
-        # Three more calls tell the guard how large tokens are.
+    if known and len(known) == len(calls):
+        replayed = Replayed(session.id, {}, known, has_cache=True)
+    else:
+        # The last three known calls are replayed as well: from their counts the guard
+        # learns how many bytes a token has.
         replayed = await replay_session(session, settings, known[:-3])
+
     rows = list[Row]()
     for agent in dict.fromkeys(call.agent for call in replayed.calls):
-        own = [call for call in replayed.calls if call.agent == agent]
-        found = replace(replayed, calls=own)
-        without = found.without_guard
-        guarded = found.with_guard
-        events = sum(event.author == agent for event in session.events)
-        row: Row = {"agent": agent, "sessions": 1, "events": events, "calls": len(own)}
-        row["compactions"] = guarded.compactions
+        own_calls = [call for call in replayed.calls if call.agent == agent]
+        own = replace(replayed, calls=own_calls)
+        without = own.without_guard
+        guarded = own.with_guard
+        row: Row = {
+            "agent": agent,
+            "sessions": 1,
+            "events": sum(1 for event in session.events if event.author == agent),
+            "calls": len(own_calls),
+            "compactions": guarded.compactions,
+        }
         for name in ("over_window", "tokens", "cost"):
             row[name] = getattr(without, name)
             row[f"{name}_guarded"] = getattr(guarded, name)
@@ -153,45 +190,83 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """The window and the prices of an agent's model."""
+
+    window_tokens: int
+    quiet_tokens: float  # The guard leaves smaller requests as they are.
+    costs: Costs | None
+
+
 def _take_as_recorded(
     session: Session, calls: list[RecordedCall], settings: ReplaySettings
 ) -> Iterator[ReplayedCall]:
-    """Takes the first calls as they are: those for which the guard has nothing to do.
+    """Yields the first calls as recorded, up to one that the guard might change.
 
-    To replay them takes nearly all the time.
+    A replay of these calls would take most of the time and find nothing.
     """
-    limits = dict[tuple[str, str], tuple[int, float, Costs | None]]()
+    limits_of = dict[tuple[str, str], _Limits]()
     for number, call in enumerate(calls, 1):
         agent = call.event.author
+        model = settings.model or call.event.model_version or ""
+        if (agent, model) not in limits_of:
+            limits_of[agent, model] = _find_limits(session, settings, agent, model)
+
+        limits = limits_of[agent, model]
         tokens = call.prompt_tokens
-        name = agent, settings.model or call.event.model_version or ""
-        if name not in limits:
-            limits[name] = _find_limits(session, settings, *name)
-        window_tokens, quiet_tokens, costs = limits[name]
-        if call.is_guarded or tokens >= quiet_tokens:
+        if call.is_guarded or tokens >= limits.quiet_tokens:
             return
+
         usage = read_usage(call.event.usage_metadata)
-        bill = Bill(usage, price_calls([usage], costs))
-        before = (number, agent, 0, None, tokens, tokens, bill, window_tokens)
-        yield ReplayedCall(*before, None, 0, tokens, bill, None, None, None, [], [])
+        bill = Bill(usage, price_calls([usage], limits.costs))
+        yield ReplayedCall(
+            number=number,
+            agent=agent,
+            contents=0,
+            estimated_tokens=None,
+            real_tokens=tokens,
+            whole_tokens=tokens,
+            whole_bill=bill,
+            window_tokens=limits.window_tokens,
+            threshold_tokens=None,
+            sent_contents=0,
+            sent_tokens=tokens,
+            sent_bill=bill,
+            compaction=None,
+            error_ratio=None,
+            pressure=None,
+            needed=[],
+            missing=[],
+        )
 
 
 def _find_limits(
     session: Session, settings: ReplaySettings, agent: str, model: str
-) -> tuple[int, float, Costs | None]:
-    """Finds the window, below what size the guard does nothing, and the prices."""
+) -> _Limits:
     guard = settings.guard
     strategy: Any = settings.adapt(guard.agents.get(agent, guard.default))
     fixed = getattr(strategy, "context_window", settings.window_tokens)
     window_tokens = resolve_context_window(model, configured=fixed).tokens
     costs = resolve_costs(model, guard.prices, None)
-    quiet_tokens = 0.0 if strategy else math.inf
-    if type(strategy) in (Threshold, SlidingWindow, Pipeline):
-        most = getattr(strategy, "max_messages", math.inf)
-        preview = strategy.preview(window_tokens, has_recall=True) or (lambda _: None)
-        contents = [event.content for event in session.events]
-        if len(contents) <= most and not any(map(preview, filter(None, contents))):
-            planned, _ = plan_strategy(strategy, window_tokens, costs)
-            # Estimates are seldom more than a tenth too high.
-            quiet_tokens = 0.85 * planned.threshold_tokens * (strategy.ahead or 1)
-    return window_tokens, quiet_tokens, costs
+    quiet_tokens = _find_quiet_tokens(session, strategy, window_tokens)
+    return _Limits(window_tokens, quiet_tokens, costs)
+
+
+def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> float:
+    """Returns the prompt tokens below which a strategy surely changes no request."""
+    if not strategy:
+        return math.inf
+    if type(strategy) not in (Threshold, SlidingWindow, Pipeline):
+        return 0.0
+    if len(session.events) > getattr(strategy, "max_messages", math.inf):
+        return 0.0
+
+    preview = strategy.preview(window_tokens, has_recall=True)
+    contents = [event.content for event in session.events if event.content]
+    if preview and any(preview(content) for content in contents):
+        return 0.0
+
+    planned = plan_strategy(strategy, window_tokens)
+    # Estimates are seldom more than a tenth too high.
+    return 0.85 * planned.threshold_tokens * (strategy.ahead or 1)

@@ -1,7 +1,7 @@
-"""Writes a page with all that it needs: it loads nothing from anywhere.
+"""Writes an HTML page that holds all it needs and loads nothing.
 
-All that comes from a session is untrusted: it reaches the page as escaped text or as
-JSON, and its Content-Security-Policy lets nothing run but the two scripts of ours.
+Everything from a session is untrusted. It reaches the page as escaped text or as JSON,
+and the page's Content-Security-Policy allows only the two scripts of this package.
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ LIBRARY = "vendor/chart.umd.min.js"
 
 
 def write_page(output: Path, name: str, **values: Any) -> None:
-    """Writes a page, which loads nothing from anywhere."""
-    folder = files("contextguard_adk") / "_tools"
-    names = f"page/{name}", "page/report.css", "page/report.js", LIBRARY
-    template, style, script, library = (
-        (folder / path).read_text("utf-8") for path in names
-    )
+    """Renders a template of `page/` with values, and writes it to a file."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.policies["json.dumps_kwargs"] = {}  # The facts keep their order.
+    environment.policies["json.dumps_kwargs"] = {}  # Keeps the order of the facts.
     environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
-    values |= {"style": style, "script": script, "library": library}
-    page = environment.from_string(template).render(values)
+
+    template = environment.from_string(_read_file(f"page/{name}"))
+    page = template.render(
+        values,
+        style=_read_file("page/report.css"),
+        script=_read_file("page/report.js"),
+        library=_read_file(LIBRARY),
+    )
     with explain_writing(output):
         output.write_text(page, "utf-8", "replace")
 
 
+def _read_file(path: str) -> str:
+    return (files("contextguard_adk") / "_tools" / path).read_text("utf-8")
+
+
 def _digest(text: str) -> str:
-    """Names a script or style in the policy."""
+    """Returns the hash by which the page's policy allows a script or style."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"

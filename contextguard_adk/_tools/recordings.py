@@ -21,12 +21,14 @@ from pydantic import ValidationError
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import METADATA_KEY
 
+_ENGINE = "agentengine://"
+
 _Query = Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
 
 
 @dataclass(frozen=True)
 class SessionKey:
-    """Which session of a database to read; None where the user did not say."""
+    """The session of a database to read; None for a name that the user did not give."""
 
     app: str | None = None
     user: str | None = None
@@ -52,17 +54,18 @@ class ListedSession:
 class RecordedCall:
     """One model call of a recording, found at the event of its response."""
 
-    index: int
+    index: int  # The event of the response.
     event: Event
-    prompt_tokens: int
-    is_guarded: bool  # The request was changed, so not the whole history counted.
-    heuristic_tokens: int | None  # What a guard has measured of it as it was sent.
+    prompt_tokens: int  # The provider's count.
+    is_guarded: bool  # A guard has cut the request: the count is not the history's.
+    heuristic_tokens: int | None  # A guard's bytes / 4 of the request that was sent.
 
     @property
     def ratio(self) -> float | None:
-        """Real tokens per heuristic token of what was sent."""
-        sent = self.heuristic_tokens
-        return self.prompt_tokens / sent if sent else None
+        """Prompt tokens per heuristic token; None where no guard has measured any."""
+        if not self.heuristic_tokens:
+            return None
+        return self.prompt_tokens / self.heuristic_tokens
 
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
@@ -74,24 +77,31 @@ async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
 async def load_session(source: str, key: SessionKey) -> Session:
     """Reads a session; where a name is missing, the newest one that has events."""
     async with open_source(source) as found:
-        if listed := await found.list(key):
-            newest = next((s for s in listed if s.events != 0), listed[0])
-            return await found.load(newest)
-    named = ", ".join(f"{name} {value!r}" for name, value in vars(key).items() if value)
-    text = f"no session of {named or 'anybody'}: --list shows all there are"
-    raise CommandError(text)
+        listed = await found.list(key)
+        if listed:
+            with_events = (each for each in listed if each.events != 0)
+            return await found.load(next(with_events, listed[0]))
+
+    given = [f"{name} {value!r}" for name, value in vars(key).items() if value]
+    whose = ", ".join(given) or "anybody"
+    raise CommandError(f"no session of {whose}: --list shows all there are")
 
 
 def describe_session(session: Session) -> ListedSession:
-    last = max((event.timestamp for event in session.events), default=0.0)
-    updated = read_time(session.last_update_time or last)
-    names = session.app_name, session.user_id, session.id
-    return ListedSession(*names, updated, len(session.events))
+    """Returns a loaded session's names, time and number of events."""
+    newest = max((event.timestamp for event in session.events), default=0.0)
+    return ListedSession(
+        app=session.app_name,
+        user=session.user_id,
+        session=session.id,
+        updated=read_time(session.last_update_time or newest),
+        events=len(session.events),
+    )
 
 
 @dataclass(frozen=True)
 class _Export:
-    """A session by itself, whatever it is called."""
+    """The session of a JSON export, whatever names the user has given."""
 
     session: Session
 
@@ -104,26 +114,37 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Service:
-    """The sessions that one of ADK's services keeps; it can list those of an app."""
+    """The sessions of one of ADK's session services.
+
+    A service lists the sessions of one app only. A query of its tables, where it has
+    tables, lists those of all apps.
+    """
 
     service: BaseSessionService
-    query: _Query | None = None  # Of its tables, if it has any: they list all.
+    query: _Query | None = None
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
-        if self.query:
-            given = {name: value for name, value in vars(key).items() if value}
-            wanted = "".join(f" AND {_COLUMNS[name]} = :{name}" for name in given)
-            rows = await self.query(_LISTING.format(wanted), given)
-        else:
-            app = key.app or "app"
-            found = await self.service.list_sessions(app_name=app, user_id=key.user)
-            sessions = [s for s in found.sessions if key.session in (None, s.id)]
-            rows = [(app, s.user_id, s.id, s.last_update_time, None) for s in sessions]
+        """Lists the sessions that have the given names, the newest first."""
+        rows = await self._list_rows(key)
         listed = [
             ListedSession(app, user, session, read_time(updated), events)
             for app, user, session, updated, events in rows
         ]
         return sorted(listed, key=lambda each: each.updated, reverse=True)
+
+    async def _list_rows(self, key: SessionKey) -> Sequence[Sequence[Any]]:
+        if self.query:
+            given = {name: value for name, value in vars(key).items() if value}
+            conditions = [f" AND {_COLUMNS[name]} = :{name}" for name in given]
+            return await self.query(_LISTING.format("".join(conditions)), given)
+
+        app = key.app or "app"
+        found = await self.service.list_sessions(app_name=app, user_id=key.user)
+        return [
+            (app, each.user_id, each.id, each.last_update_time, None)
+            for each in found.sessions
+            if key.session in (None, each.id)
+        ]
 
     async def load(self, listed: ListedSession) -> Session:
         session = await self.service.get_session(
@@ -145,7 +166,7 @@ _COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
 
 
 def read_time(value: float | str | datetime) -> datetime:
-    """Reads a time, which is in UTC where it names no zone; 1970 for what is none."""
+    """Reads a time; one without a zone is in UTC, an invalid one counts as 1970."""
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
@@ -158,37 +179,53 @@ def read_time(value: float | str | datetime) -> datetime:
 @asynccontextmanager
 async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
     """Opens a JSON export, an SQLite file, a database, or Agent Engine's sessions."""
-    is_engine = source.startswith("agentengine://")
     try:
-        if is_engine:
-            from google.adk.cli.service_registry import get_service_registry
-
-            create: Any = get_service_registry().create_session_service
-            yield _Service(create(source, agents_dir=os.getcwd()))
+        if source.startswith(_ENGINE):
+            yield _open_engine(source)
         elif "://" in source:
             async with _open_url(source) as database:
                 yield database
-        elif (data := Path(source).read_bytes()).startswith(b"SQLite format 3\0"):
-            async with _open_sqlite_file(Path(source)) as database:
-                yield database
         else:
-            yield _Export(_read_export(source, data))
+            data = Path(source).read_bytes()
+            if data.startswith(b"SQLite format 3\0"):
+                async with _open_sqlite_file(Path(source)) as database:
+                    yield database
+            else:
+                yield _Export(_read_export(source, data))
     except CommandError:
         raise
     except ImportError as error:
-        need = "databases need SQLAlchemy"
-        extra = "db"
-        if is_engine:
-            need = "Agent Engine needs Google's client"
-            extra = "gcp"
-        raise CommandError(f"{need}: pip install 'google-adk[{extra}]'") from error
+        raise CommandError(_explain_missing(source)) from error
     except Exception as error:
-        # A URL may have a password.
-        name = "the database" if "://" in source and not is_engine else source
-        cause = getattr(error, "orig", None) or error.__cause__ or error
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
-        reason = getattr(cause, "strerror", None) or reason
-        raise CommandError(f"{name} cannot be read: {reason}") from error
+        raise CommandError(_explain_failure(source, error)) from error
+
+
+def _explain_missing(source: str) -> str:
+    need = "databases need SQLAlchemy"
+    extra = "db"
+    if source.startswith(_ENGINE):
+        need = "Agent Engine needs Google's client"
+        extra = "gcp"
+    return f"{need}: pip install 'google-adk[{extra}]'"
+
+
+def _explain_failure(source: str, error: Exception) -> str:
+    """Says in one line why a source cannot be read."""
+    name = source
+    if "://" in source and not source.startswith(_ENGINE):
+        name = "the database"  # Its URL may have a password.
+
+    cause = getattr(error, "orig", None) or error.__cause__ or error
+    text = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
+    reason = getattr(cause, "strerror", None) or text
+    return f"{name} cannot be read: {reason}"
+
+
+def _open_engine(source: str) -> _Service:
+    from google.adk.cli.service_registry import get_service_registry
+
+    create: Any = get_service_registry().create_session_service
+    return _Service(create(source, agents_dir=os.getcwd()))
 
 
 def _read_export(source: str, data: bytes) -> Session:
@@ -198,6 +235,7 @@ def _read_export(source: str, data: bytes) -> Session:
         raw: object = json.loads(text.encode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: not JSON: {error}") from error
+
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
         raise CommandError(f"{source}: not an ADK session: it has no list of events")
     try:
@@ -210,12 +248,14 @@ def _read_export(source: str, data: bytes) -> Session:
         )
     except ValidationError as error:
         problem = error.errors()[0]
-        reason = f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+        field = ".".join(str(step) for step in problem["loc"])
+        reason = f"{field}: {problem['msg']}"
         raise CommandError(f"{source}: not an ADK session: {reason}") from error
 
 
 @asynccontextmanager
 async def _open_url(url: str) -> AsyncIterator[_Service]:
+    """Opens a database for reading only."""
     import sqlalchemy
     from google.adk.sessions import DatabaseSessionService
 
@@ -227,6 +267,7 @@ async def _open_url(url: str) -> AsyncIterator[_Service]:
         async with _open_sqlite_file(path) as database:
             yield database
         return
+
     service = DatabaseSessionService(url)
     engine = service.db_engine
     hook = "before_cursor_execute"
@@ -247,8 +288,9 @@ def _replace_write(
 ) -> tuple[str, Any]:
     """Replaces a statement that writes: ADK makes missing tables before it reads."""
     reading = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
-    is_reading = statement.lstrip().upper().startswith(reading)
-    return (statement, parameters) if is_reading else ("SELECT 1", ())
+    if statement.lstrip().upper().startswith(reading):
+        return statement, parameters
+    return "SELECT 1", ()
 
 
 _PICKLED = (
@@ -256,26 +298,28 @@ _PICKLED = (
     "when they are read: if you trust the file, give it as sqlite+aiosqlite:///{0}"
 )
 _COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
-# As SQLite itself spells it, however it was written.
+# SQLite stores the start of a definition in this spelling, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
-_READ = "sessions", "events", "app_states", "user_states", "adk_internal_metadata"
+_READ = ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
 _OF_READ = f"WHERE lower(made.tbl_name) IN {_READ}"
 
 
 def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
-    """Refuses a file in which what ADK reads is no plain table, or holds pickles."""
-    made = copy.execute(
+    """Refuses a file with tables that compute their values or hold pickles."""
+    definitions = copy.execute(
         f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} AND sql NOT NULL"
     )
-    odd = [name for name, sql in made if not _PLAIN.match(str(sql))]
-    query = (
+    for table, sql in definitions:
+        if not _PLAIN.match(str(sql)):
+            raise CommandError(_COMPUTED.format(path, table))
+
+    columns = copy.execute(
         "SELECT lower(made.name), lower(columns.name), columns.hidden FROM "
-        "sqlite_master AS made, pragma_table_xinfo(made.name) AS columns "
-    )
-    columns = [] if odd else copy.execute(query + _OF_READ).fetchall()
-    odd += [name for name, _, hidden in columns if hidden]
-    if odd:
-        raise CommandError(_COMPUTED.format(path, odd[0]))
+        f"sqlite_master AS made, pragma_table_xinfo(made.name) AS columns {_OF_READ}"
+    ).fetchall()
+    for table, _, hidden in columns:
+        if hidden:
+            raise CommandError(_COMPUTED.format(path, table))
     if ("events", "actions", 0) in columns:
         raise CommandError(_PICKLED.format(path))
 
@@ -287,8 +331,10 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
 
     with tempfile.TemporaryDirectory() as folder:
         name = str(Path(folder) / "session.db")
-        # Before there is a file: ADK leaves a connection to one that it checks.
+        # The service is made before the file is there: ADK checks a file that exists,
+        # and leaves the connection open.
         service = SqliteSessionService(name)
+
         with closing(sqlite3.connect(name)) as copy:
             address = f"{path.absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(address, uri=True)) as file:
@@ -312,11 +358,13 @@ def is_by_database_service(file: sqlite3.Connection) -> bool:
 
 
 def read_facts(event: Event) -> dict[str, Any]:
-    """Reads what a guard has noted on an event."""
-    said = (event.custom_metadata or {}).get(METADATA_KEY)
-    return said if isinstance(said, dict) else {}
+    """Reads a guard's notes on an event; {} where there are none."""
+    noted = (event.custom_metadata or {}).get(METADATA_KEY)
+    return noted if isinstance(noted, dict) else {}
 
 
 def read_number(value: object) -> float:
-    """Reads a number, from 0 to 2^53; whatever else a session holds counts as 0."""
-    return value if isinstance(value, int | float) and 0 <= value <= 2**53 else 0
+    """Reads a number from 0 to 2^53; any other value of a session counts as 0."""
+    if isinstance(value, int | float) and 0 <= value <= 2**53:
+        return value
+    return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +43,33 @@ from contextguard_adk.records import REASONS, Usage, format_cost
 
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
+    """Writes the page about a session, or prints a list of sessions."""
     if is_list:
         replay.print_sessions(as_json, **recording)
         return
+
     with quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         report = asyncio.run(make_report(session, settings))
         calls = report.calls
+        usages = [call.usage + call.summary_usage for call in calls]
         write_page(
             output,
             "report.html",
             report=report,
             session=describe_session(session),
-            usage=sum((call.usage + call.summary_usage for call in calls), Usage()),
+            usage=sum(usages, Usage()),
             cost=_describe_cost([call.cost for call in calls]),
             reasons=REASONS,
             need=Share(len(report.needed), len(report.missing)),
             missing=list_missing(report.missing),
             charts=_describe_charts(calls, report.is_guarded),
         )
+
     print_line(str(describe_session(session)), "dim")
-    done = sum(call.compaction is not None for call in calls)
+    compacted = [call for call in calls if call.compaction]
     kind = "compactions" if report.is_guarded else "simulated compactions"
-    count = f"model calls: {len(calls):,}, {kind}: {done:,}"
+    count = f"model calls: {len(calls):,}, {kind}: {len(compacted):,}"
     print_line(f"{output} is written ({count})", "bold")
 
 
@@ -76,9 +80,11 @@ class Compaction:
     facts: dict[str, Any]
     usage: Usage
     cost: float | None
-    lines: list[str]  # One on each part of what was taken out.
-    needed: list[str] = field(default_factory=list)  # Later, and had in another place.
-    missing: list[str] = field(default_factory=list)  # Needed later, and not had.
+    lines: list[str]  # One on each part of the removed messages.
+    # Values in the removed messages that later calls needed: those that requests held
+    # in another place, and those that they did not hold.
+    needed: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,11 @@ class Call:
     usage: Usage
     summary_usage: Usage
     cost: float | None
-    news: list[str]
+    news: list[str]  # One line on each part that was said since the last call.
     replayed: ReplayedCall
     compaction: Compaction | None
     rebuilt: Rebuilt
-    missing: list[Needed]  # What the call needed and its request did not hold.
+    missing: list[Needed]  # Values that the call needed and its request did not hold.
     kinds: Counter[str]  # Tokens.
 
 
@@ -112,39 +118,67 @@ class Report:
 
     @property
     def missing(self) -> list[tuple[int, Needed]]:
-        """What requests did not hold, by the number of the call."""
-        calls = ((call.replayed.number, call.missing) for call in self.calls)
-        return [(number, each) for number, missing in calls for each in missing]
+        """The values that requests did not hold, by the number of the call."""
+        found = list[tuple[int, Needed]]()
+        for call in self.calls:
+            found += [(call.replayed.number, each) for each in call.missing]
+        return found
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
-    """Collects what was recorded, and replays the session for the other half."""
+    """Collects the recorded facts, and replays the session for the others."""
     recorded = list(list_calls(session, settings.agent))
-    told = [recordings.read_facts(call.event) for call in recorded]
-    windows = {int(read_number(facts.get("window"))) for facts in told} - {0}
-    if settings.window_tokens is None and len(windows) == 1:
-        settings = replace(settings, window_tokens=max(1_000, *windows))
-    is_guarded = any(told) or any(call.is_guarded for call in recorded)
-    # Where a guard was at work, what it did is recorded: nothing is simulated.
-    guard = PluginSettings(default=None) if is_guarded else settings.guard
-    [replayed] = await replay.replay_guards(session, settings, [guard])
+    noted = [recordings.read_facts(call.event) for call in recorded]
+    is_guarded = any(noted) or any(call.is_guarded for call in recorded)
+    known = _with_noted_window(settings, noted)
+
+    # The compactions of a guard that was at work are recorded: none are simulated.
+    guard = PluginSettings(default=None) if is_guarded else known.guard
+    [replayed] = await replay.replay_guards(session, known, [guard])
+    pairs = list(zip(recorded, replayed.calls, strict=True))
+
     needs = Needs(session.events, recorded)
-    reader = _Reader(session, settings, is_guarded, needs)
-    pairs = zip(recorded, replayed.calls, strict=True)
-    calls = [await reader.read(*pair, replayed.fixed_tokens) for pair in pairs]
-    for index, call in enumerate(calls):
-        if compaction := call.compaction:
-            later = [c for c in calls[index:] if c.event.author == call.event.author]
-            wanted = [(c.replayed.needed, c.missing) for c in later]
-            found = find_needed_later(needs, call.rebuilt.removed, wanted)
-            compaction.needed[:], compaction.missing[:] = found
-    wanted_by = [(c, p.needed) for c, p in zip(recorded, replayed.calls, strict=True)]
-    recalled = [*list_recalled(session, needs, wanted_by)]
+    reader = _Reader(session, known, is_guarded, needs)
+    read = [
+        await reader.read(call, played, replayed.fixed_tokens[call.event.author])
+        for call, played in pairs
+    ]
+    calls = [_with_later_needs(needs, read, index) for index in range(len(read))]
+
+    needed_by_call = [(call, played.needed) for call, played in pairs]
+    recalled = list(list_recalled(session, needs, needed_by_call))
     return Report(calls, replayed, is_guarded, recalled)
 
 
+def _with_noted_window(
+    settings: ReplaySettings, noted: list[dict[str, Any]]
+) -> ReplaySettings:
+    """Takes the window that a guard has noted on events, if it is the only one."""
+    windows = {int(read_number(facts.get("window"))) for facts in noted} - {0}
+    if settings.window_tokens is None and len(windows) == 1:
+        return replace(settings, window_tokens=max(1_000, *windows))
+    return settings
+
+
+def _with_later_needs(needs: Needs, calls: list[Call], index: int) -> Call:
+    """Adds, to the compaction of a call, the removed values that were needed later."""
+    call = calls[index]
+    if call.compaction is None:
+        return call
+
+    agent = call.event.author
+    later = [
+        (each.replayed.needed, each.missing)
+        for each in calls[index:]
+        if each.event.author == agent
+    ]
+    needed, missing = find_needed_later(needs, call.rebuilt.removed, later)
+    compaction = replace(call.compaction, needed=needed, missing=missing)
+    return replace(call, compaction=compaction)
+
+
 class _Reader:
-    """Reads one recorded call after the other, and what a guard had stored by then."""
+    """Describes one recorded call after the other, with its compaction."""
 
     def __init__(
         self,
@@ -157,43 +191,72 @@ class _Reader:
         self._settings = settings
         self._needs = needs
         self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
-        self._simulated: dict[str, Any] | None = None if is_guarded else {}
+        self._is_guarded = is_guarded
+        self._simulated_state: dict[str, Any] = {}
         self._next = 0
 
     async def read(
-        self, call: RecordedCall, played: ReplayedCall, fixed_tokens: dict[str, int]
+        self, call: RecordedCall, played: ReplayedCall, fixed_tokens: int
     ) -> Call:
         """Describes a call; a compaction is the replay's where no guard was at work."""
         event = call.event
-        missing = played.missing
-        tokens = call.prompt_tokens
-        news = [e for e in self._events[self._next : call.index] if not e.partial]
-        self._next = call.index + 1
-        facts = recordings.read_facts(event).get("compaction")
-        if self._simulated is not None:
-            facts = asdict(played.compaction) if played.compaction else None
-            self._simulated = played.state or self._simulated
-            tokens = played.sent_tokens
-        rebuilt = await self._rebuilder.rebuild(call, self._simulated)
-        usage = read_usage(event.usage_metadata)
-        summary_usage = Usage()
-        cost = self._price(event.model_version, usage)
-        compaction = None
-        if isinstance(facts, dict):
-            removed = (list_parts(each, event.author) for each in rebuilt.removed)
-            compaction = Compaction(facts, *self._read_bill(facts), [*chain(*removed)])
-        if self._simulated is None:
+        news = self._list_news(call)
+
+        if self._is_guarded:
+            rebuilt = await self._rebuilder.rebuild(call)
+            facts = recordings.read_facts(event).get("compaction")
             missing = find_missing(self._needs, played.needed, rebuilt)
-            summary_usage = compaction.usage if compaction else summary_usage
-            cost = add_costs((cost, compaction.cost)) if compaction else cost
-        said = chain(*(list_parts(e.content, e.author) for e in news))
+            prompt_tokens = call.prompt_tokens
+        else:
+            self._simulated_state = played.state or self._simulated_state
+            rebuilt = await self._rebuilder.rebuild(call, self._simulated_state)
+            facts = asdict(played.compaction) if played.compaction else None
+            missing = played.missing
+            prompt_tokens = played.sent_tokens
+        compaction = self._read_compaction(facts, event.author, rebuilt)
+
+        usage = read_usage(event.usage_metadata)
+        cost = self._price(event.model_version, usage)
+        summary_usage = Usage()
+        if self._is_guarded and compaction:
+            summary_usage = compaction.usage
+            cost = add_costs((cost, compaction.cost))
+
         memo = self._rebuilder.memo
-        fixed = fixed_tokens[event.author]
-        kinds = count_kinds(rebuilt, memo, fixed, tokens)
         return Call(
-            *(event, usage, summary_usage, cost, [*said], played, compaction),
-            *(rebuilt, missing, kinds),
+            event=event,
+            usage=usage,
+            summary_usage=summary_usage,
+            cost=cost,
+            news=news,
+            replayed=played,
+            compaction=compaction,
+            rebuilt=rebuilt,
+            missing=missing,
+            kinds=count_kinds(rebuilt, memo, fixed_tokens, prompt_tokens),
         )
+
+    def _list_news(self, call: RecordedCall) -> list[str]:
+        """Describes what was said since the last call."""
+        news = list[str]()
+        for event in self._events[self._next : call.index]:
+            if not event.partial:
+                news += list_parts(event.content, event.author)
+        self._next = call.index + 1
+        return news
+
+    def _read_compaction(
+        self, facts: object, agent: str, rebuilt: Rebuilt
+    ) -> Compaction | None:
+        """Describes a compaction; None where `facts` tell of none."""
+        if not isinstance(facts, dict):
+            return None
+
+        lines = list[str]()
+        for content in rebuilt.removed:
+            lines += list_parts(content, agent)
+        usage, cost = self._read_bill(facts)
+        return Compaction(facts, usage, cost, lines)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
         prices = self._settings.guard.prices
@@ -201,24 +264,31 @@ class _Reader:
         return price_calls([usage], costs)
 
     def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
-        """Reads what summaries took; where nothing was counted, nobody knows."""
-        used = facts.get("usage")
-        counts = used if isinstance(used, dict) else {}
+        """Reads the usage and the price of summaries; None where it is unknown."""
+        noted = facts.get("usage")
+        counts = noted if isinstance(noted, dict) else {}
         names = vars(Usage())
         usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
-        cost = facts.get("cost")
+
         model = facts.get("model")
         if model == "":
             return usage, 0.0  # No model was asked.
-        if usage == Usage() or cost != (known := read_number(cost)):
-            return usage, self._price(str(model), usage) if model else None
-        return usage, known
+
+        cost = facts.get("cost")
+        valid_cost = read_number(cost)
+        if usage != Usage() and cost == valid_cost:
+            return usage, valid_cost
+        return usage, self._price(str(model), usage) if model else None
 
 
 def _list_facts(call: Call) -> dict[str, str]:
-    """Describes a call, for the table and for what is shown on hover."""
-    names = [each.name or "?" for each in call.event.get_function_calls()]
+    """Describes a call for the table, and for the text that a chart shows on hover."""
+    tool_names = [each.name or "?" for each in call.event.get_function_calls()]
     tokens = call.usage.prompt_tokens
+    kinds_total = max(1, call.kinds.total())
+    largest_kinds = [
+        f"{name} {count / kinds_total:.0%}" for name, count in call.kinds.most_common(4)
+    ]
     return {
         "call": f"{call.replayed.number:,}",
         "agent": call.event.author,
@@ -228,12 +298,9 @@ def _list_facts(call: Call) -> dict[str, str]:
         "cached": f"{call.usage.cached_tokens:,}",
         "output": f"{call.usage.output_tokens:,}",
         "cost": format_cost(call.cost),
-        "made of": ", ".join(
-            f"{name} {count / max(1, call.kinds.total()):.0%}"
-            for name, count in call.kinds.most_common(4)
-        ),
+        "made of": ", ".join(largest_kinds),
         "new in the request": _shorten(call.news, 4) or "-",
-        "tools called": _shorten(names, 8) or "-",
+        "tools called": _shorten(tool_names, 8) or "-",
     }
 
 
@@ -243,41 +310,67 @@ def _shorten(lines: list[str], most: int) -> str:
 
 
 def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
-    """Describes what the charts show, safe as JSON."""
+    """Returns the data of the charts, safe as JSON.
+
+    Beside the recorded requests they show others: where a guard was at work, the whole
+    history that it has cut; else the requests as the guard would have sent them.
+    """
     played = [call.replayed for call in calls]
-    others = [p.whole_tokens if is_guarded else p.sent_tokens for p in played]
-    bills = [p.whole_bill if is_guarded else p.sent_bill for p in played]
-    recorded = [call.usage.prompt_tokens for call in calls]
-    summaries = [call.summary_usage for call in calls]
+    other_tokens = [each.sent_tokens for each in played]
+    other_bills = [each.sent_bill for each in played]
+    if is_guarded:
+        other_tokens = [each.whole_tokens for each in played]
+        other_bills = [each.whole_bill for each in played]
+
     return {
         "isGuarded": is_guarded,
-        "agents": [call.event.author for call in calls],
-        "prompt": recorded,
-        "other": others if others != recorded else None,
-        "window": [p.window_tokens for p in played],
-        "threshold": [p.threshold_tokens for p in played],
-        "compactions": [call.compaction is not None for call in calls],
-        "uncached": [c.usage.prompt_tokens - c.usage.cached_tokens for c in calls],
-        "cached": [call.usage.cached_tokens for call in calls],
-        "output": [call.usage.output_tokens for call in calls],
-        "summaries": [u.prompt_tokens + u.output_tokens for u in summaries],
+        **_chart_context(calls, other_tokens),
+        **_chart_usage(calls),
         "money": _add_up([call.cost for call in calls]),
-        "otherMoney": _add_up([bill.cost for bill in bills]),
+        "otherMoney": _add_up([bill.cost for bill in other_bills]),
         "kinds": arrange_kinds([call.kinds for call in calls]),
         "facts": [_list_facts(call) for call in calls],
     }
 
 
+def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]:
+    """Returns the prompt tokens of each call, and the limits that they are held to."""
+    recorded = [call.usage.prompt_tokens for call in calls]
+    return {
+        "agents": [call.event.author for call in calls],
+        "prompt": recorded,
+        "other": other_tokens if other_tokens != recorded else None,
+        "window": [call.replayed.window_tokens for call in calls],
+        "threshold": [call.replayed.threshold_tokens for call in calls],
+        "compactions": [call.compaction is not None for call in calls],
+    }
+
+
+def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
+    """Returns the billed tokens of each call."""
+    usages = [call.usage for call in calls]
+    summaries = [call.summary_usage for call in calls]
+    return {
+        "uncached": [each.prompt_tokens - each.cached_tokens for each in usages],
+        "cached": [each.cached_tokens for each in usages],
+        "output": [each.output_tokens for each in usages],
+        "summaries": [each.prompt_tokens + each.output_tokens for each in summaries],
+    }
+
+
 def _add_up(costs: list[float | None]) -> list[float] | None:
-    """Adds up dollars from call to call; None where a price is unknown."""
+    """Adds up dollars from call to call; None if a price is unknown, or all are 0."""
     known = [cost for cost in costs if cost is not None]
-    return list(accumulate(known)) if len(known) == len(costs) and any(known) else None
+    if len(known) < len(costs) or not any(known):
+        return None
+    return list(accumulate(known))
 
 
 def _describe_cost(costs: list[float | None]) -> str:
-    """Says what calls cost; where some prices are unknown, what it is at least."""
+    """Describes the cost of calls; where some prices are unknown, the least cost."""
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) == len(costs):
         return format_cost(add_costs(costs))
+
     unknown = f"{len(costs) - len(known):,} of {len(costs):,} calls are unknown"
     return f"at least {format_cost(add_costs(known))}; {unknown}"

@@ -19,7 +19,7 @@ from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.registry import resolve_context_window
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number

@@ -1,10 +1,11 @@
-"""`contextguard sessions`: what is stored of a session, and changes to it."""
+"""`contextguard sessions`: shows and changes the state that a guard has stored."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from contextguard_adk._tools.terminal import CommandError, print_line, quiet_log
 
 
 def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> None:
-    """Prints what is stored, or one line that says what was changed."""
+    """Prints the stored state, or one line that tells the change."""
     with quiet_logs(Console(stderr=True)):
         try:
             act = _purge if action == "purge" else _run
@@ -32,6 +33,7 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
             raise
         except Exception as error:  # A database's client may raise anything.
             raise CommandError(f"nothing is changed: {error}") from error
+
     for line in lines:
         print_line(line)
 
@@ -39,40 +41,53 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
 async def _run(
     action: str, source: str, key: SessionKey, is_full: bool, **options: Any
 ) -> list[str]:
-    found = await load_session(source, key)  # It checks what it reads, in a copy.
+    found = await load_session(source, key)  # Checks the file, in a copy.
     if action == "show":
         lines = sessions.show(found, options["agent"], is_full)
         return lines or [f"Session {found.id!r}: nothing is stored."]
     if len(await list_sessions(source, key)) > 1:
         raise CommandError("which session? Give its --app, --user and --session")
+
+    text_file = options.pop("text")
+    if action != "compact":
+        del options["focus"]
+
     service = _open(source)
-    path = options.pop("text")
-    place: dict[str, Any] = {"app_name": found.app_name, "user_id": found.user_id}
     try:
-        session = await service.get_session(session_id=found.id, **place)
-        if action != "compact":
-            del options["focus"]
+        session = await service.get_session(
+            app_name=found.app_name, user_id=found.user_id, session_id=found.id
+        )
         if action == "edit":
-            known = sessions.read(found, options["agent"])
-            written = path.read_text("utf-8") if path else click.edit(known)
-            options["text"] = written or ""
-        return [await getattr(sessions, action)(service, session, **options)]
+            stored_text = sessions.read(found, options["agent"])
+            options["text"] = _edit(stored_text, text_file)
+        act = getattr(sessions, action)
+        return [await act(service, session, **options)]
     finally:
-        if close := getattr(service, "close", None):
+        close = getattr(service, "close", None)
+        if close:
             await close()
+
+
+def _edit(text: str, text_file: Path | None) -> str:
+    """Returns the new text: that of a file, or what the user writes in an editor."""
+    if text_file:
+        return text_file.read_text("utf-8")
+    return click.edit(text) or ""
 
 
 def _open(source: str) -> BaseSessionService:
     """Opens a database, or an SQLite file as `adk web` or a database's URL has it."""
+    url = source
     path = source.removeprefix("sqlite:///")
     if "://" not in path:
         with closing(sqlite3.connect(path)) as file:
             if not is_by_database_service(file):
                 return SqliteSessionService(path)
-        source = f"sqlite+aiosqlite:///{path}"
+        url = f"sqlite+aiosqlite:///{path}"
+
     from google.adk.sessions import DatabaseSessionService
 
-    return DatabaseSessionService(source)
+    return DatabaseSessionService(url)
 
 
 async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
@@ -83,6 +98,7 @@ async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
         raise CommandError(
             "give an artifact service as SESSION, and --app, --user, --session"
         )
+
     count = await sessions.purge(
         service, app_name=key.app, user_id=key.user, session_id=key.session
     )

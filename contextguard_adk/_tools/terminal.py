@@ -1,8 +1,9 @@
-"""What the commands share: their error, text that a terminal can show, a quiet log."""
+"""Prints for the commands: text that a terminal can show, tables, and a quiet log."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import warnings
@@ -19,16 +20,23 @@ from rich.progress import track
 from rich.table import Column, Table
 from rich.text import Text
 
-from contextguard_adk._listeners import announcements
 from contextguard_adk._support.log import one_line
 
 T = TypeVar("T")
+
+SILENCED_LOGGERS = (
+    "google_adk",
+    "google_genai",
+    "LiteLLM",
+    "opentelemetry",
+    "contextguard_adk.telemetry",  # The guard's own line for each compaction.
+)
 
 console = Console(highlight=False)
 
 
 class CommandError(Exception):
-    """Why a command cannot do its work; its text is one line for the user."""
+    """Says in one line, for the user, why a command cannot do its work."""
 
 
 @contextmanager
@@ -42,7 +50,7 @@ def explain_writing(path: Path) -> Iterator[None]:
 
 
 def print_line(text: str, style: str = "", output: Console = console) -> None:
-    """Prints a line; a terminal's width breaks it at words, a file has it whole."""
+    """Prints a line; a terminal wraps it at words, a file gets it whole."""
     shown = Text(clean_text(text.strip(), output), style)
     indent = len(text) - len(text.lstrip())
     if output.is_terminal:
@@ -52,22 +60,31 @@ def print_line(text: str, style: str = "", output: Console = console) -> None:
 
 
 def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
-    """Draws sizes as bars, the highest of which is `most`; what is over it is crossed.
+    """Draws sizes as bars; the highest bar is `most`, and a cross is more than that.
 
-    Where there are more than columns, a bar is the largest of several.
+    Where there are more sizes than columns, a bar is the largest of several.
     """
-    bars, cross = ("_.:-=+*#", "x") if console.options.ascii_only else ("▁▂▃▄▅▆▇█", "✕")
+    bars = "▁▂▃▄▅▆▇█"
+    cross = "✕"
+    if console.options.ascii_only:
+        bars = "_.:-=+*#"
+        cross = "x"
+
     line = Text(label)
-    step = max(1, -(-len(sizes) // max(1, console.width - len(line))))
+    columns = max(1, console.width - len(line))
+    step = max(1, math.ceil(len(sizes) / columns))
     for start in range(0, len(sizes), step):
         size = max(sizes[start : start + step])
-        bar = bars[min(size * len(bars) // (most + 1), len(bars) - 1)]
-        line.append(*((cross, "red") if size > most else (bar, "cyan")))
+        if size > most:
+            line.append(cross, "red")
+        else:
+            height = min(size * len(bars) // (most + 1), len(bars) - 1)
+            line.append(bars[height], "cyan")
     console.print(line)
 
 
 def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """Yields items, meanwhile with a bar if stderr is a terminal of this process."""
+    """Yields items under a progress bar, if stderr is a terminal of this process."""
     is_hidden = not sys.stderr.isatty() or parent_process() is not None
     output = Console(stderr=True)
     return track(items, label, console=output, transient=True, disable=is_hidden)
@@ -80,23 +97,26 @@ def number_column(name: str) -> Column:
 def print_table(
     columns: Iterable[Column | str], rows: Iterable[tuple[Sequence[str], str]]
 ) -> None:
-    """Prints rows, each with a style; no number is cut, whatever the terminal."""
+    """Prints rows, each with a style; no number is cut, however narrow the terminal."""
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for cells, style in rows:
         table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
+
     unbounded = console.options.update(max_width=10_000)
     needs = Measurement.get(console, unbounded, table)
     is_rigid = all(column.no_wrap for column in table.columns)
     least_columns = needs.maximum if is_rigid else needs.minimum
-    width = max(console.width if console.is_terminal else 120, least_columns)
+    usual_columns = console.width if console.is_terminal else 120
+    width = max(usual_columns, least_columns)
     Console(width=width).print(table, "", sep="\n")
 
 
 def clean_text(text: str, output: Console = console) -> str:
-    """Replaces what an output cannot show, control characters first."""
+    """Replaces control characters, and characters that an output cannot show."""
+    shown = text
     if output.options.ascii_only:
-        text = text.replace("→", ">").replace("✕", "x")
-    data = one_line(text).encode(output.encoding, "replace")
+        shown = text.replace("→", ">").replace("✕", "x")
+    data = one_line(shown).encode(output.encoding, "replace")
     return data.decode(output.encoding, "replace")
 
 
@@ -112,17 +132,23 @@ class _WarningHandler(logging.Handler):
 
 @contextmanager
 def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
-    """Silences libraries and what a command shows itself; other warnings join it."""
+    """Silences libraries, and our messages on facts that the commands print.
+
+    Other warnings of this package are printed among the lines of the command. `more`
+    loggers are silenced as well.
+    """
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    silenced = [logging.getLogger(name) for name in SILENCED_LOGGERS]
     guard_logger = logging.getLogger("contextguard_adk")
     handler = _WarningHandler(output)
-    noisy = ("google_adk", "google_genai", "LiteLLM", "opentelemetry")
+
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        for logger in (*map(logging.getLogger, noisy), announcements.logger, *more):
+        for logger in (*silenced, *more):
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
+
         guard_logger.addHandler(handler)
         stack.callback(guard_logger.removeHandler, handler)
         stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)

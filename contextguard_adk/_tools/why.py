@@ -16,7 +16,7 @@ from rich.console import Console
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._support.log import one_line
 from contextguard_adk._tools import recordings, replay, terminal
 from contextguard_adk._tools.replay import ReplaySettings

@@ -20,6 +20,7 @@ from contextguard_adk._measuring.tokens import COMPACT, JsonForm
 from contextguard_adk._support.settings import (
     Seconds,
     Settings,
+    Summaries,
     WindowTokens,
     resolve_size,
     size,
@@ -36,9 +37,6 @@ LEAST_PREVIEW_TOKENS = 800
 On recorded sessions of coding agents in a window of 8,000 tokens previews of 400 hid
 values that the next calls needed; those of 800 did not, and cost a fifth more.
 """
-
-Summaries = Literal["write", "stored"]
-"""Whether summaries are written, or only those that are stored are used."""
 
 Recall = Literal["auto"] | bool
 """Whether to offer the tool; `"auto"` only where it cannot do harm."""

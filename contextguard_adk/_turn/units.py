@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
@@ -16,13 +17,13 @@ from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import read_usage
-from contextguard_adk._runtime.runs import Guard, Run, SentCall
-from contextguard_adk._runtime.scopes import call_key
+from contextguard_adk._runtime.memory import AgentMemory
+from contextguard_adk._runtime.runs import Guard, Run, SentCall, call_key
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import quote_stored
 from contextguard_adk._turn.facts import Count, Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk.records import CompactionRecord, Usage
+from contextguard_adk.records import CompactionRecord, Origin, Usage
 
 
 class Section:
@@ -184,11 +185,73 @@ class Answered:
             self.run.describe(call_key(self.context), name, said)
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A request that is about to be sent.
+
+    Attributes:
+        memory: What the process remembers of the agent.
+        turn: The model call, with the contents that are sent.
+        is_compacted: Whether this call was compacted.
+    """
+
+    memory: AgentMemory
+    turn: Turn
+    is_compacted: bool
+
+
+@dataclass(frozen=True)
+class Summarized:
+    """The summary calls of one compaction, whether or not it gained anything.
+
+    Attributes:
+        origin: The agent, session and run they were made for.
+        facts: The fields of a `CompactionRecord` that tell what the calls took.
+    """
+
+    origin: Origin
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A rejected request that was sent again.
+
+    Attributes:
+        origin: The agent, session and run of the request.
+        model: The model that rejected it.
+        kind: What made it acceptable, for example "compaction"; "failed" if nothing.
+    """
+
+    origin: Origin
+    model: str
+    kind: str
+
+
 class Listener:
-    """Is told of events; an exception that it raises is logged, and ends nothing."""
+    """Is told what happened; an error that it raises is logged and ends nothing.
+
+    Attributes:
+        setting: The setting of the plugin that switches it on; "" if it is always on.
+    """
+
+    setting: str = ""
+
+    def is_on(self, guard: Guard) -> bool:
+        """Returns whether the settings of a guard want it to be told anything."""
+        return not self.setting or bool(getattr(guard.settings, self.setting))
+
+    def sent(self, event: Sent) -> None:
+        """Called with each request that the guard may change, before it is sent."""
+
+    def summarized(self, event: Summarized) -> None:
+        """Called after the summary calls of each compaction."""
 
     async def compacted(self, event: Compacted) -> None:
         """Called after each compaction."""
 
     def answered(self, event: Answered) -> None:
         """Called with each answer that is whole."""
+
+    def recovered(self, event: Recovered) -> None:
+        """Called after each attempt to recover from a rejected request."""

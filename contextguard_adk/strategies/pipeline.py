@@ -19,7 +19,8 @@ from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import fits, squeeze
 from contextguard_adk._support.settings import Ratio
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk.strategies.base import Strategy, import_subclass
+from contextguard_adk.strategies.base import Strategy
+from contextguard_adk.strategies.loading import import_subclass
 from contextguard_adk.strategies.reducers import (
     MessageWindow,
     Reducer,
@@ -29,22 +30,25 @@ from contextguard_adk.strategies.reducers import (
 )
 from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
 
-PASSES = (Relaxed(), Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
+RELAXED = (Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
+"""The settings that further runs of the reducers do not insist on."""
 
 
 def _suggest_instance(value: object) -> str:
+    """Asks whether a class in place of its instance was meant as one."""
     if isinstance(value, type) and issubclass(value, Reducer):
         return f". Did you mean {value.__name__}(…)?"
     return ""
 
 
 def _read_reducer(value: object) -> object:
-    """Takes a table with the dotted path of a class for a reducer."""
+    """Makes a reducer of a table that names its class; takes a reducer as it is."""
     if isinstance(value, Reducer):
         return value
     if not (isinstance(value, dict) and "reducer" in value):
         said = "a Reducer, or a table with `reducer`, its dotted path, is expected"
         raise ValueError(said + _suggest_instance(value))
+
     kind = import_subclass(value["reducer"], Reducer)  # type: ignore[type-abstract]
     settings = {name: item for name, item in value.items() if name != "reducer"}
     return kind.model_validate(settings)
@@ -109,6 +113,7 @@ class Pipeline(Strategy):
         if not (value is None or isinstance(value, dict | Reducer)):
             said = "a reducer, a table of settings or false is expected"
             raise ValueError(said + _suggest_instance(value))
+
         if info.field_name == "window" and isinstance(value, dict):
             kind = TokenWindow if "budget_tokens" in value else MessageWindow
             return kind.model_validate(value)
@@ -126,7 +131,7 @@ class Pipeline(Strategy):
 
     @property
     def target_token_ratio(self) -> float:
-        """Of the context window; where the pipeline may stop."""
+        """The part of the context window at which the pipeline may stop."""
         return self.summary.target_token_ratio if self.summary else 0.5
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
@@ -135,6 +140,7 @@ class Pipeline(Strategy):
         is_wanted = has_recall or "tool_output" in self.model_fields_set
         if output is None or output.preserve_last_tool_result or not is_wanted:
             return None
+
         return output.truncation()
 
     def fullness(self, turn: Turn) -> float:
@@ -147,34 +153,65 @@ class Pipeline(Strategy):
         if self.fullness(turn) < 1:
             return None
         window_tokens = turn.budgets.working_tokens
-        limit = turn.limit_tokens
-        due_tokens = min(limit, turn.budgets.threshold_tokens)
-        target = min(int(self.target_token_ratio * window_tokens), due_tokens - 1)
-        reduction = Reduction(turn, ask, target)
-        enough = (target + due_tokens) // 2 if turn.is_due else limit
-        for relaxed in PASSES:
+        due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
+        wanted_tokens = int(self.target_token_ratio * window_tokens)
+        target_tokens = min(wanted_tokens, due_tokens - 1)
+        reduction = Reduction(turn, ask, target_tokens)
+        await self._relax_until_small(reduction, due_tokens)
+
+        draft = reduction.decided
+        if reduction.tokens > turn.limit_tokens or _is_unanswered(reduction):
+            return await _summarize_all(turn, ask, draft)
+
+        # Before the threshold, less than this is not worth a new prefix.
+        worthwhile_tokens = int(0.05 * window_tokens)
+        is_early = not (turn.is_due or ask.attempts)
+        if is_early and turn.tokens - reduction.tokens < worthwhile_tokens:
+            return None
+        return draft
+
+    async def _relax_until_small(self, reduction: Reduction, due_tokens: int) -> None:
+        """Runs the reducers with ever more relaxed settings, while it takes that."""
+        turn = reduction.turn
+        if turn.is_due:
+            # A run that gains little has to be repeated soon.
+            enough_at_first_tokens = (reduction.target_tokens + due_tokens) // 2
+            enough_tokens = due_tokens
+        else:
+            enough_at_first_tokens = turn.limit_tokens
+            enough_tokens = turn.limit_tokens
+
+        await self._run(reduction)
+        if reduction.tokens <= enough_at_first_tokens:
+            return
+        for relaxed in RELAXED:
             reduction.relaxed = relaxed
             await self._run(reduction)
-            if reduction.tokens <= enough:
-                break
-            enough = due_tokens if turn.is_due else limit
-        draft = reduction.decided
-        hardly_less = 0.9 * turn.measure(turn.contents)
-        is_requested = turn.reason == "requested" and not ask.attempts
-        is_unanswered = is_requested and reduction.tokens > hardly_less
-        if reduction.tokens > limit or is_unanswered:
-            if draft and ask.attempts:
-                squeezed = squeeze(turn, draft)
-                if fits(turn, squeezed):
-                    return squeezed.draft
-            return await ask.summarize_all(turn) or draft
-        # Before the threshold, less than this is not worth a new prefix.
-        gain = turn.tokens - reduction.tokens
-        is_early = not (turn.is_due or ask.attempts)
-        return None if is_early and gain < int(0.05 * window_tokens) else draft
+            if reduction.tokens <= enough_tokens:
+                return
 
     async def _run(self, reduction: Reduction) -> None:
+        """Runs the reducers in order until one reaches the target."""
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
-            result = await reducer.reduce(reduction) if reducer else None
+            if reducer is None:
+                continue
+            result = await reducer.reduce(reduction)
             if result is StrategyResult.TARGET_REACHED:
                 return
+
+
+def _is_unanswered(reduction: Reduction) -> bool:
+    """Returns whether a compaction was asked for, and the reducers did hardly any."""
+    turn = reduction.turn
+    if turn.reason != "requested" or reduction.ask.attempts:
+        return False
+    return reduction.tokens > 0.9 * turn.measure(turn.contents)
+
+
+async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
+    """Summarizes all messages, unless a draft that was paid for can be made to fit."""
+    if draft and ask.attempts:
+        squeezed = squeeze(turn, draft)
+        if fits(turn, squeezed):
+            return squeezed.draft
+    return await ask.summarize_all(turn) or draft

@@ -1,4 +1,4 @@
-"""The reducers that a pipeline is made of, cheapest first."""
+"""The reducers of a pipeline, cheapest first."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ class Reducer(Settings, ABC):
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Makes the request, as earlier reducers left it, smaller.
+        """Makes the request smaller that earlier reducers have left.
 
         `reduction.relaxed` says which settings not to insist on.
         """
 
 
 class _Window(Reducer, ABC):
+    """The settings of a reducer that drops old messages."""
+
     preserve_system: bool = Field(
         default=True,
         description="Whether messages of the history that are instructions stay.",
@@ -44,16 +46,17 @@ class _Window(Reducer, ABC):
     )
 
     def _preserve(self, reduction: Reduction) -> list[int]:
-        """What stays whatever its age, oldest first."""
+        """Returns indexes of messages that stay whatever their age, oldest first."""
         if reduction.relaxed.preferences:
             return []
-        first = reduction.turn.history.user_messages[:1]
-        return [
-            index
-            for index in reduction.kept
-            if (self.preserve_system and reduction.is_instruction(index))
-            or (self.preserve_initial_task and index in first)
-        ]
+        first_message = reduction.turn.history.user_messages[:1]
+        preserved = list[int]()
+        for index in reduction.kept:
+            is_system = self.preserve_system and reduction.is_instruction(index)
+            is_task = self.preserve_initial_task and index in first_message
+            if is_system or is_task:
+                preserved.append(index)
+        return preserved
 
 
 class MessageWindow(_Window):
@@ -81,16 +84,18 @@ class MessageWindow(_Window):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops what is older than the window."""
         kept = reduction.kept
-        least = self.min_messages_before_windowing
-        if reduction.relaxed.preferences:
-            least = 0
-        if len(kept) < max(least, self.window_size + 1):
+        least_count = self.window_size + 1
+        if not reduction.relaxed.preferences:
+            least_count = max(least_count, self.min_messages_before_windowing)
+        if len(kept) < least_count:
             return StrategyResult.NO_CHANGE
+
         preserved = self._preserve(reduction)
         if self.strict_window_size:
             protected = reduction.protected.intersection(kept)
-            count = max(0, self.window_size - len(protected))
-            preserved = sorted(set(preserved) - protected, reverse=True)[:count]
+            room = max(0, self.window_size - len(protected))
+            newest_first = sorted(set(preserved) - protected, reverse=True)
+            preserved = newest_first[:room]
         costs = dict.fromkeys(kept, 1)
         return _keep_newest(reduction, preserved, costs, self.window_size)
 
@@ -108,8 +113,9 @@ class TokenWindow(_Window):
         """Drops what is older than the budget reaches."""
         costs = reduction.measure_kept()
         turn = reduction.turn
-        window = turn.budgets.working_tokens / turn.correction  # In heuristic tokens.
-        room = resolve_size(self.budget_tokens, window)
+        # `measure_kept` counts heuristic tokens, the window is in real ones.
+        heuristic_window = turn.budgets.working_tokens / turn.correction
+        room = resolve_size(self.budget_tokens, heuristic_window)
         if sum(costs.values()) <= room:
             return StrategyResult.NO_CHANGE
         return _keep_newest(reduction, self._preserve(reduction), costs, room)
@@ -118,12 +124,20 @@ class TokenWindow(_Window):
 def _keep_newest(
     reduction: Reduction, preserved: Iterable[int], costs: Mapping[int, int], room: int
 ) -> StrategyResult:
-    """Drops all but what is protected or preserved and the newest that fit the room."""
+    """Drops older messages, until those that stay fit the room.
+
+    Args:
+        reduction: The run of the pipeline.
+        preserved: Indexes of messages that stay in any case, beside the protected ones.
+        costs: The indexes of all messages, oldest first, with what each takes.
+        room: What the messages that stay may take.
+    """
     stay = reduction.protected.intersection(costs).union(preserved)
-    room -= sum(costs[index] for index in stay)
+    room_left = room - sum(costs[index] for index in stay)
     dropped = [index for index in costs if index not in stay]
-    while dropped and room >= costs[dropped[-1]]:
-        room -= costs[dropped.pop()]
+    while dropped and costs[dropped[-1]] <= room_left:
+        newest = dropped.pop()
+        room_left -= costs[newest]
     return reduction.drop(dropped)
 
 
@@ -177,21 +191,29 @@ class ToolOutputTruncation(Reducer):
             last = reduction.last_tool_result(before=last)
         if last is None:
             return StrategyResult.NO_CHANGE
-        truncation = self.truncation(reduction.relaxed.lengths)
-        if reduction.truncation:
-            # What is short already does not grow again.
-            known, known_last = reduction.truncation
-            last = max(last, known_last)
+
+        truncation = self.truncation(is_tight=reduction.relaxed.lengths)
+        upto = last
+        if reduction.truncation is not None:
+            # Results that are short already do not grow again.
+            known, known_upto = reduction.truncation
+            upto = max(last, known_upto)
             if known.result_length and not truncation.result_length:
                 truncation = known
+
         preview = reduction.turn.history.preview
         if preview is not None and preview.strings == truncation:
             return StrategyResult.NO_CHANGE
-        return reduction.truncate(truncation, last)
+        return reduction.truncate(truncation, upto)
 
     def truncation(self, is_tight: bool = False) -> Truncation:
-        """As set, or to a quarter but at least 1,000 characters."""
-        ratio = min(1.0, max(0.25, 1_000 / self.max_length)) if is_tight else 1.0
+        """Returns how strings are shortened: as set, or to a quarter of that.
+
+        A quarter is at least 1,000 characters, or as set where that is less.
+        """
+        ratio = 1.0
+        if is_tight:
+            ratio = min(1.0, max(0.25, 1_000 / self.max_length))
         max_length = int(self.max_length * ratio)
         return Truncation(
             max_length=max_length,
@@ -204,7 +226,7 @@ class ToolOutputTruncation(Reducer):
 
 
 class ClearToolResults(Reducer):
-    """Leaves of older tool results a line with their size, and a handle; calls stay.
+    """Replaces older tool results by a line with their size and a handle; calls stay.
 
     The agent reads a result back with `recall_history`, where it is offered that tool.
     It does not clear what `ToolOutputTruncation` has shortened.
@@ -223,20 +245,26 @@ class ClearToolResults(Reducer):
         """Clears all results but the newest."""
         last = reduction.last_tool_result()
         for _ in range(self.keep_count):
-            last = last and reduction.last_tool_result(before=last)
-        cleared = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
-        known = reduction.truncation
-        is_other = known is not None and known[0].max_length > 0
-        if last is None or is_other or (known and last <= known[1]):
+            if last is None:
+                return StrategyResult.NO_CHANGE
+            last = reduction.last_tool_result(before=last)
+        if last is None:
             return StrategyResult.NO_CHANGE
+
+        if reduction.truncation is not None:
+            known, known_upto = reduction.truncation
+            is_shortened = known.max_length > 0  # And not cleared.
+            if is_shortened or last <= known_upto:
+                return StrategyResult.NO_CHANGE
+        cleared = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
         return reduction.truncate(cleared, last)
 
 
 class SummaryCompaction(Reducer):
     """Summarizes all but the newest messages when pressure is very high.
 
-    It is paid for only when what stays beside the summary is expected to be at most the
-    target; where nothing else makes the request fit, fewer of the newest messages stay.
+    It is paid for only when the rest of the request is expected to be at most the
+    target. Where nothing else makes the request fit, fewer of the newest messages stay.
     """
 
     trigger_threshold: Ratio = Field(
@@ -273,17 +301,24 @@ class SummaryCompaction(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes when the request is still above the trigger."""
-        window = reduction.turn.budgets.working_tokens
-        keep = self.preserve_recent_count
-        target = reduction.target_tokens
         is_relaxed = reduction.relaxed.preferences
-        is_triggered = reduction.tokens >= self.trigger_threshold * window
-        has_enough = len(reduction.kept) >= self.min_messages_for_summary
-        if not (is_relaxed or (is_triggered and has_enough)):
+        if not (is_relaxed or self._is_triggered(reduction)):
             return StrategyResult.NO_CHANGE
-        if reduction.expect_beside_summary(keep) > target:
+
+        keep_count = self.preserve_recent_count
+        target_tokens = reduction.target_tokens
+        if reduction.expect_beside_summary(keep_count) > target_tokens:
             if not is_relaxed:
                 return StrategyResult.NO_CHANGE
-            while keep and reduction.expect_beside_summary(keep) > 0.3 * target:
-                keep //= 2
-        return await reduction.summarize(keep)
+            most_tokens = 0.3 * target_tokens
+            while keep_count and (
+                reduction.expect_beside_summary(keep_count) > most_tokens
+            ):
+                keep_count //= 2
+        return await reduction.summarize(keep_count)
+
+    def _is_triggered(self, reduction: Reduction) -> bool:
+        """Returns whether the request is large enough, and has enough messages."""
+        window_tokens = reduction.turn.budgets.working_tokens
+        is_full = reduction.tokens >= self.trigger_threshold * window_tokens
+        return is_full and len(reduction.kept) >= self.min_messages_for_summary

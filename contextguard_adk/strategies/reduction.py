@@ -1,4 +1,4 @@
-"""One run of a pipeline: what its reducers have decided so far."""
+"""One run of a pipeline: the decisions of its reducers so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from contextguard_adk._turn.turn import Turn
 
 
 class StrategyResult(Enum):
-    """What one reducer of a pipeline has achieved.
+    """The result of one reducer of a pipeline.
 
     With `TARGET_REACHED` the request is small enough; later reducers do not run.
     """
@@ -31,7 +31,12 @@ class StrategyResult(Enum):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Which settings are relaxed: lengths, or preferences of when and what to drop."""
+    """The settings that reducers do not insist on, because the request is too large.
+
+    Attributes:
+        lengths: To how many characters a text is shortened.
+        preferences: From when on a reducer acts, and what it preserves.
+    """
 
     lengths: bool = False
     preferences: bool = False
@@ -50,7 +55,7 @@ class Reduction:
 
     @property
     def decided(self) -> Draft | None:
-        """What the reducers have decided; None where they changed nothing."""
+        """The draft that the reducers have made; None where they changed nothing."""
         return self._outcome.draft if self._outcome else None
 
     @property
@@ -65,80 +70,106 @@ class Reduction:
 
     @property
     def protected(self) -> frozenset[int]:
-        """What no reducer removes: the current request, pending results, what stays."""
-        request = self.turn.history.request_index
-        current = frozenset(() if request is None else (request,))
-        return self.turn.stays | self.turn.kept.pending | current
+        """Indexes that no reducer removes, such as those of the current request."""
+        protected = self.turn.stays | self.turn.kept.pending
+        request_index = self.turn.history.request_index
+        if request_index is None:
+            return protected
+        return protected | {request_index}
 
     @property
     def truncation(self) -> tuple[Truncation, int] | None:
-        """How tool results in the request are shortened, and up to which content."""
+        """How tool results are shortened, and up to which index; None for not."""
         draft = self._draft
-        return (draft.truncation, draft.truncated_upto) if draft.truncation else None
+        if draft.truncation is None:
+            return None
+        return draft.truncation, draft.truncated_upto
 
     def measure_kept(self) -> dict[int, int]:
-        """Heuristic tokens of what stands in the request, each content as it stands."""
+        """Returns the heuristic tokens of each message that is sent, by its index."""
         history = self.turn.history
         stored = self._outcome.stored if self._outcome else history.stored
         shown = dict(enumerate(history.shown))
         if stored:
             shown |= history.shortened_results(stored)
-        return {i: history.memo.estimate_tokens([shown[i]]) for i in self.kept}
+        return {
+            index: history.memo.estimate_tokens([shown[index]]) for index in self.kept
+        }
 
     def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates what would stand beside a summary and the newest contents."""
+        """Estimates the request with an empty summary and the newest messages."""
         covered = self.turn.older_than(keep_count)
-        beside = replace(self._draft, text="", covered=covered, model_covered=covered)
-        return self.ask.outcome(self.turn, replace(beside, model_chars=0)).tokens
+        without_text = replace(
+            self._draft, text="", model_chars=0, covered=covered, model_covered=covered
+        )
+        return self.ask.outcome(self.turn, without_text).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
-        """Takes contents, calls with results, out; a later summary still sees them."""
+        """Takes messages out of the request; a later summary still sees them.
+
+        A call goes only together with its result.
+        """
         draft = self._draft
         wanted = draft.covered | (frozenset(indexes) - self.protected)
         covered = keep_pairs_whole(wanted, self.turn.history.pairs)
         if covered <= draft.covered:
             return StrategyResult.NO_CHANGE
-        text = draft.text[: draft.model_chars]
-        return self._apply(replace(draft, covered=covered, text=text))
+        model_text = draft.text[: draft.model_chars]
+        return self._apply(replace(draft, covered=covered, text=model_text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
         """Shortens tool results up to and including `upto`, but for `keep_tools`."""
-        names = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
-        truncation = replace(truncation, exclude_tools=tuple(sorted(names)))
-        draft = replace(self._draft, truncation=truncation, truncated_upto=upto)
+        excluded = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
+        draft = replace(
+            self._draft,
+            truncation=replace(truncation, exclude_tools=tuple(sorted(excluded))),
+            truncated_upto=upto,
+        )
         if draft == self._draft:
             return StrategyResult.NO_CHANGE
         return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` messages summarized."""
-        covered = self.turn.older_than(keep_count)
-        if self.ask.failures or not covered - self._draft.model_covered:
-            return StrategyResult.NO_CHANGE
         known = self._draft
+        covered = self.turn.older_than(keep_count)
+        if self.ask.failures or not covered - known.model_covered:
+            return StrategyResult.NO_CHANGE
+
         made = await self.ask.summarize(self.turn, covered)
-        summarized = known.model_covered if made.is_mechanical else made.covered
-        draft = replace(known, text=made.text, model_chars=made.model_chars)
-        draft = replace(draft, covered=made.covered, model_covered=summarized)
+        draft = replace(
+            known,
+            text=made.text,
+            model_chars=made.model_chars,
+            covered=made.covered,
+            model_covered=known.model_covered if made.is_mechanical else made.covered,
+        )
         return self._apply(draft)
 
     def _apply(self, draft: Draft) -> StrategyResult:
-        """Measures what was decided, and tells what it achieved."""
-        before = self.tokens
+        """Takes a draft over, and tells what it achieves."""
+        tokens_before = self.tokens
         self._draft = draft
         self._outcome = self.ask.outcome(self.turn, draft)
         if self.tokens <= self.target_tokens:
             return StrategyResult.TARGET_REACHED
-        is_less = self.tokens < before
-        return StrategyResult.APPLIED if is_less else StrategyResult.NO_CHANGE
+        if self.tokens < tokens_before:
+            return StrategyResult.APPLIED
+        return StrategyResult.NO_CHANGE
 
     def last_tool_result(self, before: int | None = None) -> int | None:
-        """The index of the newest tool result in the request, older than `before`."""
+        """Returns the index of the newest tool result in the request.
+
+        Only results before the index `before` count, where it is given; None for none.
+        """
         contents = self.turn.history.contents
-        indexes = (i for i in reversed(self.kept) if before is None or i < before)
-        return next((i for i in indexes if has_function_response(contents[i])), None)
+        for index in reversed(self.kept):
+            is_older = before is None or index < before
+            if is_older and has_function_response(contents[index]):
+                return index
+        return None
 
     def is_instruction(self, index: int) -> bool:
-        """Tells whether a history content is an instruction, not a message."""
+        """Returns whether a content of the history is an instruction, not a message."""
         content = self.turn.history.contents[index]
         return content.role not in ("user", "model") and not has_tool(content)

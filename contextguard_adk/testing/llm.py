@@ -178,48 +178,64 @@ class SimulatedLlm(BaseLlm):
         self._judge(record)
         if self.prompt_cache:
             self._serve_from_cache(record, llm_request)
-        first_call = {"last": 0, "late": 4, "never": math.inf}[self.usage]
-        reports_usage = self.calls - self.summaries >= first_call
+
+        # Calls that come while this one waits do not change whether it reports usage.
+        agent_calls = self.calls - self.summaries
+        first_reporting_call = {"last": 0, "late": 4, "never": math.inf}[self.usage]
+        reports_usage = agent_calls >= first_reporting_call
         await asyncio.sleep(self.latency_seconds)
-        reply = self._take_reply(llm_request, record.is_summary)
-        if inspect.isawaitable(reply):
-            reply = await reply
+
+        scripted = self._take_reply(llm_request, record.is_summary)
+        reply = await scripted if inspect.isawaitable(scripted) else scripted
         if isinstance(reply, Exception):
             raise reply
         response = self._build_response(reply)
         self._settle(record, response, reports_usage)
+
         if stream:
             for chunk in _split_response(response):
                 yield chunk
         yield response
 
     def _receive(self, request: LlmRequest, stream: bool) -> RecordedRequest:
+        """Counts a request and keeps a record of it."""
         system = provider.list_content_texts([provider.read_system(request)])
-        ratio = self.token_ratio
-        media_tokens = self.media_tokens
         record = RecordedRequest(
             contents=list(request.contents),
             system_instruction="\n".join(system),
             config=_copy_config(request.config),
-            prompt_tokens=provider.count_request_tokens(request, ratio, media_tokens),
+            prompt_tokens=provider.count_request_tokens(
+                request, self.token_ratio, self.media_tokens
+            ),
             is_summary=self.is_summary_request(request),
             stream=stream,
         )
+
         self._counts["calls"] += 1
-        self._counts["summaries"] += record.is_summary
+        if record.is_summary:
+            self._counts["summaries"] += 1
         largest_tokens = max(self.largest_request_tokens, record.prompt_tokens)
         self._counts["largest_request_tokens"] = largest_tokens
+
         self._records.append(record)
         if self.keep_requests is not None:
-            del self._records[: max(0, len(self._records) - self.keep_requests)]
+            superfluous = max(0, len(self._records) - self.keep_requests)
+            del self._records[:superfluous]
         return record
 
     def _judge(self, record: RecordedRequest) -> None:
-        """Raises, counts and records what is wrong with a request."""
-        if violation := provider.find_violation(record.contents):
+        """Refuses a request with a wrong structure or too many tokens.
+
+        Raises:
+            InvalidRequestError: The contents break a structural rule.
+            ContextOverflowError: The prompt exceeds `context_window`.
+        """
+        violation = provider.find_violation(record.contents)
+        if violation:
             self._counts["violations"] += 1
             record.rejected = "invalid"
             raise provider.InvalidRequestError(violation)
+
         used = record.prompt_tokens
         limit = self.context_window
         if used > limit:
@@ -230,62 +246,55 @@ class SimulatedLlm(BaseLlm):
             raise provider.ContextOverflowError(text)
 
     def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
-        """Finds what earlier prompts began with, and keeps this one for later ones."""
-        now = provider.list_prompt_texts(request)
+        """Counts the tokens that a prompt shares with earlier ones, and keeps it."""
+        prompt = provider.list_prompt_texts(request)
         shared_tokens = [
-            provider.count_shared_tokens(before, now, self.token_ratio)
+            provider.count_shared_tokens(before, prompt, self.token_ratio)
             for before in self._cached
         ]
         record.cached_tokens = min(max(shared_tokens, default=0), record.prompt_tokens)
-        self._cached[:] = [*self._cached[-3:], now]
+        self._cached[:] = [*self._cached[-3:], prompt]
 
     def _take_reply(
         self, request: LlmRequest, is_summary: bool
     ) -> Reply | Awaitable[Reply]:
-        """Returns what the script says next, or the built-in answer."""
+        """Returns the next reply of the script, or the built-in answer."""
         source = self.summary_replies if is_summary else self.script
         if callable(source):
             return source(request)
+
         kind = "summary_replies" if is_summary else "replies"
+        index = self._counts[kind]
         self._counts[kind] += 1
-        if source and self._counts[kind] <= len(source):
-            return source[self._counts[kind] - 1]
+        if source and index < len(source):
+            return source[index]
         if is_summary:
             return provider.summarize(request, self.token_ratio)
         if source is not None:
             return "Done."
-        said = [c.parts or [] for c in request.contents if c.role == "user"]
-        texts = [part.text for parts in said for part in parts if part.text]
-        # The guard may have put other texts before the newest one.
-        newest = texts[-1].rstrip().rpartition("\n")[2] if texts else ""
-        return f"Acknowledged: {newest[:60]}" if newest else "Acknowledged."
+        return _acknowledge(request)
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
-        """Makes a response of its own, which ADK may change, of a scripted reply."""
-        if isinstance(reply, str | types.Part | list):
-            parts = types.ModelContent(reply).parts if reply else None
-            # Each by itself: the same part twice is two calls.
-            copies = [part.model_copy(deep=True) for part in parts or ()]
-            reply = types.Content(role="model", parts=copies)
-        if isinstance(reply, types.Content):
-            reply = LlmResponse(content=reply, finish_reason=types.FinishReason.STOP)
-        response = reply.model_copy(deep=True)
+        """Makes a complete response of a scripted reply; ADK may change it."""
+        response = _to_response(reply)
         response.model_version = response.model_version or self.model
         response.partial = bool(response.partial)
-        for function_call in response.get_function_calls():
-            if self.call_ids and not function_call.id:
-                self._counts["call_ids"] += 1
-                function_call.id = f"call_{self._counts['call_ids']}"
+        if self.call_ids:
+            for function_call in response.get_function_calls():
+                if not function_call.id:
+                    self._counts["call_ids"] += 1
+                    function_call.id = f"call_{self._counts['call_ids']}"
         return response
 
     def _settle(
         self, record: RecordedRequest, response: LlmResponse, reports_usage: bool
     ) -> None:
-        """Bills an answer, reports its usage where that is due, and records it."""
+        """Bills and records an answer, and adds its usage if it reports any."""
         texts = provider.list_content_texts([response.content or types.Content()])
         output_tokens = provider.count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
         self._counts["billed_tokens"] += total_tokens
+
         if reports_usage and response.usage_metadata is None:
             response.usage_metadata = types.GenerateContentResponseUsageMetadata(
                 prompt_token_count=record.prompt_tokens,
@@ -296,8 +305,35 @@ class SimulatedLlm(BaseLlm):
         record.response = response.model_copy(deep=True)
 
 
+def _acknowledge(request: LlmRequest) -> str:
+    """Answers the last line of the user's newest message."""
+    newest_text = ""
+    for content in request.contents:
+        if content.role == "user":
+            for part in content.parts or ():
+                newest_text = part.text or newest_text
+
+    # The guard may have put other texts before the user's own, which stands last.
+    newest_line = newest_text.rstrip().rpartition("\n")[2]
+    return f"Acknowledged: {newest_line[:60]}" if newest_line else "Acknowledged."
+
+
+def _to_response(reply: _Answer) -> LlmResponse:
+    """Copies a scripted reply into a response."""
+    if isinstance(reply, str | types.Part | list):
+        parts = types.ModelContent(reply).parts if reply else None
+        # Each part is copied by itself: the same part twice is two calls.
+        copies = [part.model_copy(deep=True) for part in parts or ()]
+        content = types.Content(role="model", parts=copies)
+    elif isinstance(reply, types.Content):
+        content = reply.model_copy(deep=True)
+    else:
+        return reply.model_copy(deep=True)
+    return LlmResponse(content=content, finish_reason=types.FinishReason.STOP)
+
+
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
-    """Copies what a recovery or a later step may still add tools to."""
+    """Copies a config and its tools, to which ADK may still add declarations."""
     tools = [copy.copy(tool) for tool in config.tools or ()]
     for tool in tools:
         if isinstance(tool, types.Tool) and tool.function_declarations:
@@ -307,12 +343,20 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     """Yields the partial chunks that a stream sends before the complete response."""
-    name = response.model_version
-    for part in (response.content and response.content.parts) or []:
+    parts = response.content.parts if response.content else None
+    for part in parts or ():
         text = part.text or ""
-        size = -(-len(text) // 3) or 1
-        thirds = [text[i : i + size] for i in range(0, len(text), size)]
-        pieces = [types.Part(text=text, thought=part.thought) for text in thirds]
+        chunk_chars = max(1, math.ceil(len(text) / 3))
+        texts = [
+            text[start : start + chunk_chars]
+            for start in range(0, len(text), chunk_chars)
+        ]
+        pieces = [types.Part(text=piece, thought=part.thought) for piece in texts]
+
+        # A part without text, such as a tool call, is one chunk.
         for piece in pieces or [part.model_copy(deep=True)]:
-            content = types.Content(role="model", parts=[piece])
-            yield LlmResponse(content=content, partial=True, model_version=name)
+            yield LlmResponse(
+                content=types.Content(role="model", parts=[piece]),
+                partial=True,
+                model_version=response.model_version,
+            )

@@ -1,4 +1,4 @@
-"""What `SimulatedLlm` counts, rejects and summarizes."""
+"""The rules of `SimulatedLlm`: it counts, rejects and summarizes requests by them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
 _loading = threading.Lock()
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
-_LISTED = re.compile(  # What the guard keeps by itself, and asks not to be copied.
+_LISTED = re.compile(  # Lists that the guard keeps itself, and wants nobody to copy.
     r"(?ms)^\[(?:The user's messages up|Values of what).*?(?=^$|^\[)"
     r'|,"not_shown":"(?:[^"\\]|\\.)*"'
 )
@@ -80,12 +80,14 @@ class InvalidRequestError(SimulatedProviderError):
 
 
 def find_violation(contents: list[types.Content]) -> str | None:
-    """Returns what a strict provider objects to in the structure, None for nothing."""
+    """Returns a strict provider's objection to the structure, None if it has none."""
     if not contents:
         return "contents is not specified"
     if contents[0].role == "model":
         return 'contents.0: first message must use the "user" role'
+
     calls: list[types.FunctionCall] = []
+    # Calls of the last content are unanswered: an end shows it.
     end = types.Content(role="user", parts=[types.Part(text="end")])
     for index, content in enumerate([*contents, end]):
         parts = content.parts or []
@@ -98,58 +100,93 @@ def find_violation(contents: list[types.Content]) -> str | None:
 
 
 def _list_flaws(content: types.Content) -> Iterator[str]:
+    """Yields what is wrong with a content by itself."""
     if content.role not in ("user", "model"):
         yield "Please use a valid role: user, model."
     if not content.parts:
         yield "must include at least one parts field"
     for part in content.parts or []:
-        payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
-        # Gemini closes a turn with a signature on an empty part and wants it back.
-        if not payloads and not part.thought_signature:
+        yield from _list_part_flaws(part, content.role)
+
+
+def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
+    payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
+    # Gemini closes a turn with a signature on an empty part and wants it back.
+    if not part.thought_signature:
+        if not payloads:
             yield "required oneof field 'data' must have one initialized field"
-        if payloads == ["text"] and not part.text and not part.thought_signature:
+        if payloads == ["text"] and not part.text:
             yield "text content blocks must be non-empty"
-        if part.function_response and content.role != "user":
-            yield "a function response turn must use the user role"
-        if part.function_call and content.role != "model":
-            yield "a function call turn must use the model role"
+
+    if part.function_response and role != "user":
+        yield "a function response turn must use the user role"
+    if part.function_call and role != "model":
+        yield "a function call turn must use the model role"
 
 
 def _list_broken_pairs(
     calls: list[types.FunctionCall], responses: list[types.FunctionResponse]
 ) -> Iterator[str]:
+    """Yields the responses without a call, and the calls without a response."""
     unanswered = list(calls)
+    # Responses with an id find their calls first; the others take what is left.
     for response in sorted(responses, key=lambda response: not response.id):
-        same_id = [c for c in unanswered if response.id and c.id == response.id]
-        named = [c for c in unanswered if c.name == response.name]
-        # An id on one side only is as good as none.
-        if matches := same_id or [c for c in named if not (c.id and response.id)]:
-            unanswered.remove(matches[0])
+        answered = _find_answered(unanswered, response)
+        if answered:
+            unanswered.remove(answered)
         else:
             name = f"{response.name!r} (id {response.id})"
             yield f"a function response must answer a function call; none for {name}"
+
     if unanswered:
         names = ", ".join(f"{call.name!r} (id {call.id})" for call in unanswered)
         yield f"function calls need responses; these were not answered: {names}"
 
 
+def _find_answered(
+    calls: list[types.FunctionCall], response: types.FunctionResponse
+) -> types.FunctionCall | None:
+    """Finds the call that a response answers: by its id, else by its name."""
+    if response.id:
+        for call in calls:
+            if call.id == response.id:
+                return call
+
+    for call in calls:
+        has_other_id = bool(call.id and response.id)
+        if call.name == response.name and not has_other_id:
+            return call
+    return None
+
+
 def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
-    """Yields what contents say in text: words, code, calls and results as JSON."""
-    for part in (part for content in contents for part in content.parts or []):
-        if part.text:
-            yield part.text
-        if call := part.function_call:
-            yield call.name or ""
-            yield _to_json_text(call.args or {})
-        if response := part.function_response:
-            yield response.name or ""
-            yield _to_json_text(response.response or {})
-        if code := part.executable_code:
-            yield code.code or ""
-        if result := part.code_execution_result:
-            yield result.output or ""
-        others = filter(None, (part.tool_call, part.tool_response))
-        yield from map(_to_json_text, others)
+    """Yields the text of contents: words, code, calls and results as JSON."""
+    for content in contents:
+        for part in content.parts or ():
+            yield from _list_part_texts(part)
+
+
+def _list_part_texts(part: types.Part) -> Iterator[str]:
+    if part.text:
+        yield part.text
+
+    call = part.function_call
+    if call:
+        yield call.name or ""
+        yield _to_json_text(call.args or {})
+    response = part.function_response
+    if response:
+        yield response.name or ""
+        yield _to_json_text(response.response or {})
+
+    if part.executable_code:
+        yield part.executable_code.code or ""
+    if part.code_execution_result:
+        yield part.code_execution_result.output or ""
+    if part.tool_call:
+        yield _to_json_text(part.tool_call)
+    if part.tool_response:
+        yield _to_json_text(part.tool_response)
 
 
 def read_system(request: LlmRequest) -> types.Content:
@@ -162,7 +199,7 @@ def read_system(request: LlmRequest) -> types.Content:
 
 def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
     """Lists a prompt's texts in order, each with the place that it belongs to."""
-    tools = map(_to_json_text, request.config.tools or [])
+    tools = [_to_json_text(tool) for tool in request.config.tools or []]
     system = list_content_texts([read_system(request)])
     texts = [("head", text) for text in (*tools, *system)]
     for index, content in enumerate(request.contents):
@@ -175,12 +212,14 @@ def count_request_tokens(
     request: LlmRequest, token_ratio: float | None, media_tokens: int
 ) -> int:
     """Counts the prompt tokens of a request: system instruction, tools, contents."""
-    contents = read_system(request), *request.contents
     media_count = 0
-    for part in (part for content in contents for part in content.parts or []):
-        media_count += bool(part.inline_data or part.file_data)
-        if part.function_response:
-            media_count += len(part.function_response.parts or [])
+    for content in (read_system(request), *request.contents):
+        for part in content.parts or ():
+            if part.inline_data or part.file_data:
+                media_count += 1
+            if part.function_response:
+                media_count += len(part.function_response.parts or [])
+
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(request.contents)
     texts = [text for _, text in list_prompt_texts(request)]
     return count_tokens(texts, token_ratio) + media_count * media_tokens + overhead
@@ -189,7 +228,10 @@ def count_request_tokens(
 def count_shared_tokens(
     before: list[tuple[str, str]], now: list[tuple[str, str]], token_ratio: float | None
 ) -> int:
-    """Counts what two prompts begin with in common; nothing where the heads differ."""
+    """Counts the tokens with which two prompts begin in common; 0 if the heads differ.
+
+    The head of a prompt is its tools and its system instruction.
+    """
     shared: list[str] = []
     places: set[str] = set()
     for (old_place, old), (place, new) in zip(before, now, strict=False):
@@ -197,11 +239,13 @@ def count_shared_tokens(
             return 0
         if old_place != place:
             break
+
         places.add(place)
         if old != new:
             shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071 - characters
             break
         shared.append(new)
+
     overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
     return count_tokens(shared, token_ratio) + overhead
 
@@ -232,11 +276,12 @@ def load_encoding(name: str) -> tiktoken.Encoding:
     spec = importlib.util.find_spec("litellm")
     roots = (spec and spec.submodule_search_locations) or []
     folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
-    # The SHA-1 of the address that tiktoken downloads o200k_base from.
-    is_there = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
+    # The file is named by the SHA-1 of the address that tiktoken downloads it from.
+    is_shipped = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
+
     with _loading:
         before = os.environ.get("TIKTOKEN_CACHE_DIR")
-        if is_there:
+        if is_shipped:
             os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
         try:
             return tiktoken.get_encoding(name)
@@ -262,52 +307,60 @@ def looks_like_summary_request(request: LlmRequest) -> bool:
 
 
 def read_summary_material(request: LlmRequest) -> str:
-    """Returns what a request wants summarized, without what asks for the summary."""
+    """Returns the material that a request wants summarized, without the request."""
     text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
         return _LISTED.sub("", "\n".join(list_content_texts(request.contents[:-1])))
+
     if text.startswith(_ADK_PROMPT):
-        text = text.partition("capture the essence of the interaction.")[2]
+        material = text.partition("capture the essence of the interaction.")[2]
         # ADK 2.0 escapes the line breaks of its prompt by mistake.
-        return text.replace(r"\n", "\n") if text.startswith(r"\n\n") else text
-    if fence := _FENCE.search(text):
-        # Every block of data is fenced with one marker; what is between is the request.
+        is_escaped = material.startswith(r"\n\n")
+        return material.replace(r"\n", "\n") if is_escaped else material
+
+    fence = _FENCE.search(text)
+    if fence:
+        # One marker fences every block of material; the request stands between them.
         return "\n".join(_read_blocks(text, fence[1]))
     return text
 
 
 def _read_blocks(text: str, marker: str) -> list[str]:
-    """Reads what stands between an opening line with the marker and its closing one."""
+    """Reads the blocks between an opening line with the marker and its closing one."""
     blocks: list[str] = []
-    lines: list[str] = []
-    end = ""
+    block_lines: list[str] = []
+    closing_line = ""  # Of the open block, if there is one.
     for line in text.split("\n"):
-        if end and line == end:
-            blocks.append("\n".join(lines))
-            end = ""
-        elif end:
-            lines.append(line)
+        if closing_line:
+            if line == closing_line:
+                blocks.append("\n".join(block_lines))
+                closing_line = ""
+            else:
+                block_lines.append(line)
         elif line.startswith("<") and line.endswith(f"-{marker}>"):
-            lines = []
-            end = f"</{line[1:]}"
+            block_lines = []
+            closing_line = f"</{line[1:]}"
     return blocks
 
 
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Keeps head and tail of each line, as much as the summary may take."""
-    material = map(str.strip, read_summary_material(request).splitlines())
-    line_chars = 240
-    lines = list(dict.fromkeys(_shorten(line, line_chars) for line in material if line))
     max_tokens = request.config.max_output_tokens or 1_000
+    line_chars = 240
+    stripped = [line.strip() for line in read_summary_material(request).splitlines()]
+    shortened = [_shorten(line, line_chars) for line in stripped if line]
+
+    lines = list(dict.fromkeys(shortened))
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > 60:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            middle = len(lines) // 3  # What is newer counts for more.
+            middle = len(lines) // 3  # The newer lines count for more.
             del lines[middle : middle + 1 + len(lines) // 8]
         else:
-            lines = [lines[0][: len(lines[0]) // 2]]
+            half_chars = len(lines[0]) // 2
+            lines[0] = lines[0][:half_chars]
     return "\n".join(lines)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from google.adk.events.event import Event
 from google.adk.sessions import Session
 
 from contextguard_adk._providers.clients import read_tokens
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
@@ -17,36 +18,60 @@ MAX_TOKENS = 20_000_000
 
 
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Lists the model calls with a recorded prompt count, of one agent or of all."""
+    """Yields the model calls with a recorded prompt count, of one agent or of all."""
     state: dict[str, Any] = {}
     previous: tuple[object, ...] = ()
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
         if event.partial:
             continue
+
         usage = event.usage_metadata
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
         # Text and calls of a stream may be two events of one response.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_new = origin != previous
         previous = origin
+
         is_wanted = event.author != "user" and agent in (None, event.author)
-        if not (is_wanted and prompt_tokens and is_new):
-            continue
-        for name, count in usage or ():
-            # A request of that size will be made up.
-            if isinstance(count, int) and count > MAX_TOKENS:
-                found = f"event {index}: {name} is {count:,}"
-                raise CommandError(f"{found}; at most {MAX_TOKENS:,} are accepted")
-        name = event.author
-        scope = branch_scope(event)
-        is_guarded = bool(read_facts(event).get("recovered"))
-        is_guarded |= AgentState(state, name, scope=scope).read("summary") is not None
-        heuristic = 0
-        # What a guard has stored beside this count, at the end of a response.
-        for later in session.events[index : index + 4]:
-            stored = AgentState(later.actions.state_delta, name, scope=scope)
-            if stored.read("real_tokens") == prompt_tokens:
-                heuristic = heuristic or int(stored.read("last_heuristic") or 0)
-        sent = heuristic if 0 < heuristic <= MAX_TOKENS else None
-        yield RecordedCall(index, event, prompt_tokens, is_guarded, sent)
+        if is_wanted and prompt_tokens and is_new:
+            _check_usage(index, event)
+            response_events = session.events[index : index + 4]
+            yield RecordedCall(
+                index=index,
+                event=event,
+                prompt_tokens=prompt_tokens,
+                is_guarded=_is_guarded(event, state),
+                heuristic_tokens=_find_heuristic(response_events, prompt_tokens),
+            )
+
+
+def _check_usage(index: int, event: Event) -> None:
+    """Refuses a count from which a replay would make up an enormous request."""
+    for name, count in event.usage_metadata or ():
+        if isinstance(count, int) and count > MAX_TOKENS:
+            found = f"event {index}: {name} is {count:,}"
+            raise CommandError(f"{found}; at most {MAX_TOKENS:,} are accepted")
+
+
+def _is_guarded(event: Event, state: dict[str, Any]) -> bool:
+    """Whether a guard had cut the request, by an event's notes and session state."""
+    stored = AgentState(state, event.author, scope=branch_scope(event))
+    has_summary = stored.read("summary") is not None
+    return has_summary or bool(read_facts(event).get("recovered"))
+
+
+def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
+    """Finds the bytes / 4 that a guard has stored beside a count.
+
+    A guard stores them at the end of the response, of which `events` has the first.
+    """
+    author = events[0].author
+    scope = branch_scope(events[0])
+    for event in events:
+        stored = AgentState(event.actions.state_delta, author, scope=scope)
+        if stored.read("real_tokens") == prompt_tokens:
+            tokens = int(stored.read("last_heuristic") or 0)
+            if tokens:
+                return tokens if 0 < tokens <= MAX_TOKENS else None
+    return None

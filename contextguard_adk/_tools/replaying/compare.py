@@ -10,7 +10,11 @@ from typing import Any
 from rich.table import Column
 
 from contextguard_adk._measuring.budgets import threshold_tokens
-from contextguard_adk._tools.replaying.figures import Replayed, list_assumptions
+from contextguard_adk._tools.replaying.figures import (
+    Replayed,
+    Totals,
+    list_assumptions,
+)
 from contextguard_adk._tools.terminal import number_column, print_line, print_table
 from contextguard_adk._turn.settings import LEAST_AUTO_TOKENS
 from contextguard_adk.config import STRATEGIES, PluginSettings
@@ -22,7 +26,7 @@ COMPARED: list[tuple[str, dict[str, Any]]] = [
     ("pipeline", {}),
     *(("threshold", {"trigger": trigger}) for trigger in (0.5, 0.25, 0.1, "auto")),
 ]
-"""Each strategy as it is; the default one from parts of the window on, and by cost."""
+"""Each strategy with its defaults, and the default strategy with other triggers."""
 
 COLUMNS = {
     "over window": "{0.over_window:,}",
@@ -51,7 +55,10 @@ ones, plus eight times the output."""
 
 @dataclass(frozen=True)
 class Row:
-    """Settings to compare, and the lines of a file that has them, where it is short."""
+    """Settings to compare, and the lines of a settings file that has them.
+
+    There are no lines for the user's own settings, which have a file already.
+    """
 
     name: str
     guard: PluginSettings
@@ -59,20 +66,28 @@ class Row:
 
 
 def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]:
-    """Lists what to compare: for all agents alike, with a guard's prices and models."""
-    names = "context_window", "summarizer", "summarizer_context_window"
-    own = {name: getattr(guard.default, name, None) for name in names}
-    # A file can give no summarizer that is an object.
-    kept = {name: value for name, value in own.items() if isinstance(value, int | str)}
+    """Lists the settings to compare, each for all agents alike.
+
+    They have the window, the summarizer and the prices of the given guard.
+    """
+    kept = dict[str, Any]()
+    for name in ("context_window", "summarizer", "summarizer_context_window"):
+        value = getattr(guard.default, name, None)
+        if isinstance(value, int | str):  # A file cannot name a summarizer object.
+            kept[name] = value
     if window_tokens is not None:
         kept["context_window"] = window_tokens
+
     for strategy, changes in COMPARED:
-        name = strategy + "".join(f", {key} {value}" for key, value in changes.items())
         values = {**changes, **kept}
-        settings = {"strategy": strategy, **values}.items()
-        toml = ["[default]", *(f"{key} = {json.dumps(item)}" for key, item in settings)]
+        settings = {"strategy": strategy, **values}
+        toml = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         default = STRATEGIES[strategy].model_validate(values)
-        yield Row(name, PluginSettings(default=default, prices=guard.prices), toml)
+        yield Row(
+            name=", ".join([strategy, *(f"{k} {v}" for k, v in changes.items())]),
+            guard=PluginSettings(default=default, prices=guard.prices),
+            toml=["[default]", *toml],
+        )
 
 
 class Comparison:
@@ -83,10 +98,13 @@ class Comparison:
         self._replay = replays[0]
         self._totals = [replay.with_guard for replay in replays]
         self._without = replays[0].without_guard
-        costs = [found.cost for found in (self._without, *self._totals)]
-        self._is_priced = None not in costs
-        has_cost = self._is_priced and any(found.cost for found in self._totals)
-        prices = [f.cost if has_cost else f.weighted_tokens for f in self._totals]
+
+        costs = [found.cost for found in self._totals]
+        self._is_priced = self._without.cost is not None and None not in costs
+        prices: list[float | None] = [each.weighted_tokens for each in self._totals]
+        if self._is_priced and any(costs):
+            prices = costs
+
         fitting = [n for n, found in enumerate(self._totals) if not found.over_window]
         # The first of the cheapest rows in which each request fits.
         self._best = min(fitting, key=lambda row: prices[row] or 0, default=None)
@@ -106,17 +124,21 @@ class Comparison:
 
     def print(self) -> None:
         """Prints a row for each, marks the best one, and says how to get it."""
-        columns = dict(COLUMNS)
+        shown = dict(COLUMNS)
         if self._is_priced:
-            del columns["weighted"]
-        names = ["no guard", *(row.name for row in self._rows)]
-        rows = []
-        for number, found in enumerate((self._without, *self._totals), -1):
-            mark, style = ("*", "green") if number == self._best else (" ", "")
-            cost = format_cost(found.cost)
-            cells = (form.format(found, cost) for form in columns.values())
-            rows.append(([f"{mark} {names[number + 1]}", *cells], style))
-        print_table([Column("", no_wrap=True), *map(number_column, columns)], rows)
+            del shown["weighted"]
+        forms = list(shown.values())
+
+        lines = [(["  no guard", *_format_cells(forms, self._without)], "")]
+        for number, row in enumerate(self._rows):
+            is_best = number == self._best
+            name = f"* {row.name}" if is_best else f"  {row.name}"
+            cells = _format_cells(forms, self._totals[number])
+            lines.append(([name, *cells], "green" if is_best else ""))
+
+        columns = [Column("", no_wrap=True)]
+        columns += [number_column(name) for name in shown]
+        print_table(columns, lines)
         for line in self._list_lines():
             print_line(line)
 
@@ -127,6 +149,7 @@ class Comparison:
         yield from list_assumptions(self._replay.has_cache)
         yield PREVIEWS
         yield NEED
+
         windows = [call.window_tokens for call in self._replay.calls]
         least = min(windows)
         most = max(windows)
@@ -137,10 +160,18 @@ class Comparison:
                 f"The agents' windows differ, from {least:,} to {most:,} tokens: each "
                 "request is held against that of its agent."
             )
+
         yield ""
         if self._best is None:
             yield "Each of them has requests over the window."
-        elif toml := self._rows[self._best].toml:
-            yield from ("* The cheapest without a request over the window:", "", *toml)
+        elif self._rows[self._best].toml:
+            yield "* The cheapest without a request over the window:"
+            yield ""
+            yield from self._rows[self._best].toml
         else:
             yield "* Your settings: the cheapest without a request over the window."
+
+
+def _format_cells(forms: list[str], found: Totals) -> list[str]:
+    cost = format_cost(found.cost)
+    return [form.format(found, cost) for form in forms]

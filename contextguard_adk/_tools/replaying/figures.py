@@ -1,4 +1,4 @@
-"""What a replay found: its figures, as JSON and as a table."""
+"""The figures of a replay, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Bill:
-    """What calls take, and its price in US dollars; None where it is unknown."""
+    """The tokens of calls, and their price in US dollars; None where it is unknown."""
 
     usage: Usage = field(default_factory=Usage)
     cost: float | None = 0.0
@@ -40,7 +40,7 @@ class Bill:
 
 @dataclass(frozen=True)
 class Totals:
-    """What all calls of a session take, summaries included."""
+    """The figures of all calls of a session, summaries included."""
 
     over_window: int
     compactions: int
@@ -56,7 +56,7 @@ class Totals:
 
     @property
     def tokens(self) -> int:
-        """All that is sent and written."""
+        """Prompt and output tokens."""
         return self.usage.prompt_tokens + self.usage.output_tokens
 
     @property
@@ -90,7 +90,7 @@ class ReplayedCall:
     pressure: float | None  # The estimate of the whole request / window.
     needed: list[Needed]
     missing: list[Needed]  # Those that would not have been in the request.
-    # What session state has after a compaction, in the replay; no part of the figures.
+    # Session state after a compaction of the replay; no part of the figures.
     state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,46 +111,60 @@ class Replayed:
     @property
     def without_guard(self) -> Totals:
         """The calls as they were recorded."""
-        return self._add_up([(c.whole_tokens, c.whole_bill) for c in self.calls], [])
+        requests = [(call.whole_tokens, call.whole_bill) for call in self.calls]
+        return self._add_up(requests, missing=[], compactions=0)
 
     @property
     def with_guard(self) -> Totals:
         """The calls as the guard would have sent them."""
-        compactions = sum(call.compaction is not None for call in self.calls)
         requests = [(call.sent_tokens, call.sent_bill) for call in self.calls]
         missing = [each for _, each in self.missing]
+        compactions = sum(1 for call in self.calls if call.compaction)
         return self._add_up(requests, missing, compactions)
 
     @property
     def missing(self) -> list[tuple[int, Needed]]:
-        """What would not have been in requests, by the number of the call."""
+        """The values that requests would not have had, by the number of the call."""
         return [(call.number, each) for call in self.calls for each in call.missing]
 
     def _add_up(
         self,
         requests: list[tuple[int, Bill]],
         missing: list[Needed],
-        compactions: int = 0,
+        compactions: int,
     ) -> Totals:
-        sizes = [tokens for tokens, _ in requests]
         windows = [call.window_tokens for call in self.calls]
-        over = sum(n > most for n, most in zip(sizes, windows, strict=True))
+        sizes = [tokens for tokens, _ in requests]
+        too_long = [
+            tokens
+            for tokens, window in zip(sizes, windows, strict=True)
+            if tokens > window
+        ]
+
         bill = sum((bill for _, bill in requests), Bill())
         needed = [each for call in self.calls for each in call.needed]
-        need = Share(len(needed), len(missing))
-        far = Share(*(sum(n.is_far for n in each) for each in (needed, missing)))
-        most = max(sizes)
-        return Totals(over, compactions, bill.usage, bill.cost, most, need, far)
+        far_needed = [each for each in needed if each.is_far]
+        far_missing = [each for each in missing if each.is_far]
+        return Totals(
+            over_window=len(too_long),
+            compactions=compactions,
+            usage=bill.usage,
+            cost=bill.cost,
+            largest_request_tokens=max(sizes),
+            need=Share(len(needed), len(missing)),
+            far=Share(len(far_needed), len(far_missing)),
+        )
 
     def to_json(self) -> dict[str, Any]:
         without = self.without_guard
         guarded = self.with_guard
+        uncompared = [call for call in self.calls if call.real_tokens is None]
         return {
             "session": self.session_id,
             "fixed_tokens": self.fixed_tokens,
             "calls": [call.to_json() for call in self.calls],
             "accuracy": _measure_accuracy(self.calls),
-            "uncompared_calls": sum(call.real_tokens is None for call in self.calls),
+            "uncompared_calls": len(uncompared),
             "has_cache": self.has_cache,
             "without_guard": without.to_json(),
             "with_guard": guarded.to_json(),
@@ -159,20 +173,25 @@ class Replayed:
 
 
 def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
-    """Compares estimates with counts, from each agent's second, calibrated call on."""
+    """Compares estimates with counts, without each agent's first one.
+
+    The guard corrects its estimates by the counts before, and the first has none.
+    """
     by_agent: dict[str, list[float]] = {}
     for call in calls:
         if call.error_ratio is not None:
             by_agent.setdefault(call.agent, []).append(call.error_ratio)
+
     errors = [error for own in by_agent.values() for error in own[1:]]
     if not errors:
         return None
-    sizes = sorted(map(abs, errors))
+
+    sizes = sorted(abs(error) for error in errors)
     return {
         "calls": len(errors),
         "median_error_ratio": statistics.median(sizes),
         "p95_error_ratio": sizes[math.ceil(0.95 * len(sizes)) - 1],
-        "misses": sum(error < -0.10 for error in errors),
+        "misses": sum(1 for error in errors if error < -0.10),
     }
 
 
@@ -184,16 +203,23 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
     over = f"{without.over_window:,} without the guard → {guarded.over_window:,}"
     done = f"{guarded.compactions:,} compactions"
     print_line(f"Requests over the window: {over} with it; {done}", "bold")
+
     window_tokens = max(call.window_tokens for call in calls)
-    for label, name in (("without", "whole_tokens"), ("with", "sent_tokens")):
-        sizes = [getattr(call, name) for call in calls]
-        terminal.print_sparkline(f"{label + ' the guard':19}", sizes, window_tokens)
+    whole_sizes = [call.whole_tokens for call in calls]
+    terminal.print_sparkline("without the guard  ", whole_sizes, window_tokens)
+    sent_sizes = [call.sent_tokens for call in calls]
+    terminal.print_sparkline("with the guard     ", sent_sizes, window_tokens)
     print_line("")
-    columns = [*map(number_column, COLUMNS), Column("compaction", min_width=20)]
+
+    columns = [number_column(name) for name in COLUMNS]
+    columns.append(Column("compaction", min_width=20))
     if len({call.agent for call in calls}) > 1:
         columns.append(Column("agent", overflow="fold"))
     terminal.print_table(columns, _list_rows(calls, is_complete, len(columns)))
-    for line in (*_list_facts(replayed), *list_assumptions(replayed.has_cache)):
+
+    for line in _list_facts(replayed):
+        print_line(line)
+    for line in list_assumptions(replayed.has_cache):
         print_line(line)
 
 
@@ -201,17 +227,23 @@ def _list_rows(
     calls: list[ReplayedCall], is_complete: bool, width: int
 ) -> Iterator[tuple[list[str], str]]:
     """Yields the cells of each call to print, and its style."""
+    shows_all = is_complete or len(calls) < 50
     previous = 0
     for index, call in enumerate(calls):
-        is_end = min(index, len(calls) - 1 - index) < 5
-        is_near = any(c.compaction for c in calls[max(0, index - 1) : index + 2])
-        if not (is_complete or len(calls) < 50 or is_end or is_near):
+        is_at_end = index < 5 or index >= len(calls) - 5
+        neighbors = calls[max(0, index - 1) : index + 2]
+        is_near_compaction = any(each.compaction for each in neighbors)
+        if not (shows_all or is_at_end or is_near_compaction):
             continue
+
         if call.number > previous + 1:
             yield ["..."], ""
         previous = call.number
-        figures = [(getattr(call, name), form) for name, form in COLUMNS.values()]
-        cells = ["-" if n is None else format(n, form) for n, form in figures]
+
+        cells = list[str]()
+        for name, form in COLUMNS.values():
+            figure = getattr(call, name)
+            cells.append("-" if figure is None else format(figure, form))
         cells += [_describe(call.compaction), call.agent]
         yield cells[:width], "cyan" if call.compaction else ""
 
@@ -243,9 +275,13 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
     guarded = replayed.with_guard
     fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
-    if count := sum(call.real_tokens is None for call in replayed.calls):
-        yield f"{count:,} calls, changed by a guard when recorded, are not compared."
-    if accuracy := _measure_accuracy(replayed.calls):
+
+    uncompared = [call for call in replayed.calls if call.real_tokens is None]
+    if uncompared:
+        count = f"{len(uncompared):,} calls"
+        yield f"{count}, changed by a guard when recorded, are not compared."
+    accuracy = _measure_accuracy(replayed.calls)
+    if accuracy:
         yield (
             "Accuracy from the second call on: median error "
             f"{accuracy['median_error_ratio']:.1%}, p95 "
@@ -254,20 +290,25 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
         )
     else:
         yield "Accuracy: nothing to compare."
+
+    yield f"Tokens without the guard: {_describe_tokens(without)}."
     saved_tokens = without.tokens - guarded.tokens
-    share = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
-    for name, found, end in (("without", without, ""), ("with", guarded, f"; {share}")):
-        usage = found.usage
-        cost = format_cost(found.cost)
-        yield (
-            f"Tokens {name} the guard: {found.uncached_tokens:,} uncached, "
-            f"{usage.cached_tokens:,} cached, {usage.output_tokens:,} of output; "
-            f"cost {cost}{end}."
-        )
+    saved = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
+    yield f"Tokens with the guard: {_describe_tokens(guarded)}; {saved}."
+
     need = guarded.need
     far = guarded.far
     yield (
         f"Need: {need} of {need.needed:,} values that the calls took from the "
         f"conversation were in the request; far back, {far} of {far.needed:,}."
     )
-    yield from (f"  {line}" for line in list_missing(replayed.missing))
+    for line in list_missing(replayed.missing):
+        yield f"  {line}"
+
+
+def _describe_tokens(found: Totals) -> str:
+    usage = found.usage
+    return (
+        f"{found.uncached_tokens:,} uncached, {usage.cached_tokens:,} cached, "
+        f"{usage.output_tokens:,} of output; cost {format_cost(found.cost)}"
+    )

@@ -1,4 +1,4 @@
-"""How much of what the recorded calls needed was in the requests before them."""
+"""Finds the values that recorded calls needed, and whether a request had them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from google.adk.events.event import Event
 from google.genai import types
@@ -21,6 +20,8 @@ _NAME = re.compile(r"[/_@]|\w\.\w|[a-z][A-Z]|[^\W\d]\d|\d[^\W\d]\w|^\d{4,}$")
 _SECRET = re.compile(r"(sk-|[sr]k_live_|gh[a-z]_|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{12}")
 _SECRET_FIELD = re.compile(r"passw|secret|api_?key|credential|authori[sz]ation", re.I)
 _ANCHOR = re.compile(r"[A-Za-z0-9_]+")
+
+ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 
 @dataclass(frozen=True)
@@ -45,76 +46,110 @@ class Share:
 
 
 class Needs:
-    """What the recorded calls of a session needed of what was said before."""
+    """The values that the recorded calls of a session took from the conversation."""
 
     def __init__(self, events: Sequence[Event], calls: Iterable[RecordedCall]) -> None:
         self._values = {call.index: _list_values(events, call) for call in calls}
         self._parts = [part for event in events for part in parts_of(event.content)]
         self._numbers = {_key(part): n for n, part in enumerate(self._parts)}
-        self._texts = list(map(read_part, self._parts))
+        self._texts = [read_part(part) for part in self._parts]
+
+        # To look for each value in each text would take minutes. A value can stand only
+        # in the texts that have its longest word, its anchor.
         anchors = {_anchor(v) for values in self._values.values() for v in values}
-        self._having = defaultdict[str, list[int]](list)
+        self._texts_with = defaultdict[str, list[int]](list)
         for number, text in enumerate(self._texts):
             for word in anchors.intersection(["", *_ANCHOR.findall(text)]):
-                self._having[word].append(number)
-        self._holders: dict[str, list[int]] = {}
+                self._texts_with[word].append(number)
+        self._holders: dict[str, list[int]] = {}  # By value, the texts that have it.
 
     def find(
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
-        """Finds what a call needed of the whole request before it."""
+        """Finds the values in the whole request that a call needed."""
         places = self._locate(self._values[call.index], whole)
-        needed = []
-        far_end = len(whole)
-        near_chars = 2 * window_tokens  # Half of it, by bytes / 4.
-        while places and far_end and near_chars >= 0:
-            far_end -= 1
-            near_chars -= self._count_chars(whole[far_end])
+        if not places:
+            return []
+
+        far_end = self._find_far_end(whole, window_tokens)
+        needed = list[Needed]()
         for value, place in places.items():
-            part = next(
-                each for each in parts_of(whole[place]) if value in read_part(each)
+            later_answers = [c for c in whole[place + 1 :] if c.role == "model"]
+            each = Needed(
+                value=value,
+                place=_describe_holder(whole[place], value),
+                calls_ago=1 + len(later_answers),
+                is_far=place < far_end,
             )
-            tool = part.function_call or part.function_response
-            kind = "call" if part.function_call else "result" if tool else "message"
-            said = f"{kind} of {tool.name if tool else whole[place].role}"
-            calls_ago = 1 + sum(each.role == "model" for each in whole[place + 1 :])
-            needed.append(Needed(value, said, calls_ago, is_far=place < far_end))
+            needed.append(each)
         return needed
 
     def find_missing(
         self, needed: Sequence[Needed], sent: Sequence[types.Content]
     ) -> list[Needed]:
+        """Finds the needed values that stand nowhere in a request."""
         present = self._locate([each.value for each in needed], sent)
         return [each for each in needed if each.value not in present]
 
     def _locate(
         self, values: list[str], contents: Sequence[types.Content]
     ) -> dict[str, int]:
-        """Finds the last of some contents in which each value stands, if any."""
-        known = dict[int, int]()
-        others = list[tuple[int, str]]()
-        found = {}
-        for place, content in enumerate(contents if values else ()):
-            for part in parts_of(content):
-                if (number := self._numbers.get(_key(part))) is None:
-                    others.append((place, read_part(part)))
-                else:
-                    known[number] = place
+        """Finds the last content in which each value stands, by its index."""
+        if not values:
+            return {}
+
+        recorded_places, other_texts = self._place_parts(contents)
+        found = dict[str, int]()
         for value in values:
-            if value not in self._holders:
-                near = self._having[_anchor(value)]
-                self._holders[value] = [n for n in near if value in self._texts[n]]
-            places = [known[n] for n in self._holders[value] if n in known]
-            places += [place for place, text in others if value in text]
+            holders = self._find_holders(value)
+            places = [recorded_places[n] for n in holders if n in recorded_places]
+            places += [place for place, text in other_texts if value in text]
             if places:
                 found[value] = max(places)
         return found
 
+    def _place_parts(
+        self, contents: Sequence[types.Content]
+    ) -> tuple[dict[int, int], list[tuple[int, str]]]:
+        """Returns where the parts of contents stand, by the index of their content.
+
+        Recorded parts come by their number, the texts of others with their place.
+        """
+        recorded_places = dict[int, int]()
+        other_texts = list[tuple[int, str]]()
+        for place, content in enumerate(contents):
+            for part in parts_of(content):
+                number = self._numbers.get(_key(part))
+                if number is None:
+                    other_texts.append((place, read_part(part)))
+                else:
+                    recorded_places[number] = place
+        return recorded_places, other_texts
+
+    def _find_holders(self, value: str) -> list[int]:
+        """Finds the recorded parts that have a value, by their number."""
+        if value not in self._holders:
+            candidates = self._texts_with[_anchor(value)]
+            self._holders[value] = [n for n in candidates if value in self._texts[n]]
+        return self._holders[value]
+
+    def _find_far_end(self, whole: Sequence[types.Content], window_tokens: int) -> int:
+        """Returns the end of the contents that lie more than half a window back."""
+        far_end = len(whole)
+        near_chars = 2 * window_tokens  # Half of the window, by bytes / 4.
+        while far_end and near_chars >= 0:
+            far_end -= 1
+            near_chars -= self._count_chars(whole[far_end])
+        return far_end
+
     def _count_chars(self, content: types.Content) -> int:
-        # An older ADK copies payloads, which are unknown then.
-        found = ((part, self._numbers.get(_key(part))) for part in parts_of(content))
-        texts = (read_part(p) if n is None else self._texts[n] for p, n in found)
-        return sum(map(len, texts))
+        chars = 0
+        for part in parts_of(content):
+            # An older ADK copies payloads, and no copy is a recorded part.
+            number = self._numbers.get(_key(part))
+            text = read_part(part) if number is None else self._texts[number]
+            chars += len(text)
+        return chars
 
 
 def _key(part: types.Part) -> object:
@@ -122,17 +157,31 @@ def _key(part: types.Part) -> object:
     return part.text or code_of(part) or id(payload_of(part))
 
 
+def _describe_holder(content: types.Content, value: str) -> str:
+    """Says which part of a content has a value: "result of search", for instance."""
+    part = next(each for each in parts_of(content) if value in read_part(each))
+    if part.function_call:
+        return f"call of {part.function_call.name}"
+    if part.function_response:
+        return f"result of {part.function_response.name}"
+    return f"message of {content.role}"
+
+
 def read_part(part: types.Part) -> str:
-    """Returns what a part says, once more without the escapes of JSON if it has any."""
-    fields = (f"{name}\n{leaf}" for name, leaf in _walk(payload_of(part)))
-    text = plain = part.text or code_of(part) or "\n".join(fields)
-    for escape, char in ("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"):
+    """Returns a part's text; if it has escapes of JSON, once more without them."""
+    text = part.text or code_of(part)
+    if not text:
+        leaves = _walk(payload_of(part))
+        text = "\n".join(f"{name}\n{leaf}" for name, leaf in leaves)
+
+    plain = text
+    for escape, char in ESCAPES:
         plain = plain.replace(escape, char)
     return text if plain == text else f"{text}\n{plain}"
 
 
 def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
-    """Yields what is in nested dicts and lists, each with the name of its field."""
+    """Yields the leaves of nested dicts and lists, each with the name of its field."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _walk(item, str(name))
@@ -144,44 +193,70 @@ def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _anchor(value: str) -> str:
-    """Returns the word by which the texts are found that may hold a value."""
+    """Returns the longest word of a value, by which the texts with it are found."""
     return max(_ANCHOR.findall(value), key=len, default="")
 
 
 def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
-    """Lists what an agent must know to call its tools: ids, numbers, names, paths.
+    """Lists the values that an agent must know to call its tools as it did.
 
-    An argument without blanks is a value; of texts, such as commands, the words are
-    that look like one. Credentials are none, nor is what the guard's own tool is given.
+    They are the ids, numbers, names and paths among the arguments. Credentials are
+    left out, and so are the arguments of ADK's tools and of the guard's own.
     """
-    values: list[str] = []
-    later = (event for event in events[recorded.index :] if not event.partial)
-    answer = takewhile(lambda each: not each.get_function_responses(), later)
-    own = (event for event in answer if event.author == recorded.event.author)
-    calls = [call for event in own for call in event.get_function_calls()]
-    own_names = RECALL_TOOL, *INTERNAL_CALLS
-    asked = (call.args for call in calls if not (call.name or "").startswith(own_names))
-    for field, leaf in (leaf for args in asked for leaf in _walk(args)):
-        if isinstance(leaf, bool) or _SECRET_FIELD.search(field):
+    values = dict[str, None]()
+    for field, leaf in _walk_arguments(events, recorded):
+        # A bool is no value that an agent could look up.
+        if not isinstance(leaf, bool) and not _SECRET_FIELD.search(field):
+            values.update(dict.fromkeys(_split_values(leaf)))
+    return [value for value in values if not _SECRET.match(value)]
+
+
+def _walk_arguments(
+    events: Sequence[Event], recorded: RecordedCall
+) -> Iterator[tuple[str, object]]:
+    """Yields the arguments of the tool calls in an answer, with their fields."""
+    own_names = (RECALL_TOOL, *INTERNAL_CALLS)
+    for event in events[recorded.index :]:
+        if event.partial:
             continue
-        words = [text := str(leaf)]
-        if len(text) > 100 or re.search(r"\s", text):
-            words = [w.strip(".-/") for w in _WORD.findall(text) if _NAME.search(w)]
-        least_chars = 4 if isinstance(leaf, str) else 2
-        values += [word for word in words if len(word) >= least_chars]
-    return [each for each in dict.fromkeys(values) if not _SECRET.match(each)]
+        if event.get_function_responses():
+            return  # The answer is over.
+        if event.author != recorded.event.author:
+            continue
+
+        for call in event.get_function_calls():
+            if not (call.name or "").startswith(own_names):
+                yield from _walk(call.args)
+
+
+def _split_values(leaf: object) -> list[str]:
+    """Returns an argument as a value; of a text, the words that look like one."""
+    text = str(leaf)
+    words = [text]
+    if len(text) > 100 or re.search(r"\s", text):
+        words = [w.strip(".-/") for w in _WORD.findall(text) if _NAME.search(w)]
+    least_chars = 4 if isinstance(leaf, str) else 2
+    return [word for word in words if len(word) >= least_chars]
 
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
-    """Says of values where they last stood; each with the first call that needed it."""
+    """Says of missing values where they last stood, each once.
+
+    A value comes with the number of the first call that needed it.
+    """
     first = dict[str, tuple[int, Needed]]()
     for number, each in missing:
         first.setdefault(each.value, (number, each))
-    lines = [
-        f"call {number:,}: {quote_line(each.value)[:80]!r} was missing; last in a "
-        f"{quote_line(each.place)}, {each.calls_ago:,} call{'s'[: each.calls_ago - 1]} "
-        "before"
-        for number, each in first.values()
-    ]
-    more = f"and {len(lines) - most:,} more"
-    return lines[:most] + [more] * (len(lines) > most)
+
+    lines = list[str]()
+    for number, each in first.values():
+        value = quote_line(each.value)[:80]
+        place = quote_line(each.place)
+        calls = "call" if each.calls_ago == 1 else "calls"
+        lines.append(
+            f"call {number:,}: {value!r} was missing; last in a {place}, "
+            f"{each.calls_ago:,} {calls} before"
+        )
+    if len(lines) <= most:
+        return lines
+    return [*lines[:most], f"and {len(lines) - most:,} more"]

@@ -26,13 +26,13 @@ from pydantic import Field, ValidationError
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
-from contextguard_adk._runtime.scopes import branch_scope
+from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 
-# Todos and a request for a compaction are the user's.
+# The keys of a guard; todos and a request for a compaction belong to the user.
 _OWN_KEY = re.compile(
     r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact(?!ed))"
 )
@@ -55,44 +55,61 @@ class Sent(NamedTuple):
 
 @dataclass
 class Scale:
-    """Real tokens / (bytes / 4) of the whole history that an agent has.
+    """The real tokens of an agent's whole history, per token by bytes / 4.
 
-    Once a guard has cut the requests, no count is that of all. What is new in one tells
-    how many tokens it takes, since it is new in the whole history as well.
+    While no guard has cut a request, its count is that of the whole history and gives
+    the ratio. Once a guard cuts the requests, only the text that is new since the last
+    call tells its own ratio: it is new in the whole history as well. It changes the
+    ratio by its share of the history.
     """
 
     ratio: float = 1.0
     last: RecordedCall | None = None
-    _last_bytes: int = 0
+    _last_count: int = 0
 
     def of_sent(self, count: int) -> float:
-        """The same of what a guard sends: as recorded, if that is what was sent."""
-        sent = self.last and self.last.heuristic_tokens
-        ratio = self.ratio
-        is_same = sent and abs(count / sent - 1) < 0.05
-        return self.last.ratio or ratio if self.last and is_same else ratio
+        """Returns the ratio of a request that a guard sends, by bytes / 4 of it.
+
+        It is the recorded one, if the recorded request had about the same size.
+        """
+        last = self.last
+        if last is None or not last.ratio or not last.heuristic_tokens:
+            return self.ratio
+        is_same = abs(count / last.heuristic_tokens - 1) < 0.05
+        return last.ratio if is_same else self.ratio
 
     def read(self, call: RecordedCall, count: int) -> bool:
-        """Reads a recorded count; returns whether it is that of the whole history."""
+        """Reads a recorded count; returns whether it is that of the whole history.
+
+        `count` are the tokens of the whole history by bytes / 4.
+        """
         sent = call.heuristic_tokens or 0
-        last = self.last
-        # A preview leaves no other trace.
-        is_whole = not (call.is_guarded or (sent and count > 1.03 * sent + 30))
+        # A preview of a tool result leaves no other trace.
+        is_shortened = bool(sent) and count > 1.03 * sent + 30
+        is_whole = not (call.is_guarded or is_shortened)
+
         if is_whole:
             self.ratio = call.prompt_tokens / count
-        elif call.ratio and last is None:
+        elif self.last:
+            grown = max(0, count - self._last_count)
+            new_ratio = self._measure_new(call, self.last)
+            self.ratio += grown * (new_ratio - self.ratio) / count
+        elif call.ratio:
             self.ratio = call.ratio
-        elif last:
-            density = self.ratio
-            new = sent - (last.heuristic_tokens or sent)
-            if new > 0 and not read_facts(call.event):  # Else it may be a summary.
-                found = (call.prompt_tokens - last.prompt_tokens) / new
-                density = min(max(found, 0.2), 5.0)
-            grown = max(0, count - self._last_bytes)
-            self.ratio += grown * (density - self.ratio) / count
+
         self.last = call
-        self._last_bytes = count
+        self._last_count = count
         return is_whole
+
+    def _measure_new(self, call: RecordedCall, last: RecordedCall) -> float:
+        """Returns the ratio of the text that is new since the last call."""
+        if not (call.heuristic_tokens and last.heuristic_tokens):
+            return self.ratio
+        new = call.heuristic_tokens - last.heuristic_tokens
+        if new <= 0 or read_facts(call.event):  # The new text may be a summary.
+            return self.ratio
+        measured = (call.prompt_tokens - last.prompt_tokens) / new
+        return min(max(measured, 0.2), 5.0)
 
 
 class _RecordedModel(BaseLlm):
@@ -100,13 +117,13 @@ class _RecordedModel(BaseLlm):
 
     model: str = ""
     has_cache: bool = False
-    call: RecordedCall | None = None  # Which corrects the scale, if it is given.
+    call: RecordedCall | None = None  # Corrects the scale, if it is given.
     scale: Scale = Field(default_factory=Scale)
     is_whole: bool = False  # Whether the call's count is that of the request.
     output_tokens: int = 0
     summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
-    last: tuple[LlmRequest, Usage] | None = None  # Of those that ask for no summary.
-    memo: Any = None  # Of what was recorded.
+    last: tuple[LlmRequest, Usage] | None = None  # The last one for no summary.
+    memo: Any = None  # A `Memo` of the recorded events.
     cached: list[list[Any]] = Field(default_factory=list)
 
     async def generate_content_async(
@@ -114,20 +131,18 @@ class _RecordedModel(BaseLlm):
     ) -> AsyncGenerator[LlmResponse, None]:
         """Answers a request with a dot, or with the summary that it asks for."""
         if self.summarizer.is_summary_request(llm_request):
-            self.summarizer.token_ratio = self.scale.ratio
-            async for response in self.summarizer.generate_content_async(llm_request):
-                if usage := response.usage_metadata:
-                    _, cached_tokens = self._read(llm_request)
-                    usage.cached_content_token_count = cached_tokens
+            async for response in self._summarize(llm_request):
                 yield response
             return
-        count, cached_tokens = self._read(llm_request)
+
+        count, shared_tokens = self._read(llm_request)
         ratio = self.scale.of_sent(count)
         if self.call:
             self.is_whole = self.scale.read(self.call, count)
             ratio = self.scale.ratio
         tokens = max(1, round(count * ratio))
-        cached_tokens = min(tokens, cached_tokens)
+        cached_tokens = min(tokens, shared_tokens)
+
         self.last = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
@@ -136,36 +151,56 @@ class _RecordedModel(BaseLlm):
         )
         yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
 
+    async def _summarize(
+        self, request: LlmRequest
+    ) -> AsyncGenerator[LlmResponse, None]:
+        self.summarizer.token_ratio = self.scale.ratio
+        async for response in self.summarizer.generate_content_async(request):
+            if response.usage_metadata:
+                _, shared_tokens = self._read(request)
+                response.usage_metadata.cached_content_token_count = shared_tokens
+            yield response
+
     def _read(self, request: LlmRequest) -> tuple[int, int]:
         """Counts bytes / 4, and the tokens that a cache serves of them."""
         memo = self.memo
         contents = request.contents
-        head = estimate_config_tokens(request.config)
-        count = max(1, head + memo.estimate_tokens(contents))
+        head_count = estimate_config_tokens(request.config)
+        count = max(1, head_count + memo.estimate_tokens(contents))
         if not self.has_cache:
             return count, 0
+
         names = [memo.remember(fingerprint, c, c.parts or (), c.role) for c in contents]
-        now = [str(request.config.system_instruction), head, *names]
-        pairs = [zip(old, now, strict=False) for old in self.cached]
-        begins = [sum(1 for _ in takewhile(lambda p: p[0] == p[1], p)) for p in pairs]
-        self.cached = [*self.cached[-3:], now]
-        if (same := max(begins, default=0) - 2) < 0:
+        head = [str(request.config.system_instruction), head_count]
+        prompt = [*head, *names]
+        same_items = max((_count_same(old, prompt) for old in self.cached), default=0)
+        self.cached = [*self.cached[-3:], prompt]
+
+        if same_items < len(head):
             return count, 0
-        shared = head + memo.estimate_tokens(contents[:same])
-        return count, round(shared * self.scale.ratio)
+        same_contents = contents[: same_items - len(head)]
+        shared_count = head_count + memo.estimate_tokens(same_contents)
+        return count, round(shared_count * self.scale.ratio)
+
+
+def _count_same(old: Sequence[Any], new: Sequence[Any]) -> int:
+    """Counts the items with which two lists begin in common."""
+    pairs = zip(old, new, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass
 class _Older:
-    """What ADK makes of the invocations that are over, for an agent in a scope.
+    """ADK's contents of the finished invocations, for an agent in a branch scope.
 
-    It makes them one by one, unless something rewinds, compacts or answers across them.
+    They are built one invocation after another, as long as none of them changes or
+    answers an earlier one.
     """
 
-    end: int = 0  # Of the events.
+    end: int = 0  # The events before it are built.
     contents: list[types.Content] = field(default_factory=list)
-    count: int = 0
-    is_alone: bool = True  # The newest invocation can be made by itself.
+    count: int = 0  # How often something was added.
+    is_alone: bool = True  # Whether an invocation can be built by itself.
 
 
 class Side:
@@ -180,9 +215,11 @@ class Side:
     ) -> None:
         self._model = model
         self._recorded = recorded
+        # A recording has the last state; the state before the first event is without
+        # the keys that an event brings.
         later = {key for event in recorded.events for key in event.actions.state_delta}
-        state = {k: v for k, v in recorded.state.items() if k not in later}
-        update = {"state": _own_state(state), "events": []}
+        first_state = {k: v for k, v in recorded.state.items() if k not in later}
+        update = {"state": _without_own_keys(first_state), "events": []}
         self._session = recorded.model_copy(update=update)
         self.state = self._session.state
         self.plugins = PluginManager()
@@ -193,61 +230,46 @@ class Side:
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
         """Has ADK build the request of a call; no model is called.
 
-        ADK copies the whole history for each. So what is older than the invocation is
-        built once, as long as that comes to the same, which is looked at now and then.
+        ADK copies the whole history for each request. So the finished invocations are
+        built once, as long as that gives the same contents. Whether it does is checked
+        after 1, 2, 4, 8, … additions.
         """
         invocation = self.begin(call, agent, PluginManager())
         older = self._older[agent.name, branch_scope(call.event)]
         events = self._session.events
-        older.is_alone &= _stand_alone(events[older.end :])
+        older.is_alone = older.is_alone and _stand_alone(events[older.end :])
         if agent.include_contents == "none" or not older.is_alone:
-            return await self._build(invocation, agent)
-        own = takewhile(
+            return await self._build(invocation, agent, events)
+
+        running = takewhile(
             lambda e: e.invocation_id == invocation.invocation_id, reversed(events)
         )
-        start = len(events) - sum(1 for _ in own)
+        start = len(events) - sum(1 for _ in running)
         try:
             if start > older.end:
                 new = await self._build(invocation, agent, events[older.end : start])
                 older.contents += new.contents
                 older.end = start
-                older.count = older.count + 1
-            request = await self._build(invocation, agent, events[start:])
-            request.contents = [*older.contents, *request.contents]
-            if older.count & (older.count - 1) or start < older.end:
-                return request
-        except CommandError:
-            request = LlmRequest()
-        whole = await self._build(invocation, agent)
-        older.is_alone = whole.contents == request.contents
+                older.count += 1
+            joined = await self._build(invocation, agent, events[start:])
+            joined.contents = [*older.contents, *joined.contents]
+            is_power_of_two = older.count & (older.count - 1) == 0
+            if start >= older.end and not is_power_of_two:
+                return joined
+        except CommandError:  # A part cannot be built by itself.
+            joined = LlmRequest()
+
+        whole = await self._build(invocation, agent, events)
+        older.is_alone = whole.contents == joined.contents
         return whole
 
     async def _build(
-        self,
-        invocation: InvocationContext,
-        agent: LlmAgent,
-        events: list[Event] | None = None,
+        self, invocation: InvocationContext, agent: LlmAgent, events: list[Event]
     ) -> LlmRequest:
-        """Has ADK build a request from all events, or from these."""
-        if events is not None:
-            session = self._session.model_copy(update={"events": events})
-            invocation = invocation.model_copy(update={"session": session})
-        built: list[LlmRequest] = []
-
-        def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
-            built.append(llm_request)
-            return LlmResponse(content=types.ModelContent("."))
-
-        agent.before_model_callback = take
-        try:
-            async for _ in agent.run_async(invocation):
-                pass
-        except Exception as error:  # A result without its call, for instance.
-            text = f"ADK cannot build a request from the recording: {error}"
-            raise CommandError(text) from error
-        if not built:
-            raise CommandError("ADK makes no model call where one was recorded")
-        return built[0]
+        """Has ADK build a request from all or some events of the session."""
+        session = self._session.model_copy(update={"events": events})
+        part = invocation.model_copy(update={"session": session})
+        return await _catch_request(part, agent)
 
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
@@ -258,30 +280,34 @@ class Side:
             "config": request.config.model_copy(deep=True),
             "tools_dict": dict(request.tools_dict),
         }
-        request = request.model_copy(update=changes)
+        own_request = request.model_copy(update=changes)  # A guard may change it.
         invocation = self.begin(call, agent, self.plugins)
         context = CallbackContext(invocation, event_actions=EventActions())
+
         await self.plugins.run_before_model_callback(
-            callback_context=context, llm_request=request
+            callback_context=context, llm_request=own_request
         )
-        async for response in self.llm.generate_content_async(request):
+        async for response in self.llm.generate_content_async(own_request):
             await self.plugins.run_after_model_callback(
                 callback_context=context, llm_response=response
             )
+
         assert self.llm.last is not None, "The model has just noted it."
-        (request, usage) = self.llm.last
+        sent_request, usage = self.llm.last
         self.llm.last = None
-        # An exempt agent has no record of it.
-        return Sent(request, usage, self.records.pop() if self.records else None)
+        # There is no record of an exempt agent.
+        record = self.records.pop() if self.records else None
+        return Sent(sent_request, usage, record)
 
     def begin(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
-        """Adds what was recorded before a model call."""
+        """Adds the events before a recorded call; returns the call's invocation."""
         event = call.event
         for new in self._recorded.events[len(self._session.events) : call.index]:
             self._session.events.append(new)
-            self.state.update(_own_state(new.actions.state_delta))
+            self.state.update(_without_own_keys(new.actions.state_delta))
+
         self.llm.model = self._model or event.model_version or ""
         self.llm.output_tokens = read_usage(event.usage_metadata).output_tokens
         agent.model = self.llm
@@ -296,6 +322,26 @@ class Side:
             run_config=RunConfig(),
             plugin_manager=plugins,
         )
+
+
+async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
+    """Runs an agent up to its model call; returns the request that ADK has built."""
+    built: list[LlmRequest] = []
+
+    def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
+        built.append(llm_request)
+        return LlmResponse(content=types.ModelContent("."))
+
+    agent.before_model_callback = take
+    try:
+        async for _ in agent.run_async(invocation):
+            pass
+    except Exception as error:  # A result without its call, for instance.
+        text = f"ADK cannot build a request from the recording: {error}"
+        raise CommandError(text) from error
+    if not built:
+        raise CommandError("ADK makes no model call where one was recorded")
+    return built[0]
 
 
 def _stand_alone(events: Sequence[Event]) -> bool:
@@ -317,6 +363,6 @@ def make_agent(name: str, **settings: Any) -> LlmAgent:
         raise CommandError(f"{name!r} is not a name of an agent") from error
 
 
-def _own_state(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is in state without what a guard keeps there for itself."""
-    return {k: value for k, value in values.items() if not _OWN_KEY.match(k)}
+def _without_own_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns state without the keys that a guard keeps for itself."""
+    return {key: value for key, value in state.items() if not _OWN_KEY.match(key)}

@@ -1,0 +1,171 @@
+"""Which requests are guarded, with which strategy, and where one is only cut."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.models.llm_request import LlmRequest
+
+from contextguard_adk._core.call import Call
+from contextguard_adk._core.fit import cut_request
+from contextguard_adk._core.loop import guard_call
+from contextguard_adk._core.unguarded import warn_of_whole_history
+from contextguard_adk._measuring.budgets import threshold_tokens
+from contextguard_adk._plugin.base import GuardPlugin
+from contextguard_adk._plugin.sources import GUARD_ALL
+from contextguard_adk._providers.clients import find_llm
+from contextguard_adk._providers.registry import resolve_context_window
+from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.state import OFF_KEY, SUMMARIES_KEY
+from contextguard_adk._support.log import log_failures, log_traceback, warn_once
+from contextguard_adk.config import Chooser
+from contextguard_adk.strategies.base import Strategy
+
+logger = logging.getLogger("contextguard_adk.plugin")
+
+
+def find_strategy(
+    plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
+) -> Strategy | None:
+    """Returns the strategy for a request; None leaves the request as it is."""
+    settings = plugin.settings
+    strategy = settings.agents.get(context.agent_name, settings.default)
+    if strategy is None or not _is_ours(plugin, context, request):
+        return None
+
+    if not isinstance(strategy, Strategy):
+        strategy = _ask_chooser(strategy, context)
+        if strategy is None:
+            return None
+
+    in_session = context.session.state.get(SUMMARIES_KEY)
+    if in_session not in (None, "stored", "write"):
+        message = 'Session state %r is neither "stored" nor "write": ignored.'
+        warn_once(logger, message, SUMMARIES_KEY)
+    if settings.summaries == "stored" or in_session == "stored":
+        return strategy.model_copy(update={"summaries": "stored"})
+    return strategy
+
+
+def _is_ours(
+    plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
+) -> bool:
+    """Returns whether a request carries a history that this guard may change."""
+    invocation = context.get_invocation_context()
+    if invocation.session.state.get(OFF_KEY) is True:
+        return False
+    is_held_by_provider = getattr(request, "previous_interaction_id", None)
+    is_live = invocation.live_request_queue is not None
+    if is_held_by_provider or is_live:
+        return False
+
+    app = invocation.session.app_name
+    agent = context.agent_name
+    plugins = invocation.plugin_manager.plugins
+    guards = [each for each in plugins if isinstance(each, GuardPlugin)]
+    working = [
+        each
+        for each in guards
+        if each.settings.agents.get(agent, each.settings.default) is not None
+    ]
+    if working and working[0] is not plugin:
+        warn_once(
+            logger,
+            "App %r has two guards for the same agents, perhaps one in the App and one "
+            "on --extra_plugins: %r does the work, %r is idle.",
+            app,
+            working[0].name,
+            plugin.name,
+        )
+        return False
+
+    has_adk_compaction = getattr(invocation, "events_compaction_config", None)
+    if has_adk_compaction and not plugin.settings.observe:
+        warn_once(
+            logger,
+            "App %r also has an events_compaction_config: ADK's compaction and the "
+            "guard both pay for summaries of the same history. Remove it from the App "
+            "to leave the history to the guard.",
+            app,
+        )
+    return True
+
+
+def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
+    """Returns the strategy that a function chooses; `Threshold()` where it fails."""
+    chosen: object
+    try:
+        chosen = choose(context)
+    except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
+        log_traceback(logger, "No strategy was chosen", error)
+        chosen = error  # Its type is logged below.
+
+    if chosen is None or isinstance(chosen, Strategy):
+        return chosen
+    warn_once(
+        logger,
+        "The function that chooses a strategy for agent %r gave %s in place of one; "
+        "the agent is guarded with Threshold().",
+        context.agent_name,
+        type(chosen).__name__,
+    )
+    return GUARD_ALL
+
+
+async def guard_request(
+    guard: Guard, context: CallbackContext, request: LlmRequest, strategy: Strategy
+) -> None:
+    """Compacts a request; where that fails, cuts its contents without any state."""
+    observe = guard.settings.observe
+    then = "" if observe else ", whose history is cut to fit"
+    with log_failures(
+        logger, f"The guard failed for agent {context.agent_name!r}{then}"
+    ):
+        if not is_recorded_test():  # Such a test must not see any state of ours.
+            await guard_call(Call(guard, context, request, strategy, observe))
+            return
+
+    if observe:
+        return
+    window = resolve_context_window(
+        request.model or "",
+        configured=strategy.context_window,
+        registry=guard.registry,
+    )
+    llm = find_llm(context.get_invocation_context().agent)
+    cut_request(request, threshold_tokens(window.tokens), llm)
+
+
+def is_recorded_test() -> bool:
+    """Returns whether `adk test` records a conversation or replays one.
+
+    It compares session state, but its replay reports no usage and cannot answer a
+    request for a summary. So no state is written, and a request that is too large is
+    cut.
+    """
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
+    return test == "rebuild" or "::test_agent_replay[" in test
+
+
+def warn_of_switch(
+    plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
+) -> None:
+    """Warns where a switch has a compacted session send its whole history again."""
+    switch = _name_switch(plugin, context, request)
+    if switch:
+        warn_of_whole_history(plugin._guard, context, request, switch)
+
+
+def _name_switch(
+    plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
+) -> str:
+    """Names the user's switch that has the guard change nothing; "" for none."""
+    if plugin.settings.observe:
+        return "where the guard only observes"
+    if context.session.state.get(OFF_KEY) is True:
+        return f"where {OFF_KEY} is set"
+    if _is_ours(plugin, context, request):
+        return "where the agent is not guarded"
+    return ""

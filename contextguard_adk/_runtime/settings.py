@@ -1,0 +1,86 @@
+"""The settings of a guard, which hold for all its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from contextguard_adk._providers.costs import Costs
+from contextguard_adk._support.settings import (
+    PositiveCount,
+    Ratio,
+    Seconds,
+    Settings,
+    Summaries,
+)
+
+StateKeys = Literal["auto", "plain", "namespaced"]
+
+
+class GuardSettings(Settings):
+    """The settings of a guard; which strategy each agent has is none of them."""
+
+    observe: bool = Field(
+        default=False,
+        description="True measures and reports, but changes no request and stores no "
+        "summary.",
+    )
+    summaries: Summaries = Field(
+        default="write",
+        description='"stored" stops paying: a stored summary stays, no new one is '
+        "asked for, and what does not fit is cut to excerpts without a model. Here it "
+        'holds for all agents and sessions. "write": the strategy of each agent '
+        "decides, and session state (`context_guard:summaries`).",
+    )
+    state_keys: StateKeys = Field(
+        default="auto",
+        description='The form of the session-state keys that are written. "plain": '
+        '`__context_guard_summary_{agent}`; "namespaced": '
+        '`context_guard:summary:{agent}`; "auto": namespaced where anything in the app '
+        "declares a `state_schema`, else plain.",
+    )
+    warning_threshold: Ratio = Field(
+        default=0.70,
+        description="A request that is still above this part of the context window "
+        "after compaction is reported as under pressure; more than 0 and at most 1.",
+    )
+    prices: Mapping[str, Costs] = Field(
+        default_factory=dict,
+        description="What models cost (`Costs`), by the model name that the agent's "
+        "request carries. They go before the prices of the model registry.",
+    )
+    max_background_summaries: PositiveCount = Field(
+        default=4,
+        description="How many summaries are written ahead of time (see `ahead`) at "
+        "once, at least 1; others wait for their turn.",
+    )
+    summary_artifacts: bool = Field(
+        default=False,
+        description="True saves the summary of each compaction as a version of the "
+        "artifact `compaction-{agent}.md`, for people to read, where the app has an "
+        "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
+        "list it for the model. ADK does not delete them with the session: see "
+        "`contextguard_adk.sessions.purge`.",
+    )
+    usage_in_state: bool = Field(
+        default=True,
+        description="True keeps one line about how full the window is in session state "
+        "(`context_guard:usage:{agent}`), for people; `adk web` shows it.",
+    )
+    recent_events: bool = Field(
+        default=False,
+        description="True has session state say since when events are needed, so that "
+        "long sessions can be loaded in part (`load_recent`). Of what a summary "
+        "replaces, the user's words and the list of values then take at most 10 KB.",
+    )
+    user_ids: Literal["hashed", "plain"] = Field(
+        default="hashed",
+        description='How records, traces and the log name a user: "hashed" or "plain".',
+    )
+    listener_timeout_seconds: Seconds = Field(
+        default=5.0,
+        description="How long a model call waits for a listener, more than 0 and at "
+        "most 3,600. One that is late goes on, and is not called again before it ends.",
+    )

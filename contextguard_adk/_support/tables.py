@@ -1,0 +1,78 @@
+"""Reads the text of a TOML or YAML file as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def read_table(text: str, is_toml: bool) -> dict[str, Any]:
+    """Reads a table; an empty text is an empty one.
+
+    Raises:
+        ValueError: The text is no table in its format. Where it is one in the other
+            format, the error says so.
+    """
+    import tomllib  # Both readers take as long to import as all of this package.
+
+    read: Callable[[str], object]
+    read_other: Callable[[str], object]
+    if is_toml:
+        read = tomllib.loads
+        read_other = _load_yaml
+        other = "YAML, so its name must end in .yaml or .yml"
+    else:
+        read = _load_yaml
+        read_other = tomllib.loads
+        other = "TOML, so its name must end in .toml"
+
+    problem = ValueError("a table of settings is expected")
+    try:
+        table = read(text)
+    except ValueError as error:
+        problem = error
+    else:
+        if table is None:
+            return {}
+        if isinstance(table, dict):
+            return table
+
+    if _has_settings(text, read_other):
+        raise ValueError(f"it holds {other}")
+    raise problem
+
+
+def _has_settings(text: str, read: Callable[[str], object]) -> bool:
+    """Returns whether a reader finds a table in a text that is not empty."""
+    try:
+        table = read(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and bool(table)
+
+
+def _load_yaml(text: str) -> object:
+    """Reads YAML, and refuses keys that stand twice in one table, as TOML does."""
+    import yaml
+
+    class UniqueKeys(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            seen = set[str]()
+            for key in keys:
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ValueError(
+                        f"{key.value!r} stands twice, again in line {line}"
+                    )
+                seen.add(key.value)
+            return node
+
+    try:
+        return yaml.load(text, Loader=UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except (AttributeError, LookupError, TypeError) as error:
+        # What PyYAML's readers of !!int, !!bool and the like raise for other text.
+        raise ValueError("a value does not fit its tag") from error
