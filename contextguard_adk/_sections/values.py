@@ -267,9 +267,9 @@ def _label_source(said: Said, call: types.FunctionCall | None) -> str:
         value if isinstance(value, str) else payload_text(value)
         for value in args.values()
     ]
-    said = ", ".join(texts)
-    shown = " ".join(hide_secrets(said[:MAX_LABEL_CHARS]).split())
-    if len(said) > MAX_LABEL_CHARS:
+    whole = ", ".join(texts)
+    shown = " ".join(hide_secrets(whole[:MAX_LABEL_CHARS]).split())
+    if len(whole) > MAX_LABEL_CHARS:
         # No excerpt with its end: half a credential is not found by its shape.
         shown = shown[:MAX_LABEL_BYTES]
     return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
