@@ -1,12 +1,12 @@
-"""Shows, changes and loads what the guard keeps of a session between its runs.
+"""Shows and changes the guard's values in a session between its runs; loads sessions.
 
-Each change is one event with a state delta, by ADK's own session service, and returns
-a line that says what it changed. Of all functions:
+Each change is one event with a state delta, which ADK's own session service appends. It
+returns a line that names the change. For all functions:
 
 - `session` was loaded from `service`, with all of its events.
-- `agent` is an agent's name, in a branch or isolation scope as `show` has it; "" takes
-  all, but for `edit` the only one.
-- `force` makes a change though a run seems to be under way: the newest message has no
+- `agent` is an agent's name; in a branch or an isolation scope, as `show` prints it. ""
+  takes all agents; for `read` and `edit` there must be only one then.
+- `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
 - A `SessionError` says why nothing was changed.
 """
@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -51,12 +51,17 @@ _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_
 
 
 class SessionError(ContextGuardError):
-    """Nothing was changed; the message is one line that says why."""
+    """Nothing was changed; the message gives the reason in one line."""
 
 
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     """Returns a line on each agent; `is_full` adds the texts of the summaries."""
-    return [line for each in _find(session, agent) for line in each.describe(is_full)]
+    lines = []
+    for stored in _find(session, agent):
+        lines.append(stored.describe())
+        if is_full and stored.summary:
+            lines += stored.summary.text.splitlines()
+    return lines
 
 
 class _Stored(keys.AgentState):
@@ -72,31 +77,39 @@ class _Stored(keys.AgentState):
         stored = self.record.summary
         self.summary = stored and self.load_summary(stored.scope)
 
-    def describe(self, is_full: bool) -> Iterator[str]:
+    def describe(self) -> str:
+        """Returns a line on the agent."""
         tokens = self.read("real_tokens")
+        usage = self.session.state.get(keys.USAGE_KEY + self.owner)
+        if not usage:
+            usage = f"{int(tokens):,} tokens" if tokens else "no count"
+
         said = "no summary"
-        usage = f"{int(tokens):,} tokens" if tokens else "no count"
-        usage = self.session.state.get(keys.USAGE_KEY + self.owner) or usage
-        text = self.summary.text if self.summary else ""
         if self.summary:
-            said = f"{self.summary.covered.content_count:,} messages summarized in "
-            said += f"{len(text):,} characters"
+            said = (
+                f"{self.summary.covered.content_count:,} messages summarized in "
+                f"{len(self.summary.text):,} characters"
+            )
         told = [section.describe(self) for section in _sections.SECTIONS]
         counts = ", ".join(each for each in told if each)
-        facts = [usage, said, counts]
-        yield f"{self.owner}: {'; '.join(fact for fact in facts if fact)}"
-        yield from text.splitlines() if is_full else ()
+        line = f"{self.owner}: {usage}; {said}"
+        return f"{line}; {counts}" if counts else line
 
 
 def _find(session: Session, agent: str) -> list[_Stored]:
-    found = (_OWNER.match(key) for key, value in session.state.items() if value)
-    owners = sorted({match[1] for match in found if match})
-    return [_Stored(session, owner) for owner in owners if agent in ("", owner)]
+    """Returns the values of this agent; of all where none is named."""
+    owners = set()
+    for key, value in session.state.items():
+        match = _OWNER.match(key)
+        if match and value and agent in ("", match[1]):
+            owners.add(match[1])
+    return [_Stored(session, owner) for owner in sorted(owners)]
 
 
 def _choose(session: Session, agent: str) -> list[_Stored]:
-    """Returns the agents whose summaries are to be changed."""
-    if not (found := [each for each in _find(session, agent) if each.summary]):
+    """Returns the agents whose summaries are to be changed, at least one."""
+    found = [stored for stored in _find(session, agent) if stored.summary]
+    if not found:
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
     if any(each.record.is_newer for each in found):
         raise SessionError("a later release has written this state; use that one")
@@ -110,7 +123,7 @@ async def compact(
     focus: str = "",
     force: bool = False,
 ) -> str:
-    """Has the next model call compact; `focus` is what to keep above all."""
+    """Has the next model call compact; the summary keeps the `focus` above all."""
     delta = dict[str, Any]()
     name = agent.partition("@")[0]
     keys.request_compaction(delta, name, focus)
@@ -140,7 +153,8 @@ async def reset(
 
 def read(session: Session, agent: str = "") -> str:
     """Returns the text of a summary, of the only one where no agent is named."""
-    if len(found := _choose(session, agent)) > 1:
+    found = _choose(session, agent)
+    if len(found) > 1:
         raise SessionError(f"there is {_name(found)}: name one agent")
     return found[0].summary.text if found[0].summary else ""
 
@@ -148,17 +162,19 @@ def read(session: Session, agent: str = "") -> str:
 async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
-    """Replaces a summary's text by 1 to 262,144 characters; what is beside it stays."""
+    """Replaces a summary's text by 1 to 262,144 characters; the sections stay."""
     known = read(session, agent)
-    [state, *_] = _choose(session, agent)
-    text = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    if not 0 < len(text) <= MAX_SUMMARY_CHARS:
-        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(text):,}")
+    state = _choose(session, agent)[0]
+    # Databases refuse these characters.
+    new = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    if not 0 < len(new) <= MAX_SUMMARY_CHARS:
+        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(new):,}")
+
     stored = state.summary or StoredSummary()
-    changed = stored.model_copy(update={"model_chars": len(text)})
+    changed = stored.model_copy(update={"model_chars": len(new)})
     state.edit_summary(changed)
-    state.write("summary", text)
-    said = f"{_name([state])} has {len(text):,} characters, it had {len(known):,}"
+    state.write("summary", new)
+    said = f"{_name([state])} has {len(new):,} characters, it had {len(known):,}"
     return await _append(service, session, said, state.delta, force)
 
 
@@ -167,39 +183,68 @@ async def leave(
 ) -> str:
     """Makes summaries ADK's own compaction: the session goes on without a guard.
 
-    It has what the agent would see in place of older messages, but for images and files
-    (summary, user's messages, values, calls, pins), and word for word what was kept. It
-    ends before the first call that waits for a result. ADK shows it to all agents: of
-    several, the texts stand one after another. Then nothing is stored of them any more.
-    Agents in a branch or an isolation scope are left out.
+    The compaction has the text that the agent would see in place of older messages:
+    summary, user's messages, values, calls and pins, but no images and files. Messages
+    that were kept are in it word for word. It ends before the first call that waits for
+    a result. ADK shows it to all agents: the texts of several stand one after another.
+
+    The guard's values are removed. Agents in a branch or an isolation scope stay as
+    they are.
     """
     found = [each for each in _choose(session, agent) if each.owner == each.agent]
-    views = sorted([await _view(state) for state in found], key=lambda view: view[0])
-    end, _, kept = views[-1] if views else (0, "", [])  # Of the newest.
-    if not end:
+    views = [await _view(state) for state in found]
+    views.sort(key=lambda view: view.event_count)
+    newest = views[-1] if views else _View(0, "", [])
+    if not newest.event_count:
         raise SessionError("what is summarized is gone, in a branch, or has open calls")
-    text = "\n\n".join([*(said for _, said, _ in views), *kept])
+
+    text = "\n\n".join([*(view.summary for view in views), *newest.kept])
     # As ADK relays an agent: strict providers want no request to begin otherwise.
-    parts = [types.Part(text="For context:")]
-    parts.append(types.Part(text=f"[{found[0].agent}] said: {text}"))
+    parts = [
+        types.Part(text="For context:"),
+        types.Part(text=f"[{found[0].agent}] said: {text}"),
+    ]
     compaction = EventCompaction(
         start_timestamp=0.0,  # Also where the session is loaded in part.
-        end_timestamp=session.events[end - 1].timestamp,
+        end_timestamp=session.events[newest.event_count - 1].timestamp,
         compacted_content=types.UserContent(parts),
     )
-    forms = ("__context_guard_{}_{}", "context_guard:{}:{}")
+
+    delta = {
+        key: None for key in _list_keys(found) if session.state.get(key) is not None
+    }
+    said = (
+        f"{newest.event_count:,} events give way to {_name(found)}, as ADK's own "
+        "compaction"
+    )
+    return await _append(service, session, said, delta, force, compaction)
+
+
+def _list_keys(states: Sequence[_Stored]) -> Iterator[str]:
+    """Yields the keys of agents, in both of their forms."""
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
-    stored = [f.format(name, s.owner) for f in forms for name in names for s in found]
-    delta = {key: None for key in stored if session.state.get(key) is not None}
-    done = f"{end:,} events give way to {_name(found)}, as ADK's own compaction"
-    return await _append(service, session, done, delta, force, compaction)
+    for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
+        for name in names:
+            for state in states:
+                yield form.format(name, state.owner)
 
 
-async def _view(state: _Stored) -> tuple[int, str, list[str]]:
-    """Returns how many events a request has a text for, that, and what it keeps."""
+class _View(NamedTuple):
+    """A request as an agent would see it now.
+
+    `event_count` is how many of the first events the summary replaces, with the older
+    messages that are `kept`.
+    """
+
+    event_count: int
+    summary: str
+    kept: list[str]
+
+
+async def _view(state: _Stored) -> _View:
+    """Builds a request with ADK's own code, and renders the summary in it."""
     said = types.UserContent("?")
     run_id = Event.new_id()
-    request = LlmRequest()
     asked = Event(author="user", invocation_id=run_id, content=said)
     events = [*state.session.events, asked]
     invocation = InvocationContext(
@@ -208,38 +253,50 @@ async def _view(state: _Stored) -> tuple[int, str, list[str]]:
         invocation_id=run_id,
         agent=LlmAgent(name=state.agent, model="gemini-2.5-flash"),
     )
+    request = LlmRequest()
     async for _ in request_processor.run_async(invocation, request):
         pass
+
     stored = without_recall(state.summary or StoredSummary())
     history = History(request.contents, invocation, said, stored)
-    text = content_text(render_head(history, stored, covered := history.covered))
-    others = (i for i in history.indexes if i not in covered)
-    older = [i for i in others if i < max(covered, default=0)]
+    covered = history.covered
+    summary = content_text(render_head(history, stored, covered))
+    last = max(covered, default=0)
+    older = [i for i in history.indexes if i < last and i not in covered]
     kept = [entry.text for entry in render_entries(request.contents, older)]
+
     last_id = stored.last_event or history.last_event(covered)
-    ends = (i for i, e in enumerate(events, 1) if covered and e.id == last_id)
-    return _find_end(events, max(ends, default=0)), text, kept
-
-
-def _find_end(events: Sequence[Event], most: int) -> int:
-    """Returns how many of the first events may go without a pair being split."""
-    places = defaultdict[str | None, list[int]](list)
-    for index, event in enumerate(events):
-        for response in event.get_function_responses():
-            places[response.id].append(index)
-    # A clock may be behind: what comes later may bear an older time.
-    times = [*accumulate((e.timestamp for e in reversed(events)), min)][::-1]
     end = 0
-    reach = -1
-    for index, event in enumerate(events[:most]):
+    for number, event in enumerate(events, 1):
+        if covered and event.id == last_id:
+            end = number
+    return _View(_count_removable(events, end), summary, kept)
+
+
+def _count_removable(events: Sequence[Event], most: int) -> int:
+    """Returns how many of the first events may go without a pair being split."""
+    result_places = defaultdict[str | None, list[int]](list)
+    for place, event in enumerate(events):
+        for response in event.get_function_responses():
+            result_places[response.id].append(place)
+    # A clock may be behind: later events may have older times.
+    times = [event.timestamp for event in events]
+    oldest_times = list(accumulate(reversed(times), min))[::-1]
+
+    count = 0
+    last_needed = -1  # The last event of the pairs that have begun.
+    for place, event in enumerate(events[:most]):
         for call in event.get_function_calls():
-            # For the result of any other call nobody waits; ids may come again.
+            # Calls that nobody waits for may have no result; ids may come again.
             is_open = call.id in (event.long_running_tool_ids or ())
-            later = (place for place in places[call.id] if place > index)
-            reach = max(reach, next(later, most if is_open else index))
-        if reach <= index and all(t > event.timestamp for t in times[index + 1 :][:1]):
-            end = index + 1
-    return end
+            later = (each for each in result_places[call.id] if each > place)
+            last_needed = max(last_needed, next(later, most if is_open else place))
+
+        is_last = place + 1 == len(events)
+        is_oldest = is_last or oldest_times[place + 1] > event.timestamp
+        if last_needed <= place and is_oldest:
+            count = place + 1
+    return count
 
 
 def _name(states: Sequence[_Stored]) -> str:
@@ -254,11 +311,10 @@ async def _append(
     force: bool,
     compaction: EventCompaction | None = None,
 ) -> str:
-    told = [event for event in session.events if event.content and not event.partial]
-    for last in told[-1:] if not force else ():
-        is_open = last.author == "user" or not last.is_final_response()
-        if is_open and time.time() - last.timestamp < BUSY_SECONDS:
-            raise SessionError("a run seems to be under way: wait, or force the change")
+    """Appends one event; returns a line on the change."""
+    if not force and _is_busy(session):
+        raise SessionError("a run seems to be under way: wait, or force the change")
+
     actions = EventActions(state_delta=delta, compaction=compaction)
     # The author that ADK gives to a compaction, and to a change of the state.
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
@@ -266,12 +322,25 @@ async def _append(
     return f"Session {session.id!r}: {said}."
 
 
+def _is_busy(session: Session) -> bool:
+    """Whether the newest message has no answer, and is new."""
+    told = [event for event in session.events if event.content and not event.partial]
+    if not told:
+        return False
+    last = told[-1]
+    is_open = last.author == "user" or not last.is_final_response()
+    return is_open and time.time() - last.timestamp < BUSY_SECONDS
+
+
 async def purge(
     artifacts: BaseArtifactService, *, app_name: str, user_id: str, session_id: str
 ) -> int:
-    """Deletes what `summary_artifacts=True` has saved of a session; says how many.
+    """Deletes the artifacts that `summary_artifacts=True` has saved of a session.
 
-    ADK deletes no artifact with its session: call it beside `delete_session`.
+    ADK deletes no artifact with its session: call this beside `delete_session`.
+
+    Returns:
+        How many artifacts were deleted.
     """
     place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
     names = await artifacts.list_artifact_keys(**place)
@@ -286,30 +355,32 @@ async def load_recent(
 ) -> GetSessionConfig | None:
     """Returns how to load a session without the events that no agent needs any more.
 
-    For `RunConfig(get_session_config=…)` of a run of this app, whose plugins have a
-    guard with `recent_events=True`.
+    The result is for `RunConfig(get_session_config=…)` of a run of this app, whose
+    plugins have a guard with `recent_events=True`.
 
     Returns:
-        None where all events are needed: an agent that may read them has had no
-        compaction in the session yet, is not guarded, is chosen a strategy for by a
-        function, or is of a class that reads events by itself; or there is no session.
+        None where all events are needed, or there is no session. An agent needs all
+        events that has had no compaction in the session yet, is not guarded, has a
+        strategy that a function chooses, or is of a class that reads events by itself.
     """
     guards = (each for each in app.plugins if isinstance(each, ContextGuardPlugin))
     settings = next((each.settings for each in guards), PluginSettings())
     if not settings.recent_events or settings.observe:
         return None
+
     newest = GetSessionConfig(num_recent_events=1)  # It has all of the state.
     session = await service.get_session(
         app_name=app.name, user_id=user_id, session_id=session_id, config=newest
     )
     if not session or session.state.get(keys.OFF_KEY) is True:
         return None
+
     latest = max((event.timestamp for event in session.events), default=0.0)
-    times = list[float]()
+    times: list[float] = []
     for name in _list_readers(app.root_agent):
         since: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
         strategy = settings.agents.get(name, settings.default)
-        # Anybody may have written it.
+        # Anybody may have written to session state.
         is_time = isinstance(since, float) and 0 < since <= latest
         if not is_time or not isinstance(strategy, Strategy):
             return None

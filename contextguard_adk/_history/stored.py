@@ -60,16 +60,27 @@ class _Stored(BaseModel, extra="allow"):
 
 
 class StoredSummary(_Stored):
-    """A summary, and what it replaces.
+    """A summary, and the contents that it replaces.
 
-    Its text has a key of its own in session state. A model wrote the first
-    `model_chars` of it, which replace the first `model_covered_count` contents.
-    `beside` holds what each section keeps, by its name. `scope` is where the summary
-    may be used; `last_event` is the newest that is covered. The continuation gives the
-    `reason` and quotes `request_chars` (-1 for all) of `request`, a fingerprint in hex.
-    Tool results are shortened up to `truncated_upto`, which `History.name_place` has
-    named. A compacted request took `left_tokens`. With `has_older` all is covered that
-    stands before what is known of `covered`. `edits` is that of the record then.
+    Attributes:
+        text: The summary; it has a key of its own in session state.
+        covered: Fingerprints of the contents that it replaces.
+        beside: The values of sections, by the section's name.
+        scope: The branch or isolation scope in which it may be used.
+        invocation: The invocation that has made it.
+        last_event: The id of the newest event that it replaces.
+        reason: Why the history was compacted, as the continuation tells.
+        request: The fingerprint, in hex, of the request that the continuation quotes.
+        request_chars: How much of that request is quoted; -1 for all.
+        has_continuation: Whether a request to go on stands after the summary.
+        model_chars: How much of the text a model has written.
+        model_covered_count: How many of the first contents that part replaces.
+        truncation: How tool results after it are shortened; None for not at all.
+        truncated_upto: The last content with such results, by `History.name_place`.
+        has_recall: Whether the request declared the recall tool.
+        has_older: Whether it also replaces all contents before those of `covered`.
+        left_tokens: The size of the request once the summary was in place.
+        edits: How many changes by hand the record had when it was made.
     """
 
     text: str = Field(default="", exclude=True)
@@ -102,18 +113,22 @@ class StoredSummary(_Stored):
             uncounted: Names in `beside` whose values always have a place.
         """
         counted = self.model_dump_json(exclude={"beside": {*uncounted}})
-        # The same where little is loaded, and so fewer fingerprints are at hand.
-        missing = RECENT_COUNT - len(self.covered.recent)
-        taken_bytes = len(counted.encode()) + missing * FINGERPRINT_BYTES * 4 // 3
+        # Where little is loaded, fewer fingerprints are at hand: later there are more.
+        missing_count = RECENT_COUNT - len(self.covered.recent)
+        missing_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
+        taken_bytes = len(counted.encode()) + missing_bytes
         return max(0, MAX_RECORD_BYTES - 200 - taken_bytes)
 
 
 class Learned(_Stored):
-    """What a model has shown.
+    """The limits that a model has shown.
 
-    The provider named the window in a rejection. `output_tokens` is set where it
-    refused a sum of input and output. `correction` is set where it reports no usage.
-    `is_used` tells of a compaction in a process that has not seen the provider say so.
+    Attributes:
+        window_tokens: The window that its provider has named in a rejection.
+        output_tokens: The output limit, where a sum of input and output was refused.
+        correction: Real tokens per estimated one, where the provider reports no usage.
+        is_used: Whether a process has compacted for these limits that had only read
+            them here.
     """
 
     window_tokens: int | None = Field(default=None, ge=1, le=2**53)
@@ -123,11 +138,15 @@ class Learned(_Stored):
 
 
 class AgentRecord(_Stored):
-    """What the guard keeps of an agent in a scope, and what its models have shown.
+    """The stored facts on an agent in one scope; JSON that begins with `{"version":`.
 
-    `has_recall` tells that the agent's requests declare the recall tool; `helped`
-    is what helped where the provider refused the form of a history; `edits` counts the
-    changes by hand. As JSON every version begins with `{"version":`.
+    Attributes:
+        version: The version of this form.
+        learned: The limits of models, by name.
+        summary: The summary without its text; None for none.
+        has_recall: Whether the agent's requests declare the recall tool.
+        helped: The forms that a provider accepted after it had refused another one.
+        edits: How many changes were made by hand.
     """
 
     version: int = Field(default=VERSION, ge=VERSION, le=2**53)
@@ -143,7 +162,7 @@ class AgentRecord(_Stored):
 
     @property
     def is_newer(self) -> bool:
-        """Whether a later release has written it: it is read and left as it is."""
+        """Whether a later release has written it; then it is not changed."""
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:
@@ -151,7 +170,7 @@ class AgentRecord(_Stored):
 
 
 class StateValues(_Stored):
-    """What stands under the keys of an agent; no more of it is ever read."""
+    """The values under the keys of an agent; larger ones are not read."""
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
     # With sections that have room of their own, and the texts of what helped.

@@ -288,13 +288,16 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
         name_bonus = 2 * (1 - named_count / len(sentences)) if is_long else 2
 
         for place, sentence in enumerate(sentences):
-            rare_count = sum(1 for word in sentence.words if uses[word] == 1)
-            score = 3 * rare_count / max(1, len(sentence.words))
-            if sentence.has_name:
-                score += name_bonus
-            scores[order, place] = score + sentence.bonus - sentence.size_bytes / 100
-
+            scores[order, place] = _score(sentence, name_bonus, uses)
     return sorted(scores, key=scores.__getitem__, reverse=True)
+
+
+def _score(sentence: _Sentence, name_bonus: float, uses: Counter[str]) -> float:
+    rare_count = sum(1 for word in sentence.words if uses[word] == 1)
+    score = 3 * rare_count / max(1, len(sentence.words))
+    if sentence.has_name:
+        score += name_bonus
+    return score + sentence.bonus - sentence.size_bytes / 100
 
 
 def _join(sentences: Sequence[str], places: Sequence[int]) -> str:

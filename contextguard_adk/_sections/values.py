@@ -221,7 +221,7 @@ def _gather(
         call = said.part.function_call or said.call
         key = id(call) if call else (said.index, number)
         if key not in sources:
-            sources[key] = _Source(_label(call) if call else _name_author(said))
+            sources[key] = _Source(_label_source(said, call))
 
         for text, kind in _read_part(history, said):
             value = values.setdefault(text, _Value(kind, sources[key]))
@@ -257,20 +257,19 @@ def _read_part(history: History, said: Said) -> Found:
     return [(text, kind) for text, kind in found if text in known]
 
 
-def _name_author(said: Said) -> str:
-    return "code" if said.part.code_execution_result else said.author
+def _label_source(said: Said, call: types.FunctionCall | None) -> str:
+    """Names a tool with the beginning of its arguments, or the author of a message."""
+    if call is None:
+        return "code" if said.part.code_execution_result else said.author
 
-
-def _label(call: types.FunctionCall) -> str:
-    """Returns the name of a tool, and the beginning of its arguments."""
     args = without_secrets(call.args or {})
     texts = [
         value if isinstance(value, str) else payload_text(value)
         for value in args.values()
     ]
-    said = ", ".join(texts)
-    shown = " ".join(hide_secrets(said[:MAX_LABEL_CHARS]).split())
-    if len(said) > MAX_LABEL_CHARS:
+    whole = ", ".join(texts)
+    shown = " ".join(hide_secrets(whole[:MAX_LABEL_CHARS]).split())
+    if len(whole) > MAX_LABEL_CHARS:
         # No excerpt with its end: half a credential is not found by its shape.
         shown = shown[:MAX_LABEL_BYTES]
     return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"

@@ -1,4 +1,4 @@
-"""What stands in the request in place of history: composed from a draft, and rendered.
+"""The message with a summary: composed from a draft, stored, and rendered.
 
 Everything here is pure: equal arguments give equal bytes.
 """
@@ -43,7 +43,7 @@ _CONTINUATION = (
 )
 _WHY = {"requested": "it was requested", "turns": "it had grown long"}
 _SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
-"""For each step what stays of the summary and of the quoted request."""
+"""For each step of `Draft.shrink`: the parts of summary and request that stay."""
 
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
@@ -69,12 +69,16 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 
 
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
-    """What a summary of these may take: less where the user's words stand beside it."""
+    """Returns what a summary of these messages may take.
+
+    The user's messages stand beside it, and make it shorter.
+    """
     most_tokens = turn.summary_tokens
     said = covered.intersection(turn.history.user_messages)
     said -= {turn.history.request_index}
     if not turn.history.repeats(said):
-        return most_tokens  # Short excerpts stand there.
+        return most_tokens  # Only short excerpts of them stand there.
+
     told_tokens = turn.measure_alone([turn.messages[index] for index in said])
     spared_tokens = min(turn.user_tokens, told_tokens) // 2
     least_tokens = min(most_tokens, max(200, most_tokens // 3))
@@ -97,17 +101,19 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
 
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
-    """Returns a summary with all that stands beside it."""
+    """Returns a summary with the values of all sections beside it."""
     history = turn.history
-    request = turn.history.request_index
-    covered = sorted(draft.covered)
-    summarized = itertools.takewhile(draft.model_covered.__contains__, covered)
+    redact = history.redactor.text
+    request = history.request_index
     text, request_chars = _shrink(turn, draft.text, draft.shrink)
-    redact = history.redactor
-    model_text = redact.text(text[: draft.model_chars])
-    text = model_text + redact.text(text[draft.model_chars :])
+    model_text = redact(text[: draft.model_chars])
+    other_text = redact(text[draft.model_chars :])
+    summarized = itertools.takewhile(
+        draft.model_covered.__contains__, sorted(draft.covered)
+    )
+
     stored = StoredSummary(
-        text=_storable(text),
+        text=_storable(model_text + other_text),
         covered=history.cover(draft.covered),
         scope=turn.scope,
         invocation=history.invocation_id,
@@ -124,24 +130,33 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         has_older=history.stored is not None and history.is_partial,
         edits=turn.record.edits,
     )
+    return _add_sections(turn, draft, stored)
+
+
+def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
+    """Has each section write its value, as long as the record has room."""
+    history = turn.history
     known = history.stored.beside if history.stored else {}
     sections = _sections.SECTIONS
     uncounted = {section.name for section in sections if section.has_own_room}
+    stored = bare
     room_bytes = stored.room_bytes(uncounted)
-    for section in _sections.SECTIONS:
+
+    for section in sections:
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
         name = section.name
-        seen = known.get(section.name)
-        value = section.write(turn, draft.covered, seen, room_bytes // 4)
+        value = section.write(turn, draft.covered, known.get(name), room_bytes // 4)
         if not value:
             continue
-        value = redact.text(value) if isinstance(value, str) else value
+
+        if isinstance(value, str):
+            value = history.redactor.text(value)
         beside = {**stored.beside, name: _storable(value)}
-        whole = stored.model_copy(update={"beside": beside})
-        left_bytes = whole.room_bytes(uncounted)
+        wider = stored.model_copy(update={"beside": beside})
+        left_bytes = wider.room_bytes(uncounted)
         if left_bytes:  # Escapes may take more than was counted.
-            stored = whole
+            stored = wider
             room_bytes = left_bytes
     return stored
 
@@ -149,39 +164,52 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 def _shrink(turn: Turn, text: str, step: int) -> tuple[str, int]:
     """Returns a summary and how much of the request to quote, for a step."""
     summary_ratio, request_ratio = _SHRINK[step]
-    text = shorten_to_tokens(text, summary_ratio * turn.count(text), turn.count)
-    text = shorten(text, MAX_SUMMARY_CHARS)
-    quoted = turn.quoted_chars
-    if request_ratio < 1:
-        whole_chars = quoted if quoted >= 0 else len(turn.request_text)
-        # Cutting further would save nothing but what the request says.
-        quoted = max(240, int(whole_chars * request_ratio))
-    return text, quoted
+    summary_tokens = summary_ratio * turn.count(text)
+    summary = shorten_to_tokens(text, summary_tokens, turn.count)
+    summary = shorten(summary, MAX_SUMMARY_CHARS)
+    if request_ratio == 1:
+        return summary, turn.quoted_chars
+
+    quoted_chars = turn.quoted_chars
+    if quoted_chars < 0:
+        quoted_chars = len(turn.request_text)
+    # Cutting further would save nothing but the point of the request.
+    return summary, max(240, int(quoted_chars * request_ratio))
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary ever shorter; at last the sections alone that need none."""
+    """Yields a summary ever shorter; at last only sections that need no summary."""
     alone: dict[str, JsonValue] = {}
-    goes_at: dict[str, int | None] = {}
     for section in _sections.SECTIONS:
-        goes_at[section.name] = 0 if section.is_told_anew else section.goes_at
         text = section.brief(turn) if section.stands_alone else ""
         if text:
             alone[section.name] = _storable(text)
 
     for shrink in range(MAX_SHRINK + 1):
-        if stored is None:
-            break
-        text, request_chars = _shrink(turn, stored.text, shrink)
-        beside = {
-            name: value
-            for name, value in stored.beside.items()
-            if (step := goes_at.get(name, 0)) is None or shrink < step
-        }
-        update = {"text": text, "request_chars": request_chars}
-        yield stored.model_copy(update={**update, "beside": beside | alone})
+        if stored is not None:
+            text, request_chars = _shrink(turn, stored.text, shrink)
+            update = {
+                "text": text,
+                "request_chars": request_chars,
+                "beside": _keep_sections(stored, shrink) | alone,
+            }
+            yield stored.model_copy(update=update)
+
     if alone:
         yield StoredSummary(beside=alone, has_continuation=False)
+
+
+def _keep_sections(stored: StoredSummary, shrink: int) -> dict[str, JsonValue]:
+    """Returns the stored values that still stand at a step of `Draft.shrink`."""
+    sections = {section.name: section for section in _sections.SECTIONS}
+    kept = {}
+    for name, value in stored.beside.items():
+        section = sections.get(name)
+        if section is None or section.is_told_anew:
+            continue
+        if section.goes_at is None or shrink < section.goes_at:
+            kept[name] = value
+    return kept
 
 
 def tell_left_out(
@@ -221,9 +249,9 @@ def shows_tool_use(stored: StoredSummary) -> bool:
 
 
 def _storable(value: Any) -> Any:
-    """Replaces what databases refuse or cut at; the length of texts stays the same."""
+    """Replaces characters that databases refuse; no text becomes longer or shorter."""
     if isinstance(value, list):
-        return [*map(_storable, value)]
+        return [_storable(item) for item in value]
     if isinstance(value, dict):
         return {_storable(name): _storable(item) for name, item in value.items()}
     if not isinstance(value, str):
@@ -237,10 +265,11 @@ def render(
     """Returns a request's contents with a summary in place of what it covers."""
     history = turn.history
     contents = list(history.shown)
-    for i, content in history.shortened_results(stored).items():
-        contents[i] = content
+    for index, content in history.shortened_results(stored).items():
+        contents[index] = content
     if not covered and not stored.text:
         return contents
+
     head = [render_head(history, stored, covered, turn.media_mover)]
     first = min(covered, default=min(history.indexes, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
@@ -256,16 +285,18 @@ def render_head(
 ) -> types.Content:
     """Returns the message with the summary and, if it has one, the continuation.
 
-    Without a mover files of the request that is quoted stay as they came.
+    The continuation quotes the current request, and asks to go on. Without a mover the
+    files of that request stay as they came.
     """
-    beside = (
-        section.render(stored.beside.get(section.name), history, covered)
-        for section in _sections.SECTIONS
-    )
-    summary = phrases.quote_stored(stored.text) or phrases.NO_SUMMARY
-    text = "\n\n".join(filter(None, (summary, *beside)))
-    text = f"{phrases.SUMMARY_BEGIN}\n{text}\n{phrases.SUMMARY_END}"
-    parts = [types.Part(text=text)]
+    texts = [phrases.quote_stored(stored.text) or phrases.NO_SUMMARY]
+    for section in _sections.SECTIONS:
+        text = section.render(stored.beside.get(section.name), history, covered)
+        if text:
+            texts.append(text)
+
+    body = "\n\n".join(texts)
+    summary = f"{phrases.SUMMARY_BEGIN}\n{body}\n{phrases.SUMMARY_END}"
+    parts = [types.Part(text=summary)]
     if stored.has_continuation:
         parts += _continue(history, stored, covered, mover)
     return types.Content(role="user", parts=parts)
@@ -274,7 +305,7 @@ def render_head(
 def find_quoted(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> int | None:
-    """Returns which of the covered contents is the request that is quoted."""
+    """Returns the index of the covered request that the continuation quotes."""
     same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
     return max(same, default=None)
 
@@ -288,22 +319,23 @@ def _continue(
     """Yields the request to carry on, and the images and files of the message."""
     index = find_quoted(history, stored, covered)
     request = None if index is None else history.contents[index]
-    text = phrases.quote(content_text(request))
+    quoted = phrases.quote(content_text(request))
     if stored.request_chars >= 0:
-        # Under this handle stands the part that loses most.
+        # The handle is that of the part that loses most.
         texts = [part for part in parts_of(request) if part.text]
         longest = max(texts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
-        text = shorten(text, stored.request_chars, handle)
-    why = _WHY.get(stored.reason, "it exceeded the context window")
-    said = {"why": why, "request": "", "where": "where it leaves off", "instead": ""}
-    if text:
-        said["request"] = f"The user's current request is: `{text}`. "
-        said |= {"where": "working on this request", "instead": " instead"}
+        quoted = shorten(quoted, stored.request_chars, handle)
 
+    text = _CONTINUATION.format(
+        why=_WHY.get(stored.reason, "it exceeded the context window"),
+        request=f"The user's current request is: `{quoted}`. " if quoted else "",
+        where="working on this request" if quoted else "where it leaves off",
+        instead=" instead" if quoted else "",
+    )
     files = media_parts(request)
-    told: list[str] = []
+    moved: list[str] = []
     if mover is not None:
-        files, told = mover.split(files, is_users=True)
-    yield types.Part(text="\n".join([_CONTINUATION.format(**said), *told]))
+        files, moved = mover.split(files, is_users=True)
+    yield types.Part(text="\n".join([text, *moved]))
     yield from files

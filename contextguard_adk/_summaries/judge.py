@@ -1,4 +1,4 @@
-"""Tells a summary from a refusal, a tool call, and other answers that are none."""
+"""Tells a summary from a refusal, a tool call, and other answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BLOCKED = re.compile(
     "SAFETY|RECITATION|LANGUAGE|BLOCK|PROHIBITED|SPII|ARMOR|JAILBREAK|FILTER", re.I
 )
 _FENCE = re.compile(r"```\w*|</?tool_call>")
-# How models refuse, in the languages they do it in most.
+# Beginnings of refusals, in the languages that are used most.
 _REFUSAL = re.compile(
     r"""\W*(I(.m|\ am)\ (very\ |so\ )?sorry | (I\ )?apologi[sz]e\b | sorry,
     | I(.m|\ am)\ (unable|not\ able) | as\ an\ AI\b | unfortunately,?\ I\b
@@ -47,8 +47,8 @@ _REFUSAL = re.compile(
 _QUESTION_MARKS = "?\uff1f\u061f\u037e"
 _OF_ENTRY = re.compile(r"  |(user|model|tool|other agent):(?: \[|$)")
 _KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
-# What may name something: words with digits, long ones but those that ask for more,
-# three letters of scripts without spaces.
+# Words that may name something: with digits, or long, or three letters of a script
+# without spaces. Long words in which a model asks for more are none.
 _FACT = re.compile(
     rf"""(?=([{_KANA_OR_HAN}]{{3}}))[{_KANA_OR_HAN}]
     |(?<![^\W{_KANA_OR_HAN}])(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
@@ -63,48 +63,74 @@ _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
 def judge(
     answer: Answer, budget_tokens: int, has_own_form: bool, shown: str = ""
 ) -> Answer:
-    """Returns an answer that is a summary; raises `UnusableAnswerError` for others.
+    """Returns an answer that is a summary.
 
-    Of one that was cut, half of what it might have taken is worth more than excerpts:
-    it is used up to its last whole line. `shown` is what was to be summarized.
+    An answer that was cut at its limit is used up to its last whole line, if it has at
+    least half of the length that it might have had: that is worth more than excerpts.
+
+    Args:
+        answer: The model's answer.
+        budget_tokens: The length that a summary may have.
+        has_own_form: Whether a summary has the headings that the guard asks for.
+        shown: The text that was to be summarized.
+
+    Raises:
+        UnusableAnswerError: The answer is no summary.
     """
+    _check_finish(answer, budget_tokens)
     text = answer.text
+    if answer.finish == "MAX_TOKENS":
+        text = text.rpartition("\n")[0].strip() or text
+
+    calls_tool = answer.has_calls or (has_own_form and _is_json(text))
+    fault = "calls a tool" if calls_tool else _find_fault(text, has_own_form, shown)
+    if fault:
+        raise UnusableAnswerError(f"the answer {fault}")
+    return replace(answer, text=quote(text))
+
+
+def _check_finish(answer: Answer, budget_tokens: int) -> None:
+    """Raises `UnusableAnswerError` where the answer was ended too early."""
     finish = answer.finish
     if _BLOCKED.search(finish):
         by = safe_code(finish, "a filter")
         raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)
-    if not text:
+
+    if not answer.text:
         by = safe_code(finish, "an unnamed reason")
         why = "" if finish in ("", "STOP") else f" ({by})"
         raise UnusableAnswerError(f"the answer holds no text{why}")
-    if finish == "MAX_TOKENS":
-        if text_bytes(text) / 4 < budget_tokens / 2:
-            raise UnusableAnswerError("the answer was cut at its limit")
-        text = text.rpartition("\n")[0].strip() or text
-    if answer.has_calls or (has_own_form and _is_json(text)):
-        raise UnusableAnswerError("the answer calls a tool")
-    if len(text) < 400 and _REFUSAL.match(text):
-        raise UnusableAnswerError("the answer is a refusal")
+
+    is_short = text_bytes(answer.text) / 4 < budget_tokens / 2
+    if finish == "MAX_TOKENS" and is_short:
+        raise UnusableAnswerError("the answer was cut at its limit")
+
+
+def _find_fault(text: str, has_own_form: bool, shown: str) -> str:
+    """Returns the fault of an answer, as a verb and its object; "" for none."""
+    is_short = len(text) < 400
+    if is_short and _REFUSAL.match(text):
+        return "is a refusal"
     is_question = "#" not in text and text[-1] in _QUESTION_MARKS
-    if len(text) < 400 and is_question and not _has_facts(text, shown):
-        raise UnusableAnswerError("the answer is a question")
+    if is_short and is_question and not _has_facts(text, shown):
+        return "is a question"
     if _is_echo(text, shown):
-        raise UnusableAnswerError("the answer repeats the transcript")
+        return "repeats the transcript"
+
     if has_own_form:
         has_words = _count_words_below_headings(text) >= 2
     else:
         has_words = _WORD.search(text) is not None
-    if not has_words:
-        raise UnusableAnswerError("the answer is no summary")
-    return replace(answer, text=quote(text))
+    return "" if has_words else "is no summary"
 
 
 def _has_facts(text: str, shown: str) -> bool:
-    """Whether a short answer names things that stand in what was to be summarized."""
-    known, said = (
-        {m[1] or m[0] for m in _FACT.finditer(t.lower())} for t in (shown, text)
-    )
-    return bool(known & said)
+    """Whether a short answer names things that stand in the summarized text."""
+    return not _find_facts(text).isdisjoint(_find_facts(shown))
+
+
+def _find_facts(text: str) -> set[str]:
+    return {match[1] or match[0] for match in _FACT.finditer(text.lower())}
 
 
 def _is_echo(text: str, shown: str) -> bool:
@@ -113,7 +139,10 @@ def _is_echo(text: str, shown: str) -> bool:
     known = {line.rstrip() for line in shown.splitlines() if _OF_ENTRY.match(line)}
     if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
         known.add(lines[-1])  # It may be cut.
-    return sum(len(x) for x in lines if x in known) > 0.8 * sum(map(len, lines))
+
+    all_chars = sum(len(line) for line in lines)
+    known_chars = sum(len(line) for line in lines if line in known)
+    return known_chars > 0.8 * all_chars
 
 
 def _count_words_below_headings(text: str) -> int:

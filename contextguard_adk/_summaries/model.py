@@ -1,20 +1,28 @@
-"""Asks the model that writes summaries."""
+"""The model that writes summaries: which one it is, and how it is asked."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk._history.contents import content_text, parts_of
 from contextguard_adk._providers.apart import BrokenCallError, Closing, call_apart
 from contextguard_adk._providers.clients import read_tokens, read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
+from contextguard_adk._providers.registry import (
+    LitellmRegistry,
+    ModelRegistry,
+    resolve_context_window,
+    resolve_output_limit,
+)
 from contextguard_adk._providers.retry import (
     call_with_retries,
     is_transient,
@@ -22,10 +30,16 @@ from contextguard_adk._providers.retry import (
 )
 from contextguard_adk._summaries.judge import Answer, judge
 from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION
+from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 from contextguard_adk.records import Usage
 
-# What clients say that find no key, before they send anything.
+logger = logging.getLogger("contextguard_adk.summarizer")
+
+_REGISTRY = LitellmRegistry()  # Its table is read once for each process.
+
+# The errors of clients that find no key, before they send anything.
 _KEY = re.compile(r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE)
 _VARIABLE = re.compile(r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b")
 
@@ -67,32 +81,85 @@ class SummaryModel:
     def divide_output(
         self, budget_tokens: int, config: types.GenerateContentConfig
     ) -> tuple[int, int]:
-        """Returns what a summary may take of that budget, and its thoughts beside it.
+        """Returns how many tokens a summary may have, and how many its thoughts.
 
         Both are output; together they are no more than the model can give.
         """
-        asked = thinking_tokens(self.llm, config)
+        asked_tokens = thinking_tokens(self.llm, config)
         thinking = config.thinking_config
         is_off = thinking is not None and thinking.thinking_budget == 0
-        can_think = self.can_think and not is_off
-        room = min(4_096, int(0.08 * self.window_tokens)) if can_think else 0
-        thoughts = max(asked, room)
-        limit = self.max_output_tokens or budget_tokens + thoughts
-        # Where the limit is low, room for thoughts yields; what is asked for does not.
-        text = max(limit - thoughts, (limit - asked) // 2, limit // 8)
-        text = min(budget_tokens, text)
-        return text, min(thoughts, limit - text)
+        thought_tokens = asked_tokens
+        if self.can_think and not is_off:
+            room_tokens = min(4_096, int(0.08 * self.window_tokens))
+            thought_tokens = max(asked_tokens, room_tokens)
+
+        limit_tokens = self.max_output_tokens or budget_tokens + thought_tokens
+        # Where the limit is low, thoughts that nobody has asked for have less room.
+        most_tokens = max(
+            limit_tokens - thought_tokens,
+            (limit_tokens - asked_tokens) // 2,
+            limit_tokens // 8,
+        )
+        text_tokens = min(budget_tokens, most_tokens)
+        return text_tokens, min(thought_tokens, limit_tokens - text_tokens)
+
+
+def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
+    """Returns the model that a setting names; None for the agent's own."""
+    if not isinstance(setting, str):
+        return setting
+    try:
+        # Each time anew: a client belongs to the event loop that it was made in.
+        return LLMRegistry.new_llm(setting)
+    except (ValueError, ImportError):
+        message = (
+            "ADK knows no model %r for summaries; the agent's own model writes them. "
+            "Set `summarizer` to a model name that ADK's LLMRegistry resolves."
+        )
+        warn_once(logger, message, setting)
+        return None
+
+
+def describe_model(
+    turn: Turn, llm: BaseLlm, is_agents_own: bool, registry: ModelRegistry | None
+) -> SummaryModel:
+    """Returns a model with its limits, and how to call it for this agent."""
+    settings = turn.settings
+    window_tokens = settings.summarizer_context_window
+    if window_tokens is None and is_agents_own:
+        window_tokens = turn.budgets.window_tokens
+    if window_tokens is None:
+        window_tokens = resolve_context_window(llm.model, registry=registry).tokens
+
+    # A registry of the user's own need not know which models think.
+    ask = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+    return SummaryModel(
+        llm=llm,
+        window_tokens=window_tokens,
+        timeout_seconds=settings.summary_timeout_seconds,
+        config=turn.request.config,
+        instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
+        is_agents_own=is_agents_own,
+        can_think=bool(ask(llm.model)),
+        max_output_tokens=resolve_output_limit(llm.model, registry),
+    )
 
 
 async def ask_with_transcript(
     model: SummaryModel, instruction: str, prompt: str, budget_tokens: int
 ) -> Answer:
-    """Has a model summarize what stands in a prompt; may raise a `SummaryError`."""
+    """Has a model answer a prompt that holds a transcript.
+
+    Raises:
+        SummaryError: The call failed, or its answer is no summary.
+    """
     config = model.transcript_config
     config.system_instruction = instruction
-    request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     output_tokens = sum(model.divide_output(budget_tokens, config))
+    request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     request.config = config.model_copy(update={"max_output_tokens": output_tokens})
+
+    # Some models refuse the limit, or a call without thoughts.
     without_limits = config.model_copy(update={"thinking_config": None})
     relaxed = request.model_copy(update={"config": without_limits})
     return await _ask(_Question(model, budget_tokens, request, relaxed))
@@ -105,7 +172,11 @@ async def ask_in_place(
     budget_tokens: int,
     output_tokens: int,
 ) -> Answer:
-    """Asks after the conversation, unchanged so that a prompt cache can serve it."""
+    """Asks at the end of the conversation, so that a prompt cache can serve it.
+
+    Raises:
+        SummaryError: The call failed, or its answer is no summary.
+    """
     request = conversation.model_copy()
     request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
@@ -117,10 +188,10 @@ async def ask_in_place(
 
 @dataclass
 class _Question:
-    """What a model is asked, up to three times in all.
+    """A question to a model, which is asked up to three times in all.
 
-    Where it is refused as such, or the answer is no summary, it is asked once more
-    with the relaxed request, if there is one.
+    Where the provider refuses its form, or the answer is no summary, the relaxed
+    request is sent once, if there is one.
     """
 
     model: SummaryModel
@@ -130,32 +201,36 @@ class _Question:
 
     async def ask(self) -> Answer:
         """Asks once."""
-        # A client may change it, as ADK's takes out what a Gemini cache holds.
+        # A client may change it, as ADK's does for a Gemini cache.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
+
         usages = self.model.usages
-        usages.append(Usage())  # Until there is an answer, nobody knows.
+        usages.append(Usage())  # Zeros until there is an answer.
         try:
             answer = await call_apart(lambda: _read_answer(self.model.llm, request))
         except Exception as error:
             if 400 <= (read_status(error) or 0) < 500:
                 usages.pop()  # No provider bills what it refuses.
             raise
+
         usages[-1] = answer.usage
-        shown = "\n".join(map(content_text, request.contents))
+        shown = "\n".join(content_text(each) for each in request.contents)
         return judge(answer, self.budget_tokens, self.model.has_own_form, shown)
 
     def may_ask_again(self, error: BaseException) -> bool:
-        """Whether another try is worth it; decides what is asked then."""
+        """Returns whether to ask again; takes the relaxed request where it helps."""
         if is_transient(error):
             return True
+
         if isinstance(error, UnusableAnswerError):
-            is_worth_it = not error.is_blocked
+            may_help = not error.is_blocked
         else:
             is_refused = read_status(error) in (400, 422)
-            is_worth_it = is_refused and parse_overflow(error) is None
-        if not is_worth_it or self.relaxed is None:
+            may_help = is_refused and parse_overflow(error) is None
+        if not may_help or self.relaxed is None:
             return False
+
         self.request = self.relaxed
         self.relaxed = None
         return True
@@ -176,28 +251,30 @@ async def _ask(question: _Question) -> Answer:
     except BrokenCallError as error:
         raise SummaryError(f"the call failed: {error}") from error
     except Exception as error:  # A provider's client may raise anything.
-        # What it says may quote the conversation.
+        # Its message may quote the conversation: only its type and status are told.
         status = read_status(error)
-        known = type(error).__name__ + (f", status {status}" if status else "")
-        known += _explain_key(error, status)
-        raise SummaryError(f"the call failed: {known}") from error
+        code = f", status {status}" if status else ""
+        key = _explain_key(error, status)
+        said = f"the call failed: {type(error).__name__}{code}{key}"
+        raise SummaryError(said) from error
 
 
 def _explain_key(error: Exception, status: int | None) -> str:
-    """Says so where a client has no key, with the variables that its error names."""
+    """Explains how to set a key, where the client has no valid one; else ""."""
     text = ""
-    with suppress(Exception):  # Anyone's code may fail to say what it is.
+    with suppress(Exception):  # The message comes from anybody's code.
         text = str(error)[:2_000]
     if status not in (401, 403) and not _KEY.search(text):
         return ""
-    named = ", ".join(dict.fromkeys(_VARIABLE.findall(text)))
-    named = named or "its provider's (Gemini's is GOOGLE_API_KEY)"
+
+    variables = dict.fromkeys(_VARIABLE.findall(text))
+    named = ", ".join(variables) or "its provider's (Gemini's is GOOGLE_API_KEY)"
     said = f"set {named} in the environment, or name another `summarizer`"
     return f"; it has no valid key: {said}"
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    text = ""
+    texts = []
     output_tokens = 0
     has_calls = False
     finish = ""
@@ -206,13 +283,14 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
         async for response in responses:
             if response.partial:
                 continue
-            for part in parts_of(response.content):
-                if part.text and not part.thought:
-                    text += part.text
+
+            parts = parts_of(response.content)
+            texts += [part.text for part in parts if part.text and not part.thought]
             has_calls = has_calls or bool(response.get_function_calls())
             reason = response.finish_reason or response.error_code or finish
             finish = str(getattr(reason, "name", reason))
-            if usage := response.usage_metadata:
+            usage = response.usage_metadata
+            if usage:
                 output_tokens = read_tokens(usage.candidates_token_count)
                 used = read_usage(usage)
-    return Answer(text.strip(), output_tokens, has_calls, finish, used)
+    return Answer("".join(texts).strip(), output_tokens, has_calls, finish, used)

@@ -1,14 +1,22 @@
-"""Writes one summary: from a transcript, after the conversation, or without a model."""
+"""Writes one summary: from a transcript, after the conversation, or without a model.
+
+It also finds the part of the conversation that is read for each of these.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
-from contextguard_adk._history.transcript import Entry, fit_entries
+from contextguard_adk import _sections
+from contextguard_adk._history.contents import pair_boundaries
+from contextguard_adk._history.thoughts import newest_thoughts
+from contextguard_adk._history.transcript import Entry, fit_entries, render_entries
+from contextguard_adk._history.truncation import without_names
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._providers.clients import thinking_tokens
@@ -25,12 +33,13 @@ from contextguard_adk._summaries.prompts import (
     summary_prompt,
 )
 from contextguard_adk._support.phrases import EXCERPTS
+from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 
 
 @dataclass(frozen=True)
 class SummaryTask:
-    """What is to be summarized, and what the summary may take."""
+    """The text that is to be summarized, and what the summary may take."""
 
     entries: Sequence[Entry]
     previous_summary: str
@@ -43,71 +52,132 @@ class SummaryTask:
 
     def clip(self, answer: Answer) -> str:
         """Cuts an answer that is too long."""
-        # The provider's count is exact, and an answer cut for nothing loses facts.
+        # The provider's count is exact; by an estimate, facts might be cut for nothing.
         if 0 < answer.output_tokens <= self.budget_tokens:
             return answer.text
         count = token_counter(self.correction)
         return shorten_to_tokens(answer.text, self.budget_tokens, count)
 
 
+def render_messages(
+    turn: Turn, indexes: Iterable[int], always: Collection[int | None] = ()
+) -> list[Entry]:
+    """Renders messages as entries of a transcript; those of `always` are never dropped.
+
+    The summarizer reads what the agent was shown, but for the values that are named in
+    shortened results: a list beside the summary has them.
+    """
+    history = turn.history
+    if history.redactor:
+        # Whole messages: the half of a number that is cut would not be redacted.
+        read = list(history.told)
+    else:
+        pairs = zip(history.shown, history.contents, strict=True)
+        read = [without_names(shown, whole) for shown, whole in pairs]
+
+    wholes = history.contents if turn.has_recall else None
+    pinned = [index for index in always if index is not None]
+    return render_entries(read, indexes, pinned, wholes, history.outputs)
+
+
 async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks for a summary of a transcript; with less of it where that was too long."""
-    budget, thoughts = model.divide_output(task.budget_tokens, model.transcript_config)
-    task = replace(task, budget_tokens=budget)
+    """Asks for a summary of a transcript; with less of it where that was too long.
+
+    Raises:
+        SummaryError: The model has written no summary.
+    """
+    config = model.transcript_config
+    text_tokens, thought_tokens = model.divide_output(task.budget_tokens, config)
+    fitting = replace(task, budget_tokens=text_tokens)
     window_tokens = model.window_tokens
     # The provider may count more than the guard.
-    input_tokens = int(0.95 * window_tokens) - budget - thoughts
+    input_tokens = int(0.95 * window_tokens) - text_tokens - thought_tokens
     input_tokens = max(input_tokens, window_tokens // 4)
     try:
-        return await _summarize_within(task, model, input_tokens)
+        return await _summarize_within(fitting, model, input_tokens)
     except SummaryError as error:
         if not is_overflow(error):
             raise
-    return await _summarize_within(task, model, int(input_tokens * 0.6))
+    return await _summarize_within(fitting, model, int(input_tokens * 0.6))
 
 
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
+    """Asks for a summary with a prompt of that size."""
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
-    request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
-    summary = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    texts = {"previous-summary": summary, "transcript": "", "current-request": request}
+    previous = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
+    request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
+    texts = {"previous-summary": previous, "transcript": "", "current-request": request}
     around = summary_prompt(texts, task.briefs, task.focus)
-    room = max(input_tokens - count(instruction) - count(around), input_tokens // 8)
-    entries = fit_entries(task.entries, room, count)
+
+    left_tokens = input_tokens - count(instruction) - count(around)
+    entries = fit_entries(task.entries, max(left_tokens, input_tokens // 8), count)
     texts["transcript"] = "\n".join(entry.text for entry in entries)
     prompt = summary_prompt(texts, task.briefs, task.focus)
     answer = await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
     return task.clip(answer)
 
 
+def find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
+    """Returns the conversation at whose end a model can be asked for its summary.
+
+    Contents that the app adds to this call alone are left out. The result is empty
+    where the model would not see all of these messages, or may refuse the question.
+    """
+    history = turn.history
+    contents = turn.contents
+    if history.pairs.open_calls - history.covered:
+        return []  # A question after a call without its result may be refused.
+    if not set(summarized) >= set(turn.compactable):
+        return []
+
+    stored = history.stored
+    if stored:
+        is_shortened = stored.truncation or stored.request_chars >= 0
+        if is_shortened or history.covered != history.model_covered:
+            return []
+
+    if newest_thoughts(contents):
+        return list(contents)  # They may need everything before them.
+
+    known = set(history.indexes)
+    foreign = [i for i in range(len(history.contents)) if i not in known]
+    if foreign and foreign[0] < min(known, default=0):
+        return []
+    hidden = {id(history.contents[index]) for index in foreign}
+    return [content for content in contents if id(content) not in hidden]
+
+
 async def write_in_place(
     task: SummaryTask, model: SummaryModel, conversation: LlmRequest
 ) -> str:
-    """Asks the agent's model to end the conversation with its summary, else ""."""
-    budget, thoughts = model.divide_output(task.budget_tokens, model.config)
-    task = replace(task, budget_tokens=budget)
-    prompt = closing_prompt(budget, model.instruction, task.briefs, task.focus)
+    """Asks the agent's model to end the conversation with its summary.
+
+    Returns:
+        The summary; "" where conversation, question and answer do not fit.
+
+    Raises:
+        SummaryError: The model has written no summary.
+    """
+    text_tokens, thought_tokens = model.divide_output(task.budget_tokens, model.config)
+    fitting = replace(task, budget_tokens=text_tokens)
+    prompt = closing_prompt(text_tokens, model.instruction, task.briefs, task.focus)
     count = token_counter(task.correction or DEFAULT_CORRECTION)
-    room = model.window_tokens - task.conversation_tokens - count(prompt)
-    # Room for thoughts that were not asked for may be less.
-    asked = thinking_tokens(model.llm, model.config)
-    if room < budget + max(asked, thoughts // 4):
+    room_tokens = model.window_tokens - task.conversation_tokens - count(prompt)
+    # Thoughts that nobody has asked for may have less room.
+    asked_tokens = thinking_tokens(model.llm, model.config)
+    if room_tokens < text_tokens + max(asked_tokens, thought_tokens // 4):
         return ""
-    output_tokens = min(budget + thoughts, room)
-    answer = await ask_in_place(model, conversation, prompt, budget, output_tokens)
+
+    output_tokens = min(text_tokens + thought_tokens, room_tokens)
+    answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
     # So short, and without a heading, it is small talk.
-    is_short = count(answer.text) < 0.05 * budget
+    is_short = count(answer.text) < 0.05 * text_tokens
     if model.has_own_form and is_short and "#" not in answer.text:
         raise UnusableAnswerError("the answer is no summary")
-    return task.clip(answer)
-
-
-def is_overflow(error: SummaryError) -> bool:
-    """Returns whether a summary failed because its input was too long."""
-    return error.__cause__ is not None and parse_overflow(error.__cause__) is not None
+    return fitting.clip(answer)
 
 
 def write_mechanical_summary(
@@ -116,8 +186,41 @@ def write_mechanical_summary(
     budget_tokens: int,
     count: TokenCounter,
 ) -> str:
-    """Writes a summary without a model: what was said before, then excerpts."""
+    """Writes a summary without a model: the previous one, then excerpts."""
     lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
-    # At the margin of what follows only the guard writes.
     before = [previous_summary, EXCERPTS] if previous_summary else []
     return "\n".join([*before, *lines])
+
+
+def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
+    """Returns how many of these messages a summary without a model has to cover.
+
+    As many of the newest stay as have room.
+    """
+    held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
+    held_tokens = int(turn.budgets.working_tokens * held_ratio)
+    taken_tokens = turn.fixed_tokens + 2 * budget_tokens + held_tokens
+    # Where no model will write a summary soon, less stays: else each turn would be cut.
+    ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
+    most_tokens = int(turn.budgets.threshold_tokens * ratio)
+    room_tokens = min(most_tokens, turn.limit_tokens - taken_tokens) - turn.kept.tokens
+
+    contents = [turn.history.shown[index] for index in new]
+    memo = turn.history.memo
+    used_tokens = 0
+    end = len(new)
+    for content in reversed(contents[1:]):
+        used_tokens += int(memo.estimate_tokens([content]) * turn.correction + 1)
+        if used_tokens > room_tokens:
+            break
+        end -= 1
+
+    boundaries = pair_boundaries(contents)
+    while end < len(new) and not boundaries[end]:
+        end += 1
+    return end
+
+
+def is_overflow(error: SummaryError) -> bool:
+    """Returns whether a summary failed because its input was too long."""
+    return error.__cause__ is not None and parse_overflow(error.__cause__) is not None

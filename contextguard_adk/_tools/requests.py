@@ -1,4 +1,4 @@
-"""What the requests of a recorded session held, rebuilt from its events and state."""
+"""Rebuilds the requests of a recorded session from its events and its state."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from google.adk.sessions import Session
 from google.genai import types
 
 from contextguard_adk import _sections
+from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
@@ -30,11 +31,14 @@ from contextguard_adk.strategies import Strategy, Threshold
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """The history that the request of a recorded call held, and what it left out.
+    """The history in the request of a recorded call.
 
-    `left_out` has the messages as they were said, `removed` those of them that the
-    agent's request before it still had, and `shortened` those that are shown in part.
-    `beside` has what stood in place of messages, by its name for people.
+    Attributes:
+        messages: The messages as the request had them.
+        left_out: The messages that it did not have, as they were said.
+        removed: The messages left out that the agent's request before it still had.
+        shortened: The messages that it had in part, as they were said.
+        beside: The texts in place of messages, by a name for people.
     """
 
     messages: list[types.Content]
@@ -44,11 +48,20 @@ class Rebuilt:
     beside: dict[str, str]
 
 
-class Rebuilder:
-    """Rebuilds the requests of a session, one after another, each from what was stored.
+@dataclass(frozen=True)
+class _Last:
+    """The last request of an agent: with an equal key the next one only adds to it."""
 
-    Of the settings only `keep_tools` and those of previews count: they say how a result
-    was shown on arrival.
+    key: object
+    content_count: int
+    rebuilt: Rebuilt
+
+
+class Rebuilder:
+    """Rebuilds the requests of a session, one after another.
+
+    Of the settings only `keep_tools` and those of previews matter: they say how results
+    were shown on arrival.
     """
 
     def __init__(
@@ -58,45 +71,42 @@ class Rebuilder:
         self._guard = guard
         self.memo = Memo(session.events)
         self._side = Side(session, None, self.memo)
-        told = {int(read_number(read_facts(e).get("window"))) for e in session.events}
-        self._window_tokens = window_tokens or max(told, default=0)
+        recorded = [read_facts(event).get("window") for event in session.events]
+        largest = max((int(read_number(each)) for each in recorded), default=0)
+        self._window_tokens = window_tokens or largest
         self._callers = {e.author for e in session.events if e.get_function_calls()}
         self._state: dict[str, Any] = {}
         self._next = 0
-        # By agent and scope: what a request depends on, its messages, what is rebuilt.
-        self._last: dict[str, tuple[object, int, Rebuilt]] = {}
+        # By agent and scope.
+        self._last: dict[str, _Last] = {}
 
     async def rebuild(
         self, call: RecordedCall, simulated: dict[str, Any] | None = None
     ) -> Rebuilt:
-        """Rebuilds the request of a call, of calls in their order, from session state.
+        """Rebuilds the request of a call.
 
-        In place of the recorded one it may be that of a replay.
+        Args:
+            call: The call; calls come in their order.
+            simulated: The session state of a replay; None for the recorded one.
         """
         event = call.event
-        agent = make_agent(call.event.author)
+        agent = make_agent(event.author)
         contents = (await self._side.build(call, agent)).contents
         self._read_state(call)
         values = self._state if simulated is None else simulated
         state = AgentState(values, agent.name, scope=branch_scope(event))
-        key = event.invocation_id, state.read("record"), state.read("summary")
         preview = self._preview(call)
-        known, count, last = self._last.get(state.owner, (None, 0, None))
-        if last and known == key and count <= len(contents):
-            new = contents[count:]
-            shown = [(preview and preview(each)) or each for each in new]
-            short = [a for a, b in zip(new, shown, strict=True) if a is not b]
-            rebuilt = replace(
-                last,
-                removed=[],
-                messages=[*last.messages, *shown],
-                shortened=[*last.shortened, *short],
-            )
+
+        key = event.invocation_id, state.read("record"), state.read("summary")
+        last = self._last.get(state.owner)
+        if last and last.key == key and last.content_count <= len(contents):
+            new = contents[last.content_count :]
+            rebuilt = _add_messages(last.rebuilt, new, preview)
         else:
-            rebuilt = self._rebuild(call, contents, agent, state, preview)
-            before = Counter(map(self._spell, last.left_out if last else ()))
-            rebuilt = replace(rebuilt, removed=list(self._find_new(rebuilt, before)))
-        self._last[state.owner] = key, len(contents), rebuilt
+            whole = self._rebuild(call, contents, agent, state, preview)
+            known = last.rebuilt.left_out if last else []
+            rebuilt = replace(whole, removed=self._find_new(whole.left_out, known))
+        self._last[state.owner] = _Last(key, len(contents), rebuilt)
         return rebuilt
 
     def _rebuild(
@@ -108,17 +118,22 @@ class Rebuilder:
         preview: Preview | None,
     ) -> Rebuilt:
         run_id = call.event.invocation_id
-        events = self._session.events[: call.index]
-        own = (e for e in events if e.author == "user" and e.invocation_id == run_id)
-        said = next((e.content for e in own), None)
+        said = None
+        for event in self._session.events[: call.index]:
+            if event.author == "user" and event.invocation_id == run_id:
+                said = event.content
+                break
+
         found = state.record.summary
-        stored = (found and state.load_summary(found.scope)) or StoredSummary()
+        stored = state.load_summary(found.scope) if found else None
+        stored = stored or StoredSummary()
         invocation = self._side.begin(call, agent, PluginManager())
         history = History(contents, invocation, said, stored, self.memo)
         history.preview = preview
         shown = list(history.shown)
         for index, content in history.shortened_results(stored).items():
             shown[index] = content
+
         here = [i for i in range(len(shown)) if i not in history.covered]
         return Rebuilt(
             messages=[shown[i] for i in here],
@@ -133,21 +148,25 @@ class Rebuilder:
         return self.memo.remember(fingerprint, content, parts, content.role)
 
     def _find_new(
-        self, rebuilt: Rebuilt, known: Counter[bytes]
-    ) -> Iterator[types.Content]:
-        """Yields what is left out since; of equal ones the first were before."""
-        for content in rebuilt.left_out:
-            name = self._spell(content)
-            if not known[name]:
-                yield content
-            known[name] -= bool(known[name])
+        self, left_out: list[types.Content], known: list[types.Content]
+    ) -> list[types.Content]:
+        """Returns the messages that are left out since; of equal ones the last."""
+        known_counts = Counter(self._spell(content) for content in known)
+        new = []
+        for content in left_out:
+            spelled = self._spell(content)
+            if known_counts[spelled]:
+                known_counts[spelled] -= 1
+            else:
+                new.append(content)
+        return new
 
     def _read_state(self, call: RecordedCall) -> None:
-        """Reads what events bring to session state, up to those of a call's answer."""
+        """Reads the state that events bring, up to those of a call's answer."""
         place = call.event.author, call.event.invocation_id
         for event in self._session.events[self._next :]:
-            is_answer = (event.author, event.invocation_id) == place
-            is_answer &= not event.get_function_responses()
+            is_same_place = (event.author, event.invocation_id) == place
+            is_answer = is_same_place and not event.get_function_responses()
             if self._next > call.index and not is_answer:
                 break
             self._state.update(event.actions.state_delta)
@@ -159,22 +178,42 @@ class Rebuilder:
         strategy = self._guard.agents.get(name, self._guard.default)
         if not isinstance(strategy, Strategy):
             strategy = Threshold()
+
         tokens = self._window_tokens or strategy.context_window
-        tokens = tokens or resolve_context_window(call.event.model_version or "").tokens
+        if not tokens:
+            tokens = resolve_context_window(call.event.model_version or "").tokens
         has_recall = name in self._callers
         return strategy.preview(tokens, has_recall, self.memo.form)
 
 
+def _add_messages(
+    last: Rebuilt, new: list[types.Content], preview: Preview | None
+) -> Rebuilt:
+    """Returns a request with more messages at its end."""
+    messages = [*last.messages]
+    shortened = [*last.shortened]
+    for content in new:
+        shown = preview(content) if preview else None
+        messages.append(shown or content)
+        if shown:
+            shortened.append(content)
+    return replace(last, removed=[], messages=messages, shortened=shortened)
+
+
 def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str, str]]:
-    """Yields what stands in place of messages: its name for people, and its text."""
+    """Yields the texts in place of messages, each with a name for people before it."""
     if not (history.covered or stored.text):
         return
+
     yield "the summary", stored.text
     for section in _sections.SECTIONS:
         known = stored.beside.get(section.name)
         text = section.render(known, history, history.covered)
         if text:
             yield section.label or section.name, text
+
     head = render_head(history, stored, history.covered)
-    if request := "\n".join(part.text or "" for part in (head.parts or [])[1:]):
+    texts = [part.text or "" for part in parts_of(head)[1:]]
+    request = "\n".join(texts)
+    if request:
         yield "the quoted current request", request

@@ -1,9 +1,10 @@
-"""`contextguard why`: where words stood, when they left the requests, what has them."""
+"""`contextguard why`: where words stood, and which requests had them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -58,8 +59,13 @@ class Place:
 class Period:
     """Calls of an agent whose requests had the words in the same places.
 
-    `gone` says where they were otherwise, as a key of `GONE`; "" where a request had
-    them. `compaction` has the figures of the one at the first of the calls, if any.
+    Attributes:
+        agent: The agent, with its scope.
+        first_call: The number of the first call, from 1.
+        last_call: The number of the last call.
+        holders: The parts of the request that had the words.
+        gone: Where else they were, as a key of `GONE`; "" where a request had them.
+        compaction: The figures of a compaction at the first call; None for none.
     """
 
     agent: str
@@ -71,32 +77,50 @@ class Period:
 
     def describe(self) -> Iterator[str]:
         """Yields a line on the compaction, if any, and one on the calls."""
-        if facts := self.compaction:
-            reason = one_line(str(facts.get("reason")))
-            sizes = (
-                recordings.read_number(facts.get(f"tokens_{x}"))
-                for x in ("before", "after")
-            )
-            tokens = " → ".join(f"{size:,.0f}" for size in sizes)
+        if self.compaction:
+            reason = one_line(str(self.compaction.get("reason")))
+            before = recordings.read_number(self.compaction.get("tokens_before"))
+            after = recordings.read_number(self.compaction.get("tokens_after"))
             why = REASONS.get(reason, reason)
-            yield f"call {self.first_call:,} was compacted: {why}, {tokens} tokens"
+            yield (
+                f"call {self.first_call:,} was compacted: {why}, "
+                f"{before:,.0f} → {after:,.0f} tokens"
+            )
+
         calls = f"call {self.first_call:,}"
         if self.last_call > self.first_call:
             calls = f"calls {self.first_call:,} to {self.last_call:,}"
-        held = f"in the request: {', '.join(self.holders)}"
-        yield f"{calls}: {held if self.holders else GONE[self.gone]}"
+        if self.holders:
+            yield f"{calls}: in the request: {', '.join(self.holders)}"
+        else:
+            yield f"{calls}: {GONE[self.gone]}"
+
+    def choose_hint(self) -> str:
+        """Returns what can be done where this is the last period of its agent."""
+        if self.gone:
+            return HINTS[self.gone]
+        for holder in (AS_SAID, RECALLED):
+            if holder in self.holders:
+                return HINTS[holder]
+        return HINTS["beside"]
 
 
 def run_why(words: str, as_json: bool, **recording: Any) -> None:
+    """Runs the command; `recording` names a session, as for `replay.read_recording`."""
     with terminal.quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         finder = _Finder(words, session)
         places = list(finder.list_places(session))
         periods = asyncio.run(find_periods(session, settings, finder)) if places else []
+
     if as_json:
-        found = {"places": [*map(asdict, places)], "calls": [*map(asdict, periods)]}
+        found = {
+            "places": [asdict(place) for place in places],
+            "calls": [asdict(period) for period in periods],
+        }
         print(json.dumps(found, indent=2))
         return
+
     print_line(str(recordings.describe_session(session)), "dim")
     for line in _describe(words, places, periods):
         print_line(line)
@@ -107,21 +131,25 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
     if not places:
         yield f"{said} stands in no event of this session: nobody has said it."
         return
+
     yield f"{said} stands in:"
     for place in places[:MAX_PLACES]:
         yield f"  event {place.event:,}, {place.time} UTC: {place.what}"
-    if (more := len(places) - MAX_PLACES) > 0:
-        yield f"  and {more:,} more event{'s'[: more - 1]}"
-    last = {period.agent: period for period in periods}
-    for agent in last:
+    more_count = len(places) - MAX_PLACES
+    if more_count > 0:
+        events = "event" if more_count == 1 else "events"
+        yield f"  and {more_count:,} more {events}"
+
+    by_agent = defaultdict[str, list[Period]](list)
+    for period in periods:
+        by_agent[period.agent].append(period)
+    for agent, own in by_agent.items():
         yield f"Requests of {agent}:"
-        own = [period for period in periods if period.agent == agent]
-        yield from (f"  {line}" for period in own for line in period.describe())
-        holders = last[agent].holders
-        gone = last[agent].gone
-        usual = next((h for h in (AS_SAID, RECALLED) if h in holders), "beside")
-        yield f"  {HINTS[gone or usual]}"
-    if not last:
+        for period in own:
+            for line in period.describe():
+                yield f"  {line}"
+        yield f"  {own[-1].choose_hint()}"
+    if not periods:
         yield "No model was called with it since, or it was called with no token count."
     yield f"What to do: {PAGE}"
 
@@ -129,30 +157,34 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
 async def find_periods(
     session: Session, settings: ReplaySettings, finder: _Finder
 ) -> list[Period]:
-    """Rebuilds the requests, and says of each where it had the words."""
+    """Rebuilds the requests, and joins calls of an agent that had the words alike."""
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
-    last = dict[str, Period]()
-    periods = list[Period]()
-    calls = list(enumerate(list_calls(session), 1))
-    if settings.agent not in {None, *(call.event.author for _, call in calls)}:
+    calls = list(list_calls(session))
+    if settings.agent not in {None, *(call.event.author for call in calls)}:
         raise CommandError(f"no model call of agent {settings.agent!r} is recorded")
-    for number, call in terminal.show_progress(calls, "Reading"):
+
+    periods: list[Period] = []
+    last: dict[str, Period] = {}
+    numbered = list(enumerate(calls, 1))
+    for number, call in terminal.show_progress(numbered, "Reading"):
         rebuilt = await rebuilder.rebuild(call)
         name = call.event.author
-        scope = branch_scope(call.event)
         if settings.agent not in (None, name):
             continue
+
+        scope = branch_scope(call.event)
         owner = f"{name}@{scope}" if scope else name
-        holders, gone = finder.search(rebuilt)
         before = last.get(owner)
-        done = recordings.read_facts(call.event).get("compaction")
+        holders, gone = finder.search(rebuilt)
         if before is None and gone == "absent":
-            continue  # It was not said yet.
+            continue  # Nobody had said it yet.
         if before and (before.holders, before.gone) == (holders, gone):
             before.last_call = number
             continue
-        done = done if before and isinstance(done, dict) else None
-        period = Period(owner, number, number, holders, gone, done)
+
+        facts = recordings.read_facts(call.event).get("compaction")
+        compaction = facts if before and isinstance(facts, dict) else None
+        period = Period(owner, number, number, holders, gone, compaction)
         last[owner] = period
         periods.append(period)
     return periods
@@ -171,23 +203,32 @@ class _Finder:
         """Yields the events that hold the words."""
         for number, event in enumerate(session.events, 1):
             parts = [] if event.partial else parts_of(event.content)
-            if part := next(filter(self._has, parts), None):
+            found = [part for part in parts if self._has(part)]
+            if found:
                 time = f"{recordings.read_time(event.timestamp):%F %T}"
-                yield Place(number, time, _name(event, part))
+                yield Place(number, time, _name(event, found[0]))
 
     def search(self, rebuilt: Rebuilt) -> tuple[list[str], str]:
-        """Returns what in a request holds the words; else where they are."""
-        parts = [part for each in rebuilt.messages for part in parts_of(each)]
-        found = [*filter(self._has, parts)]
-        recalled = [part for part in found if _is_recalled(part)]
-        holders = [AS_SAID] * (len(found) > len(recalled)) + [RECALLED] * bool(recalled)
-        beside = rebuilt.beside.items()
-        holders += [name for name, text in beside if self._words in _plain(text)]
-        gone = "" if holders else "absent"
-        for name in ("shortened", "left_out") if gone else ():
-            if self._holds(getattr(rebuilt, name)):
-                gone = {"shortened": "hidden", "left_out": "replaced"}[name]
-        return holders, gone
+        """Returns the parts of a request that hold the words, and a key of `GONE`.
+
+        The key is "" where a part holds them.
+        """
+        parts = [part for content in rebuilt.messages for part in parts_of(content)]
+        found = [part for part in parts if self._has(part)]
+        holders = []
+        if any(not _is_recalled(part) for part in found):
+            holders.append(AS_SAID)
+        if any(_is_recalled(part) for part in found):
+            holders.append(RECALLED)
+        for name, text in rebuilt.beside.items():
+            if self._words in _plain(text):
+                holders.append(name)
+
+        if holders:
+            return holders, ""
+        if self._holds(rebuilt.left_out):
+            return holders, "replaced"
+        return holders, "hidden" if self._holds(rebuilt.shortened) else "absent"
 
     def _holds(self, contents: list[types.Content]) -> bool:
         return any(self._has(part) for each in contents for part in parts_of(each))
@@ -210,7 +251,11 @@ def _is_recalled(part: types.Part) -> bool:
 
 
 def _name(event: Event, part: types.Part) -> str:
+    call = part.function_call
+    result = part.function_response
+    if call:
+        return f"call of {one_line(call.name or '?')}"
+    if result:
+        return f"result of {one_line(result.name or '?')}"
     author = "the user" if event.author == "user" else one_line(event.author)
-    tool = part.function_call or part.function_response
-    kind = "message" if tool is None else "call" if part.function_call else "result"
-    return f"{kind} of {one_line(tool.name or '?') if tool else author}"
+    return f"message of {author}"

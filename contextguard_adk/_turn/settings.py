@@ -253,11 +253,21 @@ class StrategySettings(Settings):
         Returns:
             None where every result is shown whole.
         """
-        max_tokens = self._preview_tokens(window_tokens, has_recall)
+        max_tokens = None
+        is_set = "preview_tokens" in self.model_fields_set
+        if self.preview_tokens is not None and (has_recall or is_set):
+            trigger_tokens = self.trigger_tokens(window_tokens)
+            working_tokens = window_tokens
+            if trigger_tokens:
+                working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+            max_tokens = resolve_size(self.preview_tokens, working_tokens)
+            if not is_set:
+                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+                max_tokens = max(max_tokens, least_tokens)
+
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:
             return None
-
         return Preview(
             max_tokens=max_tokens,
             strings=strings,
@@ -266,22 +276,6 @@ class StrategySettings(Settings):
             excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
             form=form,
         )
-
-    def _preview_tokens(self, window_tokens: int, has_recall: bool) -> int | None:
-        """Returns the most that a result may take whole; None for any size."""
-        is_set = "preview_tokens" in self.model_fields_set
-        if self.preview_tokens is None or not (has_recall or is_set):
-            return None
-
-        working_tokens = window_tokens
-        trigger_tokens = self.trigger_tokens(window_tokens)
-        if trigger_tokens:
-            working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
-
-        max_tokens = resolve_size(self.preview_tokens, working_tokens)
-        if is_set:
-            return max_tokens
-        return max(max_tokens, min(LEAST_PREVIEW_TOKENS, working_tokens // 5))
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
         """Returns how long strings in results are shortened; None for not at all."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import is_not
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -50,6 +49,7 @@ class Turn:
     """One model call: what would be sent, and all that decides what becomes of it.
 
     Attributes:
+        agent: The name of the agent.
         origin: Whose request it is, for the log and for records.
         scope: Where a summary is valid.
         request: The request as ADK has built it.
@@ -66,8 +66,8 @@ class Turn:
         has_recall: Whether the agent can read back what is left out.
         has_used_tools: Whether the stored summary replaces tool calls, as far as the
             sections beside it tell.
-        keep_count: How many of the newest messages may stay word for word for `keep`;
-            0 keeps none, not even pending results.
+        keep_count: How many of the newest messages `keep` may leave word for word; 0
+            keeps none, not even results that the model has not seen.
         is_observed: Whether the guard only watches.
         is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
@@ -164,7 +164,9 @@ class Turn:
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
         """Returns whether the guard has changed these contents."""
         messages = self.messages
-        return len(contents) != len(messages) or any(map(is_not, contents, messages))
+        if len(contents) != len(messages):
+            return True
+        return any(new is not old for new, old in zip(contents, messages, strict=True))
 
     @property
     def correction(self) -> float:
@@ -172,7 +174,7 @@ class Turn:
         return self.size.correction or DEFAULT_CORRECTION
 
     def measure(self, contents: Sequence[types.Content]) -> int:
-        """Estimates a request with these contents, in tokens of the model."""
+        """Estimates a request with these contents, instruction and tools included."""
         memo = self.history.memo
         heuristic_tokens = memo.estimate_tokens(contents) + self.size.config_tokens
         return estimate_prompt_tokens(
@@ -192,24 +194,27 @@ class Turn:
         """History that no compaction removes: of `keep_tools` a tenth of the window."""
         stays = frozenset[int]()
         tools = self.settings.keep_tools
-        room_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
+        if not tools:
+            return stays
+
         messages = self.messages
         shown = self.history.shown
-        for index in reversed(self.history.indexes if tools else ()):
+        left_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
+        for index in reversed(self.history.indexes):
             if not has_result_of(messages[index], tools, shown[index]):
                 continue
             group = self.history.pairs.group_of(index)
             tokens = self.measure_alone([shown[i] for i in group])
-            if tokens <= room_tokens and group.isdisjoint(stays | self.summarized):
-                stays = stays | group
-                room_tokens = room_tokens - tokens
+            if tokens <= left_tokens and group.isdisjoint(stays | self.summarized):
+                stays |= group
+                left_tokens -= tokens
         return stays
 
     @cached_property
     def compactable(self) -> list[int]:
-        """History that a model has not summarized yet and that may be."""
+        """History that may be summarized, and that no model has summarized yet."""
         others = self.summarized | self.stays
-        return [index for index in self.history.indexes if index not in others]
+        return [i for i in self.history.indexes if i not in others]
 
     @property
     def uncovered(self) -> list[int]:
@@ -225,17 +230,17 @@ class Turn:
 
     @cached_property
     def fixed_tokens(self) -> int:
-        """What instruction, tools and what no compaction removes take."""
+        """The size of instruction, tools and what no compaction removes."""
         return self.measure(self.fixed_contents)
 
     @property
     def room_tokens(self) -> int:
-        """What is below the threshold, less what no compaction removes."""
+        """The room below the threshold, beside what no compaction removes."""
         return max(0, self.budgets.threshold_tokens - self.fixed_tokens)
 
     @property
     def summary_tokens(self) -> int:
-        """What a summary may take: at most a seventh of that room, but 200 tokens."""
+        """What a summary may take: a seventh of the room or 200 tokens at most."""
         return min(self.budgets.summary_tokens, max(200, self.room_tokens // 7))
 
     @property
@@ -247,24 +252,15 @@ class Turn:
 
     @property
     def limit_tokens(self) -> int:
-        """The most that a compacted request may take: the threshold, or more.
+        """The most that a compacted request may take.
 
-        More, where instruction, tools and a summary alone reach the threshold.
+        It is above the threshold only where instruction, tools and a summary alone
+        reach the threshold.
         """
         budgets = self.budgets
         if self.fixed_tokens + budgets.summary_tokens < budgets.full_tokens:
             return budgets.full_tokens
         return budgets.overfull_tokens
-
-    @property
-    def keep_tokens(self) -> int:
-        """What the newest steps may take; little where a compaction is to make room."""
-        if self.reason == "requested":
-            return 0
-        is_chat = not self.has_used_tools and not any(
-            has_tool(self.messages[index]) for index in self.compactable
-        )
-        return self.settings.keep_tokens(self.budgets.working_tokens, is_chat)
 
     @cached_property
     def request_text(self) -> str:
@@ -282,12 +278,20 @@ class Turn:
         """The summary that stands in the request now; no text where there is none."""
         history = self.history
         stored = self.history.stored
-        draft = Draft("", history.covered, history.model_covered, reason=self.reason)
+        covered = history.covered
+        summarized = history.model_covered
         if stored is None:
-            return draft
-        draft = replace(draft, text=stored.text, model_chars=stored.model_chars)
+            return Draft("", covered, summarized, reason=self.reason)
+
+        draft = Draft(
+            stored.text,
+            covered,
+            summarized,
+            model_chars=stored.model_chars,
+            reason=self.reason,
+        )
         upto = history.find_place(stored.truncated_upto)
-        if stored.truncation and upto >= 0 and upto not in history.covered:
+        if stored.truncation and upto >= 0 and upto not in covered:
             return replace(draft, truncation=stored.truncation, truncated_upto=upto)
         return draft
 
@@ -295,19 +299,24 @@ class Turn:
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word."""
         budgets = self.budgets
-        quoted_tokens = self.count(self.request_text)
-        if (quoted_chars := self.quoted_chars) >= 0:
-            quoted_tokens = quoted_tokens * quoted_chars // len(self.request_text)
-        room_tokens = self.limit_tokens - self.fixed_tokens - quoted_tokens
-        room_tokens -= int(1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens)
+        request_tokens = self.count(self.request_text)
+        if self.quoted_chars >= 0:
+            whole_chars = len(self.request_text)
+            request_tokens = request_tokens * self.quoted_chars // whole_chars
+
+        beside_tokens = int(
+            1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens
+        )
+        taken_tokens = self.fixed_tokens + request_tokens + beside_tokens
+        left_tokens = self.limit_tokens - taken_tokens
         # Without room a twentieth is still kept: the summary can be shortened.
-        return _find_kept_steps(self, max(budgets.working_tokens // 20, room_tokens))
+        return _find_kept_steps(self, max(budgets.working_tokens // 20, left_tokens))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Returns all but about the newest `keep_count` messages, and splits no pair.
+        """Returns all but about the newest `keep_count` messages; splits no pair.
 
-        What stays for `keep` is not among them. Where nothing is left to summarize, it
-        is empty or holds only what is summarized already.
+        Messages that stay for `keep` are never among them. Where nothing is left to
+        summarize, the result is empty, or has only summarized messages.
         """
         kept = self.kept.indexes
         compactable = self.compactable
@@ -321,7 +330,7 @@ class Turn:
         return self.whole(candidates[:split])
 
     def whole(self, indexes: Iterable[int]) -> frozenset[int]:
-        """Adds what is summarized already; takes out pairs that would be split."""
+        """Adds the messages that are summarized already; leaves out split pairs."""
         covered = frozenset(indexes) | self.summarized
         return keep_pairs_whole(covered, self.history.pairs)
 
@@ -329,44 +338,79 @@ class Turn:
 def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     """Finds the newest messages within `keep`, and pending results, within the room."""
     history = turn.history
-    said = frozenset(turn.history.user_messages)
-    steps = turn.compactable
-    contents = [history.shown[index] for index in steps]
-    boundaries = pair_boundaries(contents)
-    starts = [
-        place
-        for place, content in enumerate(contents)
-        if boundaries[place] and (content.role == "model" or steps[place] in said)
-    ]
+    said = frozenset(history.user_messages)
+    indexes = turn.compactable
+    contents = [history.shown[index] for index in indexes]
+    starts = _find_starts(turn, contents, said)
     if not starts or not turn.keep_count:
         return KeptSteps()
-    has_pending = contents[-1].role != "model" and steps[-1] not in said
-    pending = frozenset(steps[starts[-1] :] if has_pending else ())
-    most_tokens = min(turn.keep_tokens, room_tokens)
-    first = len(contents)
+
+    keep_tokens = _keep_tokens(turn)
+    most_tokens = min(keep_tokens, room_tokens)
+    first = _find_first_within(turn, contents, starts, most_tokens)
+    has_pending = contents[-1].role != "model" and indexes[-1] not in said
+    pending = frozenset[int]()
+    if has_pending:
+        pending = frozenset(indexes[starts[-1] :])
+        first = min(first, starts[-1])
+
+    # Something has to go, and a request with nothing before it is quoted instead.
+    is_request = first < len(indexes) and indexes[first] == history.request_index
+    if first == 0 or is_request:
+        own_count = len({*indexes}.intersection(history.running_turn))
+        first = max(first, len(indexes) - own_count)
+
+    kept = contents[first:]
+    kept_indexes = frozenset(indexes[first:])
+    kept_tokens = turn.measure_alone(kept)
+    pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
+    whole_tokens = max(0, min(max(pending_tokens, keep_tokens), room_tokens))
+    if kept_tokens <= whole_tokens:
+        return KeptSteps(kept_indexes, pending, kept_tokens)
+
+    for tools in (turn.settings.keep_tools, ()):
+        truncation, short_tokens = fit_results(
+            kept, whole_tokens, turn.measure_alone, turn.has_recall, tools
+        )
+        if short_tokens <= room_tokens:
+            return KeptSteps(kept_indexes, pending, short_tokens, truncation)
+    return KeptSteps()  # The model's own words in a call cannot be shortened.
+
+
+def _find_starts(
+    turn: Turn, contents: Sequence[types.Content], said: Collection[int]
+) -> list[int]:
+    """Returns the places where a step or a message of the user begins."""
+    boundaries = pair_boundaries(contents)
+    starts = []
+    for place, index in enumerate(turn.compactable):
+        is_start = contents[place].role == "model" or index in said
+        if is_start and boundaries[place]:
+            starts.append(place)
+    return starts
+
+
+def _find_first_within(
+    turn: Turn,
+    contents: Sequence[types.Content],
+    starts: Sequence[int],
+    most_tokens: int,
+) -> int:
+    """Returns the place from which on the newest steps fit."""
     tokens = 0
-    for start, end in zip(starts[::-1], [len(contents), *starts[::-1]], strict=False):
-        tokens += turn.measure_alone(contents[start:end])
+    first = len(contents)
+    for start in reversed(starts):
+        tokens += turn.measure_alone(contents[start:first])
         if tokens > most_tokens or len(contents) - start > turn.keep_count:
             break
         first = start
-    first = min(first, starts[-1]) if has_pending else first
-    if first == 0 or steps[first:][:1] == [history.request_index]:
-        # Something has to go; and a request with nothing before it is quoted.
-        first = max(
-            first, len(steps) - len({*steps}.intersection(history.running_turn))
-        )
-    kept = contents[first:]
-    indexes = frozenset(steps[first:])
-    tokens = turn.measure_alone(kept)
-    most_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
-    most_tokens = max(0, min(max(most_tokens, turn.keep_tokens), room_tokens))
-    if tokens <= most_tokens:
-        return KeptSteps(indexes, pending, tokens)
-    measure = turn.measure_alone
-    has_recall = turn.has_recall
-    for tools in (turn.settings.keep_tools, ()):
-        cut, tokens = fit_results(kept, most_tokens, measure, has_recall, tools)
-        if tokens <= room_tokens:
-            return KeptSteps(indexes, pending, tokens, cut)
-    return KeptSteps()  # What the model itself wrote in a call cannot be cut.
+    return first
+
+
+def _keep_tokens(turn: Turn) -> int:
+    """Returns what the newest steps may take; 0 where a compaction was requested."""
+    if turn.reason == "requested":
+        return 0
+    has_tools = any(has_tool(turn.messages[index]) for index in turn.compactable)
+    is_chat = not (has_tools or turn.has_used_tools)
+    return turn.settings.keep_tokens(turn.budgets.working_tokens, is_chat)

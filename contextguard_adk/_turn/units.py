@@ -175,9 +175,13 @@ class Compacted:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer that is whole, and what its provider counted; None for no count.
+    """An answer that is whole.
 
-    `count` is None also for what is counted again.
+    Attributes:
+        real_tokens: The provider's count of the prompt; None where it counted nothing.
+        count: The count with the estimate of the same request; None where there is no
+            count, or where it is of a request that was counted before.
+        may_lose_event: Whether a plugin may keep the answer's event from the guard.
     """
 
     guard: Guard
@@ -188,7 +192,7 @@ class Answered:
     real_tokens: int | None
     count: Count | None
     state: AgentState
-    may_lose_event: bool  # A plugin may keep the answer's event from the guard.
+    may_lose_event: bool
 
     @cached_property
     def usage(self) -> Usage:
@@ -196,7 +200,7 @@ class Answered:
         return read_usage(self.response.usage_metadata)
 
     def attach(self, name: str, said: object) -> None:
-        """Lets the answer's event carry something in `custom_metadata`."""
+        """Has the answer's event carry a value in its `custom_metadata`."""
         if self.may_lose_event:
             known = self.response.custom_metadata or {}
             self.response.custom_metadata = {**known, name: said}
