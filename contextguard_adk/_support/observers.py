@@ -9,9 +9,9 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from contextguard_adk._support.log import log_failure
 from contextguard_adk._support.tasks import SummaryTasks
@@ -24,8 +24,10 @@ from contextguard_adk.records import (
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
@@ -136,6 +138,30 @@ class Observers:
             return None
 
 
+class _DaemonThreads(Executor):
+    """Has a thread for each call; a call that blocks keeps no process from ending.
+
+    The pool of `asyncio.to_thread` lets a call wait where the app has filled it, and
+    the process waits for its threads.
+    """
+
+    def submit(
+        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Starts the thread; the call must not raise anything."""
+        result = Future[T]()
+        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+
+        def work() -> None:
+            result.set_result(call(*args, **kwargs))
+
+        threading.Thread(target=work, daemon=True).start()
+        return result
+
+
+_THREADS = _DaemonThreads()
+
+
 class _Call:
     """One call of a listener.
 
@@ -164,7 +190,8 @@ class _Call:
         else:
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
-            answer, error = await asyncio.wrap_future(_run_in_thread(work))
+            loop = asyncio.get_running_loop()
+            answer, error = await loop.run_in_executor(_THREADS, work)
 
         if error is not None:
             raise error
@@ -193,19 +220,3 @@ def _makes_coroutine(listener: Callable[[Any], object]) -> bool:
     """Whether a call returns a coroutine at once, and so needs no thread."""
     method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
-
-
-def _run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Starts a thread for one piece of work, which must not raise anything.
-
-    `asyncio.to_thread` would wait where the app has filled its pool of threads, and a
-    thread of a pool that blocks keeps the process from ending.
-    """
-    result = Future[T]()
-    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
-
-    def set_result() -> None:
-        result.set_result(work())
-
-    threading.Thread(target=set_result, daemon=True).start()
-    return result
