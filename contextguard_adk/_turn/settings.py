@@ -27,7 +27,7 @@ from contextguard_adk._support.settings import (
 )
 
 LEAST_AUTO_TOKENS = 32_000
-"""What `trigger="auto"` comes to; as any, it is at least twice what was left."""
+"""The size of `trigger="auto"`, in tokens."""
 
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 
@@ -229,15 +229,16 @@ class StrategySettings(Settings):
         return self
 
     def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
-        """What `keep` comes to in a context window; a chat calls no tools."""
-        auto = 0.2 if is_chat else 0.1
-        return resolve_size(auto if self.keep == "auto" else self.keep, window_tokens)
+        """Returns `keep` in tokens; in a chat no tool has been called."""
+        if self.keep == "auto":
+            return resolve_size(0.2 if is_chat else 0.1, window_tokens)
+        return resolve_size(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
-        """What `trigger` comes to in a context window."""
-        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
-        if trigger is None:
+        """Returns `trigger` in tokens; None for the threshold."""
+        if self.trigger is None:
             return None
+        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
         return max(1_000, resolve_size(trigger, window_tokens))
 
     def preview(
