@@ -84,7 +84,7 @@ def print_table(
     for number, name in enumerate(header):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*map(_cell, row))
+        table.add_row(*(_cell(cell) for cell in row))
     console = Console()
     unbounded = console.options.update(max_width=10_000)
     width = Measurement.get(console, unbounded, table).maximum
@@ -99,7 +99,7 @@ def print_markdown(
 ) -> None:
     """Prints a table as the documentation has it, below its title."""
     cells = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    lines = (f"| {' | '.join(map(_cell, row))} |" for row in cells)
+    lines = (f"| {' | '.join(_cell(cell) for cell in row)} |" for row in cells)
     print(title, "", *lines, "", sep="\n")
 
 
@@ -214,6 +214,7 @@ def make_pod(rng: random.Random) -> dict[str, Any]:
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     running = {"running": {"startedAt": "2026-02-11T06:12:44Z"}}
+
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -58,8 +58,16 @@ WORDINGS = {"reports": _SAYINGS, "plain": _PLAIN_SAYINGS}
 """How facts are worded: as in a log of incidents, or in passing."""
 
 _WORDS = (
-    *("kestrel", "quill", "harbor", "maple", "tundra"),
-    *("cobalt", "lantern", "orchid", "ember", "falcon"),
+    "kestrel",
+    "quill",
+    "harbor",
+    "maple",
+    "tundra",
+    "cobalt",
+    "lantern",
+    "orchid",
+    "ember",
+    "falcon",
 )
 _SYLLABLES = ("ba", "do", "fi", "ku", "la", "mo", "ne", "pi", "ra", "so", "tu", "xa")
 _REQUESTS = (
@@ -267,12 +275,13 @@ def write_conversation(
     """
     shape = SHAPES[name]
     writer = _Writer(seed + name, window_tokens, wording)
-    turns = []
-    step_number = 0
     turn_count = max(1, round(shape.turns * length))
     step_count = shape.steps
     if turn_count == shape.turns:
         step_count = max(min(1, shape.steps), round(shape.steps * length))
+
+    turns = []
+    step_number = 0
     for turn in range(turn_count):
         message = writer.message(shape.message)
         steps = []
@@ -285,9 +294,11 @@ def write_conversation(
                 uses.append(_make_use(writer, kind, share))
             steps.append(uses)
             step_number += 1
-        kind = shape.kinds[turn % len(shape.kinds)] if not shape.steps else "prose"
-        turns.append(Turn(message, steps, writer.text(kind, writer.vary(shape.answer))))
+        answer_kind = "prose" if shape.steps else shape.kinds[turn % len(shape.kinds)]
+        answer = writer.text(answer_kind, writer.vary(shape.answer))
+        turns.append(Turn(message, steps, answer))
     turns.append(Turn(FINAL_QUESTION))
+
     return Conversation(
         name,
         turns,

@@ -78,6 +78,7 @@ def summarize(
         for piece, rank in zip(pieces, _rank_pieces(pieces), strict=True)
     ]
     best_first = sorted(range(len(pieces)), key=ranks.__getitem__, reverse=True)
+
     chosen = []
     left_tokens = budget_tokens
     misses = 0
@@ -90,8 +91,10 @@ def summarize(
             misses += 1
         if misses == _MAX_MISSES:
             break
+
     while chosen and count(_join(pieces, chosen)) > budget_tokens:
         chosen.pop()
+
     summary = _join(pieces, chosen or best_first[:1])
     while summary and count(summary) > budget_tokens:
         summary = summary[: len(summary) * 2 // 3]
@@ -103,23 +106,38 @@ def _join(pieces: list[str], chosen: list[int]) -> str:
 
 
 def _cut_pieces(material: str) -> Iterator[str]:
-    for line in filter(None, map(str.strip, material.splitlines())):
-        if len(line) <= _LONG_LINE_CHARS:
-            yield line
-            continue
-        piece = ""
-        for field in _PIECE_ENDS.split(line):
-            if piece and len(piece) + len(field) > _PIECE_CHARS:
-                yield piece
-                piece = ""
-            piece = f"{piece} {field}".strip()
-            while len(piece) > _LONG_LINE_CHARS:
-                blank = piece.rfind(" ", 1, _LONG_LINE_CHARS)
-                cut = blank if blank > 0 else _LONG_LINE_CHARS
-                yield piece[:cut]
-                piece = piece[cut:].strip()
-        if piece:
+    for line in material.splitlines():
+        stripped = line.strip()
+        if len(stripped) > _LONG_LINE_CHARS:
+            yield from _cut_line(stripped)
+        elif stripped:
+            yield stripped
+
+
+def _cut_line(line: str) -> Iterator[str]:
+    """Cuts a long line behind its sentences, and within those that are long."""
+    piece = ""
+
+    for field in _PIECE_ENDS.split(line):
+        if piece and len(piece) + len(field) > _PIECE_CHARS:
             yield piece
+            piece = ""
+        *long_pieces, piece = _cut_to_length(f"{piece} {field}".strip())
+        yield from long_pieces
+
+    if piece:
+        yield piece
+
+
+def _cut_to_length(text: str) -> Iterator[str]:
+    """Cuts off long pieces, at blanks where it has any; what is left comes last."""
+    rest = text
+    while len(rest) > _LONG_LINE_CHARS:
+        blank = rest.rfind(" ", 1, _LONG_LINE_CHARS)
+        cut = blank if blank > 0 else _LONG_LINE_CHARS
+        yield rest[:cut]
+        rest = rest[cut:].strip()
+    yield rest
 
 
 def _rank_pieces(pieces: list[str]) -> list[float]:
@@ -127,22 +145,33 @@ def _rank_pieces(pieces: list[str]) -> list[float]:
     spellings = [_WORD.findall(piece) for piece in pieces]
     vocabulary = {word for words in spellings for word in words}
     weights = {word: _weigh_name(word) for word in vocabulary}
+
     # What differs in its numbers only is the same word: rows of a table are alike.
     shape_of = {word: _VARYING.sub("0", word.lower()) for word in vocabulary}
     shapes = [{shape_of[word] for word in words} for words in spellings]
     highest = math.log(len(pieces) + 1)
-    frequency = Counter(shape for words in shapes for shape in words)
-    rarity = {shape: highest - math.log(n) for shape, n in frequency.items()}
+    rarity = _weigh_rarity(shapes, highest)
+
     ranks = []
-    for index, piece in enumerate(pieces):
-        rarest = sorted(map(rarity.__getitem__, shapes[index]))[-8:]
-        names = min(sum(map(weights.__getitem__, spellings[index])), MAX_NAMES)
-        faults = 0.5 * bool(_FAULT.search(piece))
-        rank = (sum(rarest) + (names + faults) * highest) / (len(shapes[index]) + 8)
-        symbols = len(_SYMBOL.findall(piece)) / len(piece)
-        rank *= max(0.3, 1 - SYMBOL_WEIGHT * symbols)
-        ranks.append(rank)
+    for piece, words, piece_shapes in zip(pieces, spellings, shapes, strict=True):
+        rarest = sorted(rarity[shape] for shape in piece_shapes)[-8:]
+        names = min(sum(weights[word] for word in words), MAX_NAMES)
+        faults = 0.5 if _FAULT.search(piece) else 0.0
+        told = (sum(rarest) + (names + faults) * highest) / (len(piece_shapes) + 8)
+        ranks.append(told * _weigh_form(piece))
     return ranks
+
+
+def _weigh_rarity(shapes: list[set[str]], highest: float) -> dict[str, float]:
+    """What a word tells that few pieces have; the rarest tells most."""
+    frequency = Counter(shape for piece_shapes in shapes for shape in piece_shapes)
+    return {shape: highest - math.log(n) for shape, n in frequency.items()}
+
+
+def _weigh_form(piece: str) -> float:
+    """The less, the more of a piece is symbols, as in code."""
+    symbols = len(_SYMBOL.findall(piece)) / len(piece)
+    return max(0.3, 1 - SYMBOL_WEIGHT * symbols)
 
 
 def _weigh_name(word: str) -> float:

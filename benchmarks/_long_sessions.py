@@ -133,6 +133,7 @@ def write_steps(kind: str, calls: int) -> list[Step]:
     shape = KINDS[kind]
     rng = random.Random(kind)
     steps = []
+
     for number in range(calls):
         place = number % shape.turn_calls
         if place:
@@ -143,6 +144,7 @@ def write_steps(kind: str, calls: int) -> list[Step]:
             part = types.Part(function_response=found)
         else:
             part = types.Part(text=_common.cut_text("prose", shape.message_chars, rng))
+
         if place < shape.turn_calls - 1:
             ref = f"src/{_common.read_pool('digits')[number * 20 :][:10]}/{number}.py"
             made = types.FunctionCall(id=f"call-{number}", name=TOOL, args={"ref": ref})
@@ -151,6 +153,7 @@ def write_steps(kind: str, calls: int) -> list[Step]:
             answer = _common.cut_text("prose", shape.answer_chars, rng)
             reply = types.Part(text=answer)
         steps.append(Step(types.UserContent([part]), types.ModelContent([reply])))
+
     return steps
 
 
@@ -177,12 +180,14 @@ class _Play:
             plugin_manager=self._plugins,
         )
         await self._plugins.run_before_run_callback(invocation_context=invocation)
+
         for place, step in enumerate(steps):
             author = "agent" if place else "user"
             await self._add(invocation, author, step.content, EventActions())
             actions = EventActions()
             response = await self._call(invocation, actions, step.reply)
             await self._add(invocation, "agent", response, actions)
+
         await self._plugins.run_after_run_callback(invocation_context=invocation)
 
     async def _call(
@@ -242,6 +247,7 @@ async def play(cell: Cell, strategy: Strategy, calls: int = CALLS) -> Spent:
     session = _Play(llm, guard)
     steps = write_steps(cell.kind, calls)
     length = KINDS[cell.kind].turn_calls
+
     try:
         for start in range(0, calls, length):
             await session.turn(start // length, steps[start : start + length])

@@ -25,7 +25,7 @@ from benchmarks._conversations import Conversation
 from benchmarks._extractive import SUMMARY_TOKENS, ExtractiveSummaries
 from benchmarks._scripts import Script
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm
 from contextguard_adk.testing.provider import (
     count_tokens,
     list_content_texts,
@@ -102,7 +102,10 @@ class CountingLlm(BaseLlm):
     @property
     def cost_tokens(self) -> int:
         """What all calls cost, summaries included."""
-        return _common.price(*map(sum, zip(*self._spent, strict=True)))
+        prompt_tokens, cached_tokens, output_tokens = (
+            sum(tokens) for tokens in zip(*self._spent, strict=True)
+        )
+        return _common.price(prompt_tokens, cached_tokens, output_tokens)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -116,15 +119,20 @@ class CountingLlm(BaseLlm):
         """Answers a request with a content, or with an error."""
         settings = LlmRequest(config=request.config)
         head = "\n".join(text for _, text in list_prompt_texts(settings))
-        texts = [(head, len(head.encode())), *map(self._count, request.contents)]
+        texts = [
+            (head, len(head.encode())),
+            *(self._count(content) for content in request.contents),
+        ]
         prompt_tokens = sum(utf8_bytes for _, utf8_bytes in texts) // 4
         if prompt_tokens > self.window_tokens:
             raise OverflowError(f"{prompt_tokens} of {self.window_tokens} tokens")
+
         cached_tokens = 0
         if self.has_cache:
             shared_tokens = (_count_shared(before, texts) for before in self._served)
             cached_tokens = max(shared_tokens, default=0)
             self._served = [*self._served[1 - CACHED_PROMPTS :], texts]
+
         output_tokens = self._count(reply)[1] // 4
         self._spent.append((prompt_tokens, cached_tokens, output_tokens))
         usage = types.GenerateContentResponseUsageMetadata(
@@ -171,12 +179,14 @@ class NotedSummaries(ExtractiveSummaries):
         material = read_summary_material(request)
         kept = [note for fact, note in self._notes.items() if fact in material]
         left = (request.config.max_output_tokens or SUMMARY_TOKENS) - 8
+
         lines = []
         for line in [*kept, *extract.splitlines()]:
             left -= count_tokens([line], None) + 1
             if left < 0:
                 break
             lines.append(line)
+
         return "\n".join(lines) if kept else extract
 
 
@@ -235,12 +245,19 @@ class Played:
         return _common.price(prompt_tokens, self.served_tokens, self.output_tokens)
 
 
+@dataclass(frozen=True)
+class Delays:
+    """What each answer and each summary takes."""
+
+    answer_seconds: float = 0.0
+    summary_seconds: float = 0.0
+
+
 async def play(
     conversation: Conversation,
     way: Way,
     is_ideal: bool = False,
-    answer_seconds: float = 0.0,
-    summary_seconds: float = 0.0,
+    delays: Delays | None = None,
     script: Script | None = None,
 ) -> Played:
     """Plays a conversation to its end through a real Runner.
@@ -249,18 +266,20 @@ async def play(
         conversation: What is said.
         way: How it is kept inside the window.
         is_ideal: Whether the summarizer keeps every fact that it is shown.
-        answer_seconds, summary_seconds: What each answer and each summary takes.
+        delays: What answers and summaries take; None for no time.
         script: The model's part; None makes one.
     """
+    delays = delays or Delays()
     script = script or Script(conversation)
     summarizer = NotedSummaries(dict(conversation.notes) if is_ideal else {})
     llm = Provider(
         context_window=conversation.window_tokens,
-        script=_delay(script.answer, answer_seconds),
+        script=_delay(script.answer, delays.answer_seconds),
         summary_tokens=plan_budgets(conversation.configured_tokens).summary_tokens,
-        summary_replies=_delay(summarizer, summary_seconds),
+        summary_replies=_delay(summarizer, delays.summary_seconds),
         prompt_cache=True,
     )
+
     agent = LlmAgent(
         name="agent",
         model=llm,
@@ -276,6 +295,7 @@ async def play(
     runner = Runner(app=app, session_service=InMemorySessionService())
     place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
+
     lost = []
     first_calls = []
     for number, turn in enumerate(conversation.turns):
@@ -284,11 +304,14 @@ async def play(
         first_calls.append(llm.calls)
         if not await _say(runner, place, turn.message):
             lost.append(number)
+
     seconds = asyncio.get_running_loop().time()
-    await asyncio.sleep(summary_seconds)  # A summary that was begun is paid for.
+    # A summary that was begun is paid for.
+    await asyncio.sleep(delays.summary_seconds)
     played = _examine(conversation, llm, lost, [*first_calls, llm.calls])
     played.seconds = seconds
-    played.hidden_facts *= way.is_ours  # Others lose what they do not show.
+    if not way.is_ours:
+        played.hidden_facts = 0  # Others lose what they do not show.
     return played
 
 
@@ -317,6 +340,7 @@ async def _say(runner: Runner, place: dict[str, Any], text: str) -> bool:
                 answer = "".join(p.text or "" for p in event.content.parts or ())
     except Exception:  # noqa: BLE001 - what the user would see as an error.
         return False
+
     return bool(answer)
 
 
@@ -335,24 +359,43 @@ def _examine(
         billed_tokens=llm.billed_tokens,
         lost_turns=len(lost),
     )
-    requests = llm.requests
+
     for turn, (start, end) in zip(conversation.turns, pairwise(bounds), strict=True):
-        for record in requests[start:end]:
-            is_missing = not record.is_summary and turn.message not in record.text
-            played.without_request += is_missing
-    served = [record for record in requests if not record.rejected]
+        played.without_request += sum(
+            not record.is_summary and turn.message not in record.text
+            for record in llm.requests[start:end]
+        )
+
+    served = [record for record in llm.requests if not record.rejected]
+    accepted = [record for record in served if not record.is_summary]
+    _count_tokens(played, served, accepted)
+    is_asked = len(conversation.turns) - 1 not in lost
+    final = accepted[-1].text if is_asked and accepted else ""
+    _count_facts(played, accepted, final)
+    return played
+
+
+def _count_tokens(
+    played: Played,
+    served: Sequence[RecordedRequest],
+    accepted: Sequence[RecordedRequest],
+) -> None:
+    """Counts tokens of all requests that were served, and of the agent's own ones."""
     played.served_tokens = sum(record.cached_tokens for record in served)
     answers = [record.response for record in served if record.response]
     usages = [answer.usage_metadata for answer in answers if answer.usage_metadata]
     played.output_tokens = sum(usage.candidates_token_count or 0 for usage in usages)
-    accepted = [record for record in served if not record.is_summary]
     played.prompt_tokens = sum(record.prompt_tokens for record in accepted)
     played.cached_tokens = sum(record.cached_tokens for record in accepted)
-    is_asked = len(conversation.turns) - 1 not in lost
-    final = accepted[-1].text if is_asked and accepted else ""
+
+
+def _count_facts(
+    played: Played, accepted: Sequence[RecordedRequest], final: str
+) -> None:
+    """Counts the planted facts in the last request, and those that none has shown."""
+    conversation = played.conversation
     played.user_facts = sum(fact in final for fact in conversation.user_facts)
     played.tool_facts = sum(fact in final for fact in conversation.tool_facts)
     sent = "\n".join(record.text for record in accepted)
     notes = (conversation.notes[f] for f in conversation.tool_facts if f not in final)
     played.hidden_facts = sum(note not in sent for note in notes)
-    return played

@@ -48,12 +48,18 @@ def read_recording(file: str, names: Sequence[str], window_tokens: int) -> Recor
     """Reads sessions of a file in `recordings_data`, for a window."""
     with gzip.open(FOLDER / f"{file}.json.gz", "rt", encoding="utf-8") as opened:
         found = json.load(opened)
+
     turns = list[Turn]()
     texts = dict[Place, str]()
-    for message, steps, answer in (t for n in names for t in found["sessions"][n]):
+    recorded_turns = [turn for name in names for turn in found["sessions"][name]]
+    for message, steps, answer in recorded_turns:
         texts |= {(len(turns), number): text for number, (text, _) in enumerate(steps)}
-        uses = [[ToolUse(t, result, args) for t, args, result in s] for _, s in steps]
+        uses = [
+            [ToolUse(tool, result, args) for tool, args, result in made]
+            for _, made in steps
+        ]
         turns.append(Turn(message, uses, answer))
+
     return Recording(
         name=" + ".join(names),
         turns=turns,
@@ -105,11 +111,13 @@ class RecordedScript(Script):
         self._needs = Needs(events, calls.values())
         contents = [event.content for event in events if event.content]
         fixed = recording.instruction + json.dumps(recording.tool_specs)
+
         self.needed: dict[Place, list[Needed]] = {}
         for place, call in calls.items():
             before = contents[: call.index]
             found = self._needs.find(call, before, recording.window_tokens)
             self.needed[place] = [each for each in found if each.value not in fixed]
+
         self.missing = dict(self.needed)
 
     def answer(self, request: LlmRequest) -> Reply:
@@ -141,6 +149,7 @@ class RecordedScript(Script):
         events = list[Event]()
         calls = dict[Place, RecordedCall]()
         make = types.Part.from_function_response
+
         for number, turn in enumerate(self.conversation.turns):
             events.append(_make_event("user", types.Part(text=turn.message)))
             for step, uses in enumerate(turn.steps):
@@ -149,6 +158,7 @@ class RecordedScript(Script):
                 found = [make(name=u.tool, response={"result": u.result}) for u in uses]
                 events += [event, _make_event("user", *found)]
             events.append(_make_event("model", types.Part(text=turn.answer)))
+
         return events, calls
 
 

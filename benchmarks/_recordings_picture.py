@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -30,27 +30,24 @@ TITLES = (
 
 def draw(figures: Mapping[str, Any]) -> str:
     """Draws bars for each set, on paper of its own: the page may be dark."""
-    space = (WIDTH - 2 * SIDE) / len(figures)
     lines = [f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" class="paper"/>']
     for floor, title in zip(FLOORS, TITLES, strict=True):
         y = floor - FULL - 26
         lines.append(f'<text x="{SIDE}" y="{y}" font-weight="600">{title}</text>')
         lines.append(f'<path d="M{SIDE} {floor}.5H{WIDTH - SIDE}" stroke="#94a3b8"/>')
+
     for number, name in enumerate(COLORS):
         x = SIDE + (0, 110, 330)[number]
         lines.append(f'<rect x="{x}" y="22" width="13" height="13" class="c{number}"/>')
         said = "Threshold (this package)" if name == "Threshold" else name
         lines.append(f'<text x="{x + 19}" y="33">{escape(said)}</text>')
+
+    space = (WIDTH - 2 * SIDE) / len(figures)
     for number, group in enumerate(figures.values()):
         lines += _draw_group(group, SIDE + space * (number + 0.5))
-    light, dark = (
-        f".paper {{ fill: {paper} }} text {{ fill: {ink} }} "
-        + " ".join(
-            f".c{n} {{ fill: {c[i]}; stroke: {c[i]} }}"
-            for n, c in enumerate(COLORS.values())
-        )
-        for i, (paper, ink) in enumerate((("#fff", "#1f2937"), ("#1b212c", "#e6e9ef")))
-    )
+
+    light = _write_style("#fff", "#1f2937", [color[0] for color in COLORS.values()])
+    dark = _write_style("#1b212c", "#e6e9ef", [color[1] for color in COLORS.values()])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="13">\n'
@@ -63,9 +60,19 @@ def draw(figures: Mapping[str, Any]) -> str:
     )
 
 
+def _write_style(paper: str, ink: str, colors: Sequence[str]) -> str:
+    """The rules for paper, ink and the bars of each strategy."""
+    bars = [
+        f".c{number} {{ fill: {color}; stroke: {color} }}"
+        for number, color in enumerate(colors)
+    ]
+    return f".paper {{ fill: {paper} }} text {{ fill: {ink} }} " + " ".join(bars)
+
+
 def _draw_group(group: Mapping[str, Any], middle: float) -> Iterator[str]:
     rows = {name: row for name, row in group["ways"].items() if name in COLORS}
     highest = max(row["cost_tokens"] for row in rows.values())
+
     for number, (name, row) in enumerate(rows.items()):
         center = round(middle + STEP * (number - (len(rows) - 1) / 2))
         need = row["need"] or 0
@@ -73,13 +80,14 @@ def _draw_group(group: Mapping[str, Any], middle: float) -> Iterator[str]:
         bars = (need, f"{need:.2f}"), (cost / highest, f"{cost // 1_000:,}")
         for floor, (part, said) in zip(FLOORS, bars, strict=True):
             height = round(FULL * part)
-            style = f"c{[*COLORS].index(name)}"
-            if floor == FLOORS[1] and row["lost_turns"]:
-                style += " lost"
+            color = f"c{[*COLORS].index(name)}"
+            is_lost = floor == FLOORS[1] and row["lost_turns"]
+            style = f"{color} lost" if is_lost else color
             box = f'y="{floor - height}" width="{BAR}" height="{height}"'
             yield f'<rect x="{center - BAR // 2}" {box} class="{style}"/>'
             place = f'x="{center}" y="{floor - height - 5}" class="m" font-size="11"'
             yield f"<text {place}>{said}</text>"
+
     words = [*group["title"].split(", "), f"{group['turns']} turns"]
     for number, word in enumerate(words):
         place = f'x="{middle:.0f}" y="{FLOORS[1] + 20 + 17 * number}" class="m"'

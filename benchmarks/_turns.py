@@ -98,18 +98,11 @@ def make_events(kind: str, count: int) -> list[Event]:
     """A history of so many contents, an even number; the first is the user's."""
     rng = random.Random(f"{kind}-{count}")
     events = []
+
     for number in range(count):
         role = ("user", "model")[number % 2]
         if kind.startswith("tools") and 0 < number < count - 1:
-            ref = f"call-{(number - 1) // 2}"
-            name = "kubectl_get"
-            if number % 2:
-                made = types.FunctionCall(id=ref, name=name, args={"page": number})
-                part = types.Part(function_call=made)
-            else:
-                rows = _common.make_list(RESULT_CHARS, rng)
-                found = types.FunctionResponse(id=ref, name=name, response=rows)
-                part = types.Part(function_response=found)
+            part = _make_tool_part(number, rng)
         else:
             pool = "other languages" if kind == "languages" else "prose"
             text = f"{number}: {_common.cut_text(pool, TEXT_CHARS, rng)}"
@@ -122,7 +115,21 @@ def make_events(kind: str, count: int) -> list[Event]:
                 content=types.Content(role=role, parts=[part]),
             )
         )
+
     return events
+
+
+def _make_tool_part(number: int, rng: random.Random) -> types.Part:
+    """A call where the number is odd, its result where it is even."""
+    ref = f"call-{(number - 1) // 2}"
+    name = "kubectl_get"
+    if number % 2:
+        call = types.FunctionCall(id=ref, name=name, args={"page": number})
+        return types.Part(function_call=call)
+
+    rows = _common.make_list(RESULT_CHARS, rng)
+    result = types.FunctionResponse(id=ref, name=name, response=rows)
+    return types.Part(function_response=result)
 
 
 @dataclass
@@ -143,6 +150,7 @@ class Chat:
             user_id="user", session_id="session", new_message=message
         ):
             pass
+
         stored = self.sessions.stored
         events = stored.events[len(self.base) :]
         stored.events[:] = self.base
@@ -208,12 +216,16 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
     events = make_events(kind, count)
     guarded = await _make_chat(kind, events, _make_guard(ROOMY_TOKENS))
     stored = guarded.sessions.stored
+
+    half = count // 2 // 2 * 2
+    if kind.startswith("tools"):
+        half += 1  # Behind a result.
     if kind.endswith("summary"):
-        half = count // 2 // 2 * 2 + kind.startswith("tools")  # Behind a result.
         guarded.base = events[:half]
         stored.events[:] = guarded.base
         request_compaction(stored.state)
     turn = await guarded.turn()
+
     if kind.endswith("summary"):
         if not any("summary" in key for key in stored.state):
             raise RuntimeError("no summary was stored")
@@ -221,6 +233,7 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
         events[half : half + 2] = turn[0], turn[-1]
     guarded.base = list(events)
     stored.events[:] = guarded.base
+
     if kind.endswith(NEARLY_FULL):
         # Only now: before the first count the estimate is too high to stay below it.
         guarded.window_tokens = _full_window(kind, count)
@@ -228,5 +241,6 @@ async def make_pair(kind: str, count: int) -> tuple[Chat, Chat]:
         await guarded.turn()
         if any("summary" in key for key in guarded.sessions.stored.state):
             raise RuntimeError("the window is too full")
+
     bare = [event.model_copy(update={"custom_metadata": None}) for event in events]
     return await _make_chat(kind, bare, None), guarded

@@ -17,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -113,7 +113,7 @@ class _LangChain:
 
     def _plain(self, request: LlmRequest) -> int:
         system = str(request.config.system_instruction or "")
-        messages = sum(map(_langchain_tokens, request.contents))
+        messages = sum(_langchain_tokens(content) for content in request.contents)
         tools = sum(math.ceil(len(t.model_dump_json()) / 4) for t in _tools(request))
         return messages + math.ceil((len(system) + len("system")) / 4) + 3 + tools
 
@@ -133,6 +133,7 @@ def _langchain_tokens(content: types.Content) -> int:
             tokens += math.ceil(size / 4) + 3
         else:
             chars += len(part.text or "")
+
     if chars or calls:
         role = "assistant" if content.role == "model" else "user"
         chars += len(role) + (len(repr(calls)) if calls else 0)
@@ -142,7 +143,7 @@ def _langchain_tokens(content: types.Content) -> int:
 
 def estimate_by_chars(request: LlmRequest) -> int:
     """Characters / 4 of all that is sent."""
-    return sum(map(len, _list_texts(request))) // 4
+    return sum(len(text) for text in _list_texts(request)) // 4
 
 
 def estimate_like_adk(request: LlmRequest, last_real: int) -> int:
@@ -153,17 +154,19 @@ def estimate_like_adk(request: LlmRequest, last_real: int) -> int:
     """
     if last_real:
         return last_real
-    chars = 0
-    for content in request.contents:
-        for part in content.parts or ():
-            chars += len(part.text or "")
-            if part.function_call:
-                chars += len(part.function_call.name or "")
-                chars += len(json.dumps(part.function_call.args or {}))
-            if part.function_response:
-                chars += len(part.function_response.name or "")
-                chars += len(json.dumps(part.function_response.response or {}))
-    return chars // 4
+    parts = [part for content in request.contents for part in content.parts or ()]
+    return sum(_count_chars(part) for part in parts) // 4
+
+
+def _count_chars(part: types.Part) -> int:
+    chars = len(part.text or "")
+    if part.function_call:
+        chars += len(part.function_call.name or "")
+        chars += len(json.dumps(part.function_call.args or {}))
+    if part.function_response:
+        chars += len(part.function_response.name or "")
+        chars += len(json.dumps(part.function_response.response or {}))
+    return chars
 
 
 @dataclass
@@ -304,20 +307,25 @@ def build_figures(sessions: Sequence[Session]) -> dict[str, Any]:
         groups[kind] = lambda session, kind=kind: session.kind == kind  # type: ignore[misc]
     for name in TOKENIZERS:
         groups[name] = lambda session, name=name: session.tokenizer == name  # type: ignore[misc]
+
+    members = {
+        group: [session for session in sessions if holds(session)]
+        for group, holds in groups.items()
+    }
+
+    def rate_ways(is_first: bool) -> dict[str, dict[str, dict[str, float]]]:
+        return {
+            way: {
+                group: rate(_pairs(found, way, is_first))
+                for group, found in members.items()
+            }
+            for way in WAYS
+        }
+
     return {
         "goals": GOALS,
-        **{
-            call: {
-                way: {
-                    group: rate(
-                        _pairs([s for s in sessions if holds(s)], way, is_first)
-                    )
-                    for group, holds in groups.items()
-                }
-                for way in WAYS
-            }
-            for call, is_first in (("first call", True), ("later calls", False))
-        },
+        "first call": rate_ways(is_first=True),
+        "later calls": rate_ways(is_first=False),
     }
 
 
@@ -338,17 +346,22 @@ def print_figures(figures: dict[str, Any]) -> None:
     """Prints the tables."""
     header = ("", "", "calls", "median error", "p95 error", "too low")
     for call in ("later calls", "first call"):
-        rows = []
-        for way in WAYS:
-            for group, rated in figures[call][way].items():
-                if way == "guard" or group == "all":
-                    shares = (f"{rated[name]:.1%}" for name in ("median", "p95", "low"))
-                    rows.append([way, group, rated["calls"], *shares])
+        rows = [
+            _write_row(way, group, rated)
+            for way in WAYS
+            for group, rated in figures[call][way].items()
+            if way == "guard" or group == "all"
+        ]
         goals = figures["goals"][call].items()
         wanted = ", ".join(f"{name} at most {goal:.1%}" for name, goal in goals)
-        notes = f"Goals: {wanted}.\n" + (NOTES if call == "first call" else "")
+        notes = NOTES if call == "first call" else ""
         title = f"Estimates against BPE counts, {call}"
-        _common.print_table(title, header, rows, notes)
+        _common.print_table(title, header, rows, f"Goals: {wanted}.\n{notes}")
+
+
+def _write_row(way: str, group: str, rated: Mapping[str, float]) -> list[Any]:
+    shares = (f"{rated[name]:.1%}" for name in ("median", "p95", "low"))
+    return [way, group, rated["calls"], *shares]
 
 
 def main() -> None:

@@ -290,10 +290,14 @@ def print_figures(figures: Mapping[str, Any], notes: str) -> None:
     """Prints the tables."""
     ours = {way.name for way in WAYS if way.is_ours}
     rows = [
-        [f"{name} *" if name in ours else name, *map(_in_thousands, row, row.values())]
+        [
+            f"{name} *" if name in ours else name,
+            *(_in_thousands(column, value) for column, value in row.items()),
+        ]
         for name, row in figures["ways"].items()
     ]
     _common.print_table("All conversations (* this package)", HEADER, rows, notes)
+
     header = ("", "finished by both", "billed", "uncached", "cost", *HEADER[-5:-3])
     for baseline, compared in figures["against"].items():
         rows = [
@@ -317,12 +321,14 @@ def main() -> None:
     )
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
+
     if arguments.long is not None:
         kinds = arguments.long or _long_sessions.KINDS
         figures = _long_sessions.build_figures(_long_sessions.measure(kinds))
         _long_sessions.print_figures(figures)
         _common.write_json(arguments.json, figures)
         return
+
     played = measure(
         arguments.only,
         arguments.window,
@@ -334,7 +340,7 @@ def main() -> None:
     talks = [one.conversation for one in next(iter(played.values()))]
     notes = NOTES.format(
         count=len(talks),
-        tokens=sum(map(total_tokens, talks)),
+        tokens=sum(total_tokens(talk) for talk in talks),
         window=arguments.window,
         cached=TYPICAL_COSTS.cached_input,
         output=TYPICAL_COSTS.output,

@@ -131,11 +131,13 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=SESSIONS)
     parser.add_argument("--events", type=int, default=EVENTS, help="on average")
     arguments: argparse.Namespace = parser.parse_args()
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = arguments.url or f"sqlite+aiosqlite:///{folder / 'sessions.db'}"
         asyncio.run(fill(url, arguments.sessions, arguments.events))
         found = {each: measure(each, url, folder) for each in ("replay", "report")}
+
     title = f"{arguments.sessions:,} sessions of {arguments.events:,} events on average"
     rows = [[each, *figures.values()] for each, figures in found.items()]
     _common.print_table(title, ("", "seconds", "seconds of CPU"), rows)

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,35 +52,64 @@ GOALS = {("text", 1_000): 1.06, ("tools", 1_000): 1.20}
 IMPORT_GOAL_MS = 50
 
 
+@dataclass
+class Times:
+    """What turns with or without the guard took, each in milliseconds.
+
+    Attributes:
+        whole_ms: Each turn.
+        loading_ms: Of it, loading the session.
+        first_ms: Each turn that is the first one of its process.
+    """
+
+    whole_ms: list[float] = field(default_factory=list)
+    loading_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
+
+    def add(self, whole_ms: float, loading_ms: float) -> None:
+        """Adds a turn."""
+        self.whole_ms.append(whole_ms)
+        self.loading_ms.append(loading_ms)
+
+    @property
+    def call_ms(self) -> list[float]:
+        """Each turn without loading the session."""
+        both_ms = zip(self.whole_ms, self.loading_ms, strict=True)
+        return [whole_ms - loading_ms for whole_ms, loading_ms in both_ms]
+
+
 async def time_pairs(kind: str, count: int, pairs: int) -> dict[str, float]:
     """Runs turns without and with the guard by turns."""
     chats = await make_pair(kind, count)
     for chat in chats:
         await chat.turn()
-    times: list[list[tuple[float, float]]] = [[], []]
-    first: list[list[float]] = [[], []]
+
+    bare = Times()
+    guarded = Times()
+    sides = [(bare, chats[0]), (guarded, chats[1])]
     gc.collect()
     gc.freeze()
     for number in range(pairs):
-        order = (0, 1) if number % 2 else (1, 0)
-        for which in order:
-            times[which].append(await _time(chats[which]))
-        for which in order if number % 3 == 0 else ():
-            whole_ms, _ = await _time(await chats[which].make_anew())
-            first[which].append(whole_ms)
+        order = sides if number % 2 else sides[::-1]
+        for times, chat in order:
+            times.add(*await _time(chat))
+        if number % 3 == 0:
+            for times, chat in order:
+                first_ms, _ = await _time(await chat.make_anew())
+                times.first_ms.append(first_ms)
     gc.unfreeze()
-    whole = [[whole for whole, _ in side] for side in times]
-    calls = [[whole - loading for whole, loading in side] for side in times]
+
+    both_ms = zip(bare.whole_ms, guarded.whole_ms, strict=True)
     added_ms = statistics.median(
-        guarded - bare for bare, guarded in zip(*whole, strict=True)
+        guarded_ms - bare_ms for bare_ms, guarded_ms in both_ms
     )
     return {
-        "adk_ms": statistics.median(whole[0]),
-        "adk_loading_ms": statistics.median(loading for _, loading in times[0]),
+        "adk_ms": statistics.median(bare.whole_ms),
+        "adk_loading_ms": statistics.median(bare.loading_ms),
         "added_ms": added_ms,
-        "ratio": _ratio(whole),
-        "ratio_without_loading": _ratio(calls),
-        "ratio_of_first_turn": _ratio(first),
+        "ratio": _ratio(bare.whole_ms, guarded.whole_ms),
+        "ratio_without_loading": _ratio(bare.call_ms, guarded.call_ms),
+        "ratio_of_first_turn": _ratio(bare.first_ms, guarded.first_ms),
         "added_us_per_content": 1_000 * added_ms / count,
         **await measure_memory(chats),
     }
@@ -93,9 +123,9 @@ async def _time(chat: Chat) -> tuple[float, float]:
     return times
 
 
-def _ratio(sides: list[list[float]]) -> float:
+def _ratio(bare_ms: list[float], guarded_ms: list[float]) -> float:
     """The median over pairs: the machine is as fast for one turn as for the next."""
-    pairs = zip(sides[0], sides[1], strict=True)
+    pairs = zip(bare_ms, guarded_ms, strict=True)
     return statistics.median(guarded / bare for bare, guarded in pairs)
 
 
@@ -109,6 +139,7 @@ async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
         tracemalloc.start()
         # What this turn replaces was allocated untraced, and frees nothing.
         await chat.turn()
+
         found = []
         for _ in range(2):  # What else the process does at that moment is chance.
             gc.collect()
@@ -117,11 +148,13 @@ async def measure_memory(chats: tuple[Chat, Chat]) -> dict[str, float]:
             await chat.turn()
             gc.enable()
             found.append(tracemalloc.get_traced_memory()[1])
+
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         peaks.append(min(found))
         kept.append(after)
+
     return {
         "adk_peak_kb": peaks[0] / 1_024,
         "guard_peak_kb": (peaks[1] - peaks[0]) / 1_024,
@@ -147,6 +180,7 @@ def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
     """Measures importing ADK, and what the plugin adds to it, in milliseconds."""
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
     found: list[tuple[float, float]] = []
     for _ in range(repeats + 1):
         done = subprocess.run(
@@ -157,8 +191,9 @@ def time_imports(repeats: int = IMPORTS) -> tuple[float, float]:
             text=True,
             check=True,
         )
-        adk, ours = map(float, done.stdout.split())
+        adk, ours = (float(seconds) for seconds in done.stdout.split())
         found.append((adk, ours))
+
     del found[0]  # It may have compiled.
     return tuple(1_000 * statistics.median(side) for side in zip(*found, strict=True))
 
@@ -169,6 +204,7 @@ async def measure(
     """Measures kinds of history at every size."""
     cases = [(kind, size) for kind in kinds for size in sizes]
     shown = track(cases, "timing", transient=True, disable=not sys.stderr.isatty())
+
     rows = []
     for kind, size in shown:
         # Large sessions take seconds a turn, and vary less.
@@ -176,6 +212,7 @@ async def measure(
         figures = await time_pairs(kind, size, count)
         goal = GOALS.get((kind, size))
         rows.append({"kind": kind, "contents": size, **figures, "goal": goal})
+
     return {"calls": rows}
 
 
@@ -196,8 +233,16 @@ def print_figures(figures: dict[str, Any]) -> None:
         for row in rows
     ]
     header = (
-        *("history", "contents", "ADK, ms", "of that, loading", "guard adds, ms"),
-        *("ratio", "goal", "without loading", "first turn", "added µs a content"),
+        "history",
+        "contents",
+        "ADK, ms",
+        "of that, loading",
+        "guard adds, ms",
+        "ratio",
+        "goal",
+        "without loading",
+        "first turn",
+        "added µs a content",
     )
     imported = (
         f"Importing contextguard_adk adds {figures['import_ms']:.0f} ms to the "
@@ -205,6 +250,7 @@ def print_figures(figures: dict[str, Any]) -> None:
         f"{IMPORT_GOAL_MS})."
     )
     _common.print_table("Processor time of one model call", header, times, imported)
+
     memory = [
         [
             KINDS[row["kind"]],
@@ -216,8 +262,13 @@ def print_figures(figures: dict[str, Any]) -> None:
         for row in rows
     ]
     memory_header = (
-        *("history", "contents", "ADK's peak, KB", "guard adds, KB", "ratio"),
-        *("ADK keeps, KB", "guard keeps, KB"),
+        "history",
+        "contents",
+        "ADK's peak, KB",
+        "guard adds, KB",
+        "ratio",
+        "ADK keeps, KB",
+        "guard keeps, KB",
     )
     _common.print_table("Memory of one turn", memory_header, memory)
 

@@ -17,7 +17,7 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -224,6 +224,7 @@ async def measure_tool_heavy() -> dict[str, float]:
         figures[f"{name}: summaries, Pipeline"] = paid
         figures[f"{name}: summaries, Threshold"] = other
         saved += other - paid
+
     return {**figures, "tool-heavy: summaries saved": saved}
 
 
@@ -236,6 +237,16 @@ def find_broken(figures: Mapping[str, float]) -> list[str]:
     ]
 
 
+async def play_kinds(strategy: Strategy | None, words: int) -> list[Measured]:
+    """Plays a session of each kind, with messages of so many words."""
+    return [await play(0, kind, strategy, words) for kind in KINDS]
+
+
+def count_failed(sessions: Sequence[Measured]) -> int:
+    """How many turns ended in an error."""
+    return sum(session.failed_turns for session in sessions)
+
+
 async def measure() -> dict[str, float]:
     """Plays all sessions and computes the figures."""
     strategies: dict[str, Strategy | None] = {
@@ -244,23 +255,17 @@ async def measure() -> dict[str, float]:
         "Threshold": Threshold(context_window=WINDOW_TOKENS),
     }
     played = {
-        name: [await play(seed, kind, s, 500) for seed in range(1) for kind in KINDS]
-        for name, s in strategies.items()
+        name: await play_kinds(strategy, 500) for name, strategy in strategies.items()
     }
-    short = [
-        await play(seed, kind, strategies["Pipeline"], SHORT_WORDS)
-        for seed in range(1)
-        for kind in KINDS
-    ]
     guarded = played["Pipeline"]
+    short = await play_kinds(strategies["Pipeline"], SHORT_WORDS)
+
     pairs = [pair for session in (*guarded, *short) for pair in session.pairs()]
-    removed = [
-        1 - record.tokens_after / record.tokens_before
-        for session in guarded
-        for record in session.compactions
-    ]
-    errors = {n: sum(s.failed_turns for s in found) for n, found in played.items()}
     estimates, counted = zip(*pairs, strict=True)
+    compactions = [record for session in guarded for record in session.compactions]
+    removed = [1 - each.tokens_after / each.tokens_before for each in compactions]
+    errors = {name: count_failed(sessions) for name, sessions in played.items()}
+
     return {
         "requests measured": len(pairs),
         "correlation of estimate and real tokens": statistics.correlation(
@@ -289,10 +294,12 @@ def main() -> int:
     _common.quiet()
     figures = {**asyncio.run(measure()), **asyncio.run(measure_tool_heavy())}
     broken = find_broken(figures)
+
     for name, value in figures.items():
         digits = 3 if isinstance(value, float) else 0
         note = "  BROKEN" if name in broken else ""
         print(f"{name:44} {value:10.{digits}f}{note}")
+
     _common.write_json(arguments.json, figures)
     return 1 if broken else 0
 

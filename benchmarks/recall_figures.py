@@ -114,6 +114,7 @@ class Conversation:
         self.figures = Figures(window_tokens)
         self.facts: list[Fact] = []
         self.asked: Fact | None = None
+
         self.llm = SimulatedLlm(
             context_window=window_tokens,
             script=self._reply,
@@ -129,6 +130,7 @@ class Conversation:
             instruction="You look things up.",
             tools=[self.look_up],
         )
+
         self.sessions = InMemorySessionService()
         self.runner = Runner(
             app=App(name="recall", root_agent=agent, plugins=[guard]),
@@ -151,10 +153,12 @@ class Conversation:
         lines = []
         used = 0
         kind = draw.choice(FILLER)
+
         while used < chars:
             numbers = {name: draw.randrange(1, 10_000) for name in "abc"}
             lines.append(kind.format(**numbers))
             used += len(lines[-1]) + 1
+
         return lines
 
     def look_up(self, page: int = 0) -> str:
@@ -168,9 +172,11 @@ class Conversation:
         longest = min(LONGEST_CHARS, 12 * self.figures.window_tokens)
         chars = int(SHORTEST_CHARS * (longest / SHORTEST_CHARS) ** draw.random())
         lines = self._filler(chars)
+
         for _ in range(2):
             place = draw.randrange(len(lines) + 1)
             lines.insert(place, self._new_fact().line)
+
         return "\n".join(lines)
 
     def _reply(self, request: LlmRequest) -> Reply:
@@ -207,12 +213,14 @@ class Conversation:
         await self.sessions.create_session(
             app_name="recall", user_id="u", session_id="s"
         )
+
         turn = 0
         while self.figures.compactions < MIN_COMPACTIONS and turn < MAX_TURNS:
             turn += 1
             words = " ".join(self._filler(120))
             fact = self._new_fact()
             await self._say(f"{turn}. {fact.line} Now look further. {words}")
+
         facts = self._judge_prompts()
         self.figures.facts = len(facts)
         request = self._last_agent_request().text
@@ -221,6 +229,7 @@ class Conversation:
                 self.figures.in_request += 1
             else:
                 await self._ask(fact)
+
         self.figures.refused = self.llm.rejections + self.llm.violations
         return self.figures
 
@@ -230,48 +239,48 @@ class Conversation:
         A fact fits where nothing was shortened or left out in the prompts of the
         compaction that took it out of the request.
         """
-        requests = self.llm.requests
         compacted = []
+
         for fact in self.facts:
-            prompts: list[RecordedRequest] = []
-            for record in requests[fact.request_count :]:
-                if record.is_summary:
-                    prompts.append(record)
-                elif prompts:
-                    break
+            prompts = self._find_prompts(fact)
             if not prompts:
                 continue  # It was never compacted.
+            compacted.append(fact)
+
             is_shown = any(fact.value in record.text for record in prompts)
             is_whole = not any(" left out" in record.text for record in prompts)
-            compacted.append(fact)
             self.figures.shown_to_summarizer += is_shown
             self.figures.fitting += is_whole
             self.figures.fitting_shown += is_whole and is_shown
+
         return compacted
+
+    def _find_prompts(self, fact: Fact) -> list[RecordedRequest]:
+        """The prompts of the first compaction since the fact was told."""
+        prompts: list[RecordedRequest] = []
+        for record in self.llm.requests[fact.request_count :]:
+            if record.is_summary:
+                prompts.append(record)
+            elif prompts:
+                break
+        return prompts
 
     def _last_agent_request(self) -> RecordedRequest:
         return next(r for r in reversed(self.llm.requests) if not r.is_summary)
 
     async def _ask(self, fact: Fact) -> None:
+        """Asks for a fact, and counts on which page of a recall it was found."""
         self.asked = fact
         seen = len(self.llm.requests)
         await self._say(f"What was the {fact.subject}?")
-        pages = 0
-        for record in self.llm.requests[seen:]:
-            if record.is_summary:
-                continue
-            results = [
-                part.function_response
-                for part in record.contents[-1].parts or ()
-                if part.function_response and part.function_response.name == RECALL_TOOL
-            ]
-            pages += bool(results)
-            if any(fact.value in str(found.response) for found in results):
-                break
-        else:
+
+        records = [each for each in self.llm.requests[seen:] if not each.is_summary]
+        texts = [_read_page(record) for record in records]
+        pages = [text for text in texts if text]
+        found_on = [number for number, page in enumerate(pages) if fact.value in page]
+        if not found_on:
             self.figures.out_of_reach += 1
-            return
-        if pages == 1:
+        elif found_on[0] == 0:
             self.figures.first_recall += 1
         else:
             self.figures.second_recall += 1
@@ -285,6 +294,16 @@ class Conversation:
             run_config=RunConfig(max_llm_calls=0),
         ):
             pass
+
+
+def _read_page(record: RecordedRequest) -> str:
+    """What a request has just been told by a recall; "" for nothing."""
+    results = [part.function_response for part in record.contents[-1].parts or ()]
+    return "\n".join(
+        str(result.response)
+        for result in results
+        if result and result.name == RECALL_TOOL
+    )
 
 
 def _print(all_figures: list[Figures]) -> None:
@@ -315,6 +334,7 @@ def _print(all_figures: list[Figures]) -> None:
         ]
         for f in all_figures
     ]
+
     facts, kept, first, second = (
         sum(getattr(f, name) for f in all_figures)
         for name in ("facts", "in_request", "first_recall", "second_recall")

@@ -60,15 +60,14 @@ def list_events(count: int) -> Iterator[Event]:
             name="read_file",
             response={"text": f"{path} is good. " * 20},
         )
+        asked = f"Look at {path}. Never touch module_{number - 1}!"
         parts = (
-            (
-                "user",
-                types.Part(text=f"Look at {path}. Never touch module_{number - 1}!"),
-            ),
+            ("user", types.Part(text=asked)),
             ("agent", types.Part(function_call=called)),
             ("agent", types.Part(function_response=result)),
             ("agent", types.Part(text=f"{path} is good, as the one before it.")),
         )
+
         for author, part in parts:
             role = "user" if author == "user" or part.function_response else "model"
             content = types.Content(role=role, parts=[part])
@@ -125,7 +124,7 @@ class SessionCopy:
             [c.model_dump(exclude_none=True) for c in r.contents]
             for r in self.llm.requests
         ]
-        return [*map(str, dump)]
+        return [str(entry) for entry in dump]
 
 
 async def make_copies(service: DatabaseSessionService, count: int) -> list[SessionCopy]:
@@ -135,6 +134,7 @@ async def make_copies(service: DatabaseSessionService, count: int) -> list[Sessi
     )
     for event in list_events(count):
         await service.append_event(session, event)
+
     async with service.db_engine.begin() as connection:
         for table, key in (("sessions", "id"), ("events", "session_id")):
             columns = await connection.run_sync(_list_columns, table)
@@ -143,6 +143,7 @@ async def make_copies(service: DatabaseSessionService, count: int) -> list[Sessi
             await connection.execute(
                 text(f"INSERT INTO {table} ({names}) SELECT {values} FROM {table}")
             )
+
     return [SessionCopy(service, "whole"), SessionCopy(service, "part")]
 
 
@@ -154,24 +155,30 @@ async def measure(url: str, count: int) -> dict[str, Any]:
     """Plays both copies."""
     service = DatabaseSessionService(url)
     whole, part = await make_copies(service, count)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
+    whole_seconds: list[float] = []
+    part_seconds: list[float] = []
+
     for number in itertools.count():
-        for loads_part, each in enumerate((whole, part)):
-            taken = await each.say(f"Read more, number {number}.", bool(loads_part))
-            if number:  # The first turn loads all in both.
-                seconds[bool(loads_part)].append(taken)
+        message = f"Read more, number {number}."
+        whole_taken = await whole.say(message, loads_part=False)
+        part_taken = await part.say(message, loads_part=True)
+        if number:  # The first turn loads all in both.
+            whole_seconds.append(whole_taken)
+            part_seconds.append(part_taken)
         if min(len(whole.compactions), len(part.compactions)) >= COMPACTIONS:
             break
     await service.close()
-    medians = [statistics.median(seconds[loads_part]) for loads_part in (False, True)]
+
+    whole_median = statistics.median(whole_seconds)
+    part_median = statistics.median(part_seconds)
     return {
         "database": url.partition("+")[0],
         "events": count,
-        "turns": len(seconds[True]),
+        "turns": len(part_seconds),
         "compactions": len(part.compactions),
-        "whole_seconds": medians[0],
-        "part_seconds": medians[1],
-        "ratio": medians[1] / medians[0],
+        "whole_seconds": whole_median,
+        "part_seconds": part_median,
+        "ratio": part_median / whole_median,
         "is_same": whole.sent() == part.sent(),
     }
 
@@ -183,9 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", action="append", default=[], help="a database")
     options = parser.parse_args(argv)
     _common.quiet()
+
     with tempfile.TemporaryDirectory() as folder:
         urls = options.url or [f"sqlite+aiosqlite:///{folder}/sessions.db"]
         rows = [asyncio.run(measure(url, options.events)) for url in urls]
+
     for row in rows:
         print(
             f"{row['database']}: {row['events']:,} events, {row['turns']} turns, "
@@ -193,6 +202,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{row['whole_seconds']:.3f} s whole, {row['part_seconds']:.3f} s in part "
             f"({row['ratio']:.3f}); requests {'alike' if row['is_same'] else 'DIFFER'}"
         )
+
     _common.write_json(options.json, {"rows": rows})
     return int(any(row["ratio"] > MOST_RATIO or not row["is_same"] for row in rows))
 

@@ -31,8 +31,12 @@ AIRLINE = ("tau-23-t1", "tau-27-t3", "tau-28-t1", "tau-34-t1")
 CUSTOMERS = tuple(f"tau-{task}-t2" for task in (24, 25, 26, 27, 28, 29, 30, 31, 33))
 
 CODE = (
-    *("django__django-17084", "django__django-15503", "django__django-11815"),
-    *("sphinx-doc__sphinx-8459", "django__django-16256", "django__django-16612"),
+    "django__django-17084",
+    "django__django-15503",
+    "django__django-11815",
+    "sphinx-doc__sphinx-8459",
+    "django__django-16256",
+    "django__django-16612",
 )
 
 
@@ -95,7 +99,8 @@ _VARIED: tuple[tuple[type[Strategy], str, dict[str, Any]], ...] = (
 SETTINGS = {
     way.name: way
     for way in (
-        *(WAYS["Threshold"], WAYS["Pipeline"]),
+        WAYS["Threshold"],
+        WAYS["Pipeline"],
         *(
             compare.guard_with(kind, f"{kind.__name__}, {name}", **settings)
             for kind, name, settings in _VARIED
@@ -157,7 +162,7 @@ async def play_recording(recording: Recording, way: Way) -> dict[str, int]:
     played = await play(recording, way, script=script)
     row = {name: getattr(played, name) for name in COUNTS}
     for name, values in ("needed", script.needed), ("missing", script.missing):
-        row[name] = sum(map(len, values.values()))
+        row[name] = sum(len(each) for each in values.values())
         row[f"{name}_far"] = sum(each.is_far for v in values.values() for each in v)
     return row
 
@@ -192,6 +197,7 @@ def print_figures(figures: Mapping[str, Any], is_markdown: bool) -> None:
             _common.print_markdown(title, HEADER, rows)
         else:
             _common.print_table(title, HEADER, rows)
+
     if not is_markdown:
         costs = TYPICAL_COSTS
         print(NOTES.format(cached=costs.cached_input, output=costs.output))

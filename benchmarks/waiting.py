@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import _common, compare
 from benchmarks._conversations import SHAPES, Conversation, write_conversation
-from benchmarks._play import Played, Way, play
+from benchmarks._play import Delays, Played, Way, play
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.testing import VirtualTimeLoop
@@ -133,8 +133,7 @@ async def _play(ahead: float | None, talk: Conversation) -> Timed:
     played = await play(
         talk,
         Way("Threshold", plugins=lambda _: [guard]),
-        answer_seconds=ANSWER_SECONDS,
-        summary_seconds=SUMMARY_SECONDS,
+        delays=Delays(ANSWER_SECONDS, SUMMARY_SECONDS),
     )
     return Timed(played, compactions)
 
@@ -196,10 +195,12 @@ def main() -> None:
     )
     arguments: argparse.Namespace = parser.parse_args()
     _common.quiet()
+
     figures = {}
     for scale in arguments.scale:
         figures[str(scale)] = build_figures(measure(SHAPES, scale))
         print_figures(figures[str(scale)], scale)
+
     print(
         NOTES.format(
             count=len(SHAPES),

@@ -54,6 +54,7 @@ def make_jobs(count: int, *, are_plain_numbers: bool = False) -> list[Job]:
         args = ({"ticket": name}, {"order": name}, mail)[kind]
         tool = ("close_ticket", "ship_order", "send_mail")[kind]
         jobs.append(Job(name, tool, args))
+
     return jobs
 
 
@@ -64,9 +65,11 @@ def find_named(contents: Sequence[types.Content], names: Sequence[str]) -> set[s
     for made in (part.function_call for part in parts if part.function_call):
         shown.update(v for v in (made.args or {}).values() if isinstance(v, str))
     text = "\n".join(part.text or "" for part in parts)
+
     for prefix, first, last in _RANGE.findall(text):
         numbers = range(int(first), int(last) + 1)
         shown.update(f"{prefix}{n:0{len(first)}}" for n in numbers)
+
     shown.update(_NAME.findall(text))
     return shown.intersection(names)
 
@@ -182,6 +185,7 @@ async def run_turn(
         run_config=RunConfig(max_llm_calls=max_calls),
         **settings,
     )
+
     try:
         answer = answer_text(await chat.say(request))
     except LlmCallsLimitExceededError:

@@ -64,10 +64,12 @@ class Writer:
         self.now += 1
         self.most = max(self.most, self.now)
         self.has_begun.set()
+
         try:
             await self.may_end.wait()
         finally:
             self.now -= 1
+
         return self.error or f"Summary number {self.begun}, of all before."
 
     async def end(self) -> None:
@@ -124,17 +126,20 @@ class Talk:
         self.door = Door()
         self.told = list[cg.CompactionRecord]()
         self.calls = list[cg.CallRecord]()
+
         self.llm = SimulatedLlm(
             context_window=provider_window,
             summary_replies=self.writer.write,
             token_ratio=1.0,
         )
+
         listeners = {"on_compaction": self.told.append, "on_call": self.calls.append}
         plugin = cg.ContextGuardPlugin(
             default=strategy, **{**listeners, **(guard or {})}
         )
         root = guarded_agent(self.llm, **(agent or {}))
         plugins = [self.door, plugin, *settings.pop("plugins", ())]
+
         settings.setdefault("session_service", InMemorySessionService())
         self.chats = [
             Chat(root, plugins, session_id=str(number), **settings)

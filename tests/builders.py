@@ -104,6 +104,7 @@ class Chat:
         self.app = App(name="app", root_agent=agent, plugins=[*plugins], **app_settings)
         self.sessions = session_service or InMemorySessionService()
         self.runner = Runner(app=self.app, session_service=self.sessions)
+
         self.session_id = session_id
         self.user_id = user_id
         self._made_ids: set[str] = set()
@@ -268,6 +269,7 @@ def script_conversation(talk: Conversation) -> tuple[list[Reply], list[ScriptedT
                 parts.append(call_part(use.tool, ref=ref, **use.args))
             replies.append(parts)
         replies.append(turn.answer)
+
     return replies, list(tools.values())
 
 
@@ -397,21 +399,31 @@ _ANSWERS = [*list(itertools.permutations(range(3))) * 3, (0,), ()]
 def histories(draw: st.DrawFn) -> MadeHistory:
     """Histories as ADK builds them: results follow their calls, some stay open."""
     made = MadeHistory([], {}, set())
+
     for _ in range(draw(st.integers(0, 10))):
         text = draw(st.sampled_from(["yes", "no", "Done.", "For context: it rains."]))
-        if say := draw(st.sampled_from([user, model, None])):
+        say = draw(st.sampled_from([user, model, None]))
+        if say:
             made.contents.append(say(text))
-            continue
-        index = len(made.contents)
-        names = draw(_TOOL_NAMES)
-        has_ids = draw(st.booleans())
-        ids = [f"call-{index}-{n}" if has_ids else None for n in range(len(names))]
-        made.contents.append(calls(*map(call_part, names, ids)))
-        answers = [n for n in draw(st.sampled_from(_ANSWERS)) if n < len(names)]
-        if answers:
-            made.answered[index] = index + 1
-            parts = [response_part(names[n], text, ids[n]) for n in answers]
-            made.contents.append(responses(*parts))
-        if len(answers) < len(names):
-            made.open_calls.add(index)
+        else:
+            _add_calls(draw, made, text)
+
     return made
+
+
+def _add_calls(draw: st.DrawFn, made: MadeHistory, text: str) -> None:
+    """Adds calls, and the results of some of them, or of none."""
+    index = len(made.contents)
+    names = draw(_TOOL_NAMES)
+    has_ids = draw(st.booleans())
+    ids = [f"call-{index}-{n}" if has_ids else None for n in range(len(names))]
+    asked = [call_part(name, id_) for name, id_ in zip(names, ids, strict=True)]
+    made.contents.append(calls(*asked))
+
+    answers = [n for n in draw(st.sampled_from(_ANSWERS)) if n < len(names)]
+    if answers:
+        made.answered[index] = index + 1
+        results = [response_part(names[n], text, ids[n]) for n in answers]
+        made.contents.append(responses(*results))
+    if len(answers) < len(names):
+        made.open_calls.add(index)

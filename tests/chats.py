@@ -132,6 +132,7 @@ def _take_apart(content: types.Content) -> list[types.Content]:
     for part in content.parts or []:
         pieces = _CUTS.split(part.text) if part.text else []
         parts += [types.Part(text=each) for each in pieces] or [part]
+
     texts = [part.text or "" for part in parts]
     summaries = [i for i, t in enumerate(texts) if t.startswith(SUMMARY_BEGIN)]
     if not summaries:

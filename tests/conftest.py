@@ -80,8 +80,11 @@ def pytest_collection_modifyitems(
     for item in items:
         if len(list(item.iter_markers("slow"))) > 1:
             item.add_marker("exhaustive")
+
     unwanted = {*ON_REQUEST}.difference(find_requested(config))
-    left_out = [i for i in items if any(map(i.get_closest_marker, unwanted))]
+    left_out = [
+        i for i in items if any(i.get_closest_marker(mark) for mark in unwanted)
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("litellm") is None)

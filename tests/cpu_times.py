@@ -112,8 +112,10 @@ def register(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     path = Path(name)
+
     try:
         path.touch()
     except OSError as error:
         raise pytest.UsageError(f"--cpu-times={name}: {error.strerror}") from error
+
     config.pluginmanager.register(Printing(path), "cpu-times-printing")

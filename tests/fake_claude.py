@@ -48,10 +48,12 @@ class FakeClaude(FakeProvider):
             raise RefusalError("claude no budgets")
         messages = read_messages(body)
         check_shape(messages, has_tools=bool(body.get("tools")))
+
         for n, message in enumerate(messages):
             is_thought = message["content"][-1]["type"] in THOUGHTS
             if is_thought and not self.takes_thoughts_alone:
                 raise RefusalError("claude final thought", n)
+
         if self.kind == "bound":
             return self._check_bound(body, messages)
         for n, m, block in list_thoughts(messages):
@@ -94,11 +96,16 @@ class FakeClaude(FakeProvider):
     def _check_running_turn(self, messages: list[Message]) -> None:
         for n in range(begin_of_turn(messages), len(messages)):
             content = messages[n]["content"]
-            ids = [each["id"] for each in content if each["type"] == "tool_use"]
-            wanted = [each for id_ in ids[:1] for each in self.of_call.get(id_, ())]
-            sent = [each for each in content if each["type"] in THOUGHTS]
-            if [*map(signature_of, sent)] != [*map(signature_of, wanted)]:
+            sent = [signature_of(each) for each in content if each["type"] in THOUGHTS]
+            if sent != [signature_of(each) for each in self._find_thoughts(content)]:
                 raise RefusalError("claude modified", n, 0)
+
+    def _find_thoughts(self, content: list[Block]) -> list[Block]:
+        """The thoughts that were given out with the calls of a message."""
+        for block in content:
+            if block["type"] == "tool_use":
+                return self.of_call.get(block["id"], [])
+        return []
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer; notes what its thoughts are bound to."""
@@ -107,7 +114,7 @@ class FakeClaude(FakeProvider):
         blocks = answer["content"]
         calls = [each["id"] for each in blocks if each["type"] == "tool_use"]
         self.of_call |= dict.fromkeys(calls, thoughts)
-        content = [*map(dict, thoughts), *blocks]
+        content = [*(dict(thought) for thought in thoughts), *blocks]
         return answer | {"model": body["model"], "content": content}
 
     def _think(self, body: dict[str, Any], reply: Reply) -> list[Block]:
@@ -124,10 +131,12 @@ class FakeClaude(FakeProvider):
         messages = read_messages(body)
         digest = digest_prefixes(body, messages)[len(messages), 0]
         chain = [signature_of(block) for _, _, block in list_thoughts(messages)]
+
         for block in blocks:
             signature = signature_of(block)
             self.issued[signature] = Issued(block, digest, tuple(chain))
             chain.append(signature)
+
         return blocks
 
     def spell(self, body: dict[str, Any], answer: Any) -> Any:
@@ -186,6 +195,7 @@ def digest_prefixes(
         system = [{"type": "text", "text": system}]
     tools = sorted(body.get("tools") or (), key=lambda each: str(each["name"]))
     running = hashlib.sha256(spell([system, tools]))
+
     found = {}
     for n, message in enumerate(messages):
         role = message["role"]
@@ -195,6 +205,7 @@ def digest_prefixes(
                 continue
             running.update(spell([role, block]))
             role = ""  # What follows is of the same message.
+
     return {**found, (len(messages), 0): running.hexdigest()}
 
 
@@ -209,18 +220,25 @@ def check_shape(messages: list[Message], *, has_tools: bool) -> None:
         raise RefusalError("claude first role")
     if messages[-1]["role"] != "user":
         raise RefusalError("claude last role")
+
     kinds = {each["type"] for message in messages for each in message["content"]}
     if kinds & {"tool_use", "tool_result"} and not has_tools:
         raise RefusalError("claude no tools")
+
     asked: list[str] = []
     for n, message in enumerate(messages):
         content = message["content"]
-        if not content:
-            raise RefusalError("claude empty message", n)
-        if any(each["type"] == "text" and not each["text"] for each in content):
-            raise RefusalError("claude empty text")
+        check_not_empty(n, content)
         check_pairs(n, content, asked)
         asked = [each["id"] for each in content if each["type"] == "tool_use"]
+
+
+def check_not_empty(n: int, content: list[Block]) -> None:
+    """Refuses a message without blocks, and a text without letters."""
+    if not content:
+        raise RefusalError("claude empty message", n)
+    if any(each["type"] == "text" and not each["text"] for each in content):
+        raise RefusalError("claude empty text")
 
 
 def check_pairs(n: int, content: list[Block], asked: list[str]) -> None:
@@ -230,7 +248,8 @@ def check_pairs(n: int, content: list[Block], asked: list[str]) -> None:
             raise RefusalError("claude orphan", n, m, block["tool_use_id"])
     first = content[: len(asked)]  # Results come before anything else.
     answered = {each.get("tool_use_id") for each in first}
-    if missing := [each for each in asked if each not in answered]:
+    missing = [each for each in asked if each not in answered]
+    if missing:
         raise RefusalError("claude unanswered", n - 1, ", ".join(missing))
 
 

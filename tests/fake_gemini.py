@@ -56,6 +56,7 @@ class FakeGemini(FakeProvider):
         contents = self.contents_of(body)
         check_shape(contents)
         begin = begin_of_turn(contents)
+
         for number, content in enumerate(contents[begin:], begin + 1):
             calls = [part for part in content["parts"] if "functionCall" in part]
             for position, part in enumerate(calls):
@@ -89,7 +90,8 @@ class FakeGemini(FakeProvider):
         config = body.get("generationConfig", {}).get("thinkingConfig", {})
         if config.get("includeThoughts"):
             parts.insert(0, {"text": reply.thought, "thought": True})
-        if cache := body.get("cachedContent"):
+        cache = body.get("cachedContent")
+        if cache:
             cached = len(json.dumps(self.caches[cache])) // 4
             usage["promptTokenCount"] += cached
             usage["cachedContentTokenCount"] = cached
@@ -113,6 +115,7 @@ def check_shape(contents: list[Content]) -> None:
         if calls != answers:
             raise RefusalError("gemini answer count")
         before = content
+
     if count(before, "functionCall"):
         raise RefusalError("gemini answer count")
 

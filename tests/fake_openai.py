@@ -110,6 +110,7 @@ def check_mistral(messages: list[Message]) -> None:
     calls = sum(len(each.get("tool_calls") or ()) for each in messages)
     if calls != sum(each["role"] == "tool" for each in messages):
         raise RefusalError("mistral count")
+
     for before, message in itertools.pairwise(messages):
         if (before["role"], message["role"]) == ("tool", "user"):
             raise RefusalError("mistral order")

@@ -96,6 +96,7 @@ class FakeProvider(ABC):
         self.exchanges.append(exchange)
         tokens = len(json.dumps(body)) // 4
         limit = self.window_tokens
+
         try:
             words = self.refusals.get(len(self.of_agent))
             if words and not exchange.is_summary:
@@ -106,6 +107,7 @@ class FakeProvider(ABC):
         except RefusalError as error:
             exchange.refused = error.words
             return error.status, self.refusal(error)
+
         exchange.answer = self.answer(body, self._say(exchange, tokens))
         return 200, self.spell(body, exchange.answer)
 

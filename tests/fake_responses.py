@@ -48,6 +48,7 @@ class FakeResponses(FakeOpenAI):
             place = {"call_id": f"call-{reply.number}-{number}", "name": call.name}
             arguments = json.dumps(call.args)
             output.append({"type": "function_call", **place, "arguments": arguments})
+
         tokens = reply.prompt_tokens, reply.output_tokens
         usage = dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))
         return {"status": "completed", "output": output, "usage": usage}

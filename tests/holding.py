@@ -15,6 +15,7 @@ def holds(plugin: ContextGuardPlugin, text: str) -> bool:
     gc.collect()
     seen = set[int]()
     waiting = list[object]([plugin])
+
     while waiting:
         found = waiting.pop()
         if id(found) in seen or isinstance(found, NOT_OURS):
@@ -23,4 +24,5 @@ def holds(plugin: ContextGuardPlugin, text: str) -> bool:
         if isinstance(found, str) and text in found:
             return True
         waiting.extend(gc.get_referents(found))
+
     return False

@@ -18,12 +18,68 @@ FLOOR_SECONDS = 0.02
 """What takes less for the larger text is left alone: a clock tells nothing of it."""
 
 UNITS = (
-    *("---\n", "| --- | --- |\n", "|", "\n", "\n \n", "   ", " \n", "\r", "\r\n"),
-    *("\u2028", "a", "A", "Ab ", "ab\n", "_", "a_", "a.", "é", "[", "]", "[a"),
-    *("(", ")", "{", '{"a":', "<", "`", "```a\n", '"', "'", '\\"', "\\", "1", "1,"),
-    *("1.", "1 ", "1,111", "4111 ", "none\n", "- none\n\n", "# a\n", "a:", "key="),
-    *('key="', "a=b&", "://", "/", "a/", "a@", "-", "- a\n", "user:\n", "?", ". "),
-    *("中", "中。", "かな", "한글", "🙂", "\u0301", "QUJDREVGR0g=", "deadbeef"),
+    "---\n",
+    "| --- | --- |\n",
+    "|",
+    "\n",
+    "\n \n",
+    "   ",
+    " \n",
+    "\r",
+    "\r\n",
+    "\u2028",
+    "a",
+    "A",
+    "Ab ",
+    "ab\n",
+    "_",
+    "a_",
+    "a.",
+    "é",
+    "[",
+    "]",
+    "[a",
+    "(",
+    ")",
+    "{",
+    '{"a":',
+    "<",
+    "`",
+    "```a\n",
+    '"',
+    "'",
+    '\\"',
+    "\\",
+    "1",
+    "1,",
+    "1.",
+    "1 ",
+    "1,111",
+    "4111 ",
+    "none\n",
+    "- none\n\n",
+    "# a\n",
+    "a:",
+    "key=",
+    'key="',
+    "a=b&",
+    "://",
+    "/",
+    "a/",
+    "a@",
+    "-",
+    "- a\n",
+    "user:\n",
+    "?",
+    ". ",
+    "中",
+    "中。",
+    "かな",
+    "한글",
+    "🙂",
+    "\u0301",
+    "QUJDREVGR0g=",
+    "deadbeef",
 )
 """What a text repeats: rules, rows, blanks, brackets, numbers, halves of words."""
 
@@ -96,10 +152,15 @@ def find_beginnings(pattern: re.Pattern[Any]) -> list[str]:
     return [text for text in found if text and text not in UNITS][:MAX_BEGINNINGS]
 
 
+INNER_PLACES = {"SUBPATTERN": 3, "ASSERT": 1}
+"""Where the pattern inside an item of these kinds stands in its value."""
+
+
 def _spell(tree: Any, choice: int) -> Iterator[str]:
     """Yields what the items of a parsed pattern match, of several the one chosen."""
     for operation, value in tree:
         kind = str(operation)
+
         if kind == "LITERAL":
             yield chr(value)
         elif kind in ("ANY", "NOT_LITERAL"):
@@ -108,16 +169,14 @@ def _spell(tree: Any, choice: int) -> Iterator[str]:
             yield _choose([*_list_chars(value)], choice)
         elif kind == "BRANCH":
             yield from _spell(_choose(value[1], choice), choice // len(value[1]))
-        elif kind == "SUBPATTERN":
-            yield from _spell(value[3], choice)
+        elif kind in INNER_PLACES:
+            yield from _spell(value[INNER_PLACES[kind]], choice)
         elif kind == "ATOMIC_GROUP":
             yield from _spell(value, choice)
         elif kind.endswith("_REPEAT"):
             least, most, repeated = value
             for _ in range(max(least, min(int(most), 1 + choice % 2))):
                 yield from _spell(repeated, choice)
-        elif kind == "ASSERT":
-            yield from _spell(value[1], choice)
 
 
 def _choose(options: Sequence[Any], choice: int) -> Any:

@@ -82,24 +82,33 @@ class Provider:
         used = received.prompt_tokens
         wanted = sent.max_tokens or 0
         limit = self.output_limit_tokens
+
         if limit is not None and wanted > limit:
             received.refused = "parameter"
-            words = wire.output_words.format(wanted=wanted, limit=limit)
-            return Refusal(400, words, "invalid_value", "max_tokens")
+            too_much = wire.output_words.format(wanted=wanted, limit=limit)
+            return Refusal(400, too_much, "invalid_value", "max_tokens")
+
         if sent.thinking_tokens and wanted <= sent.thinking_tokens:
             received.refused = "parameter"
-            words = "`max_tokens` must be greater than `thinking.budget_tokens`."
-            return Refusal(400, words)
-        if violation := find_violation(sent):
+            return Refusal(
+                400, "`max_tokens` must be greater than `thinking.budget_tokens`."
+            )
+
+        violation = find_violation(sent)
+        if violation:
             received.refused = "invalid"
             return Refusal(400, violation)
-        counts = self.counts_output
-        reserved = wanted if (wire.counts_output if counts is None else counts) else 0
+
+        counts_output = self.counts_output
+        if counts_output is None:
+            counts_output = wire.counts_output
+        reserved = wanted if counts_output else 0
         if self.truncates or used + reserved <= self.window_tokens:
             return None
+
         received.refused = "overflow"
-        words = wire.overflow_words(used, self.window_tokens, reserved)
-        return Refusal(400, words, "context_length_exceeded", "messages")
+        too_long = wire.overflow_words(used, self.window_tokens, reserved)
+        return Refusal(400, too_long, "context_length_exceeded", "messages")
 
     def reply(self, received: Received) -> Reply:
         """What the model says, within the output that was reserved."""
@@ -184,9 +193,11 @@ class Loopback:
         wire = next((wire for end, wire in PATHS.items() if end in path), None)
         if wire is None:
             return send(writer, 404, "")
+
         provider = self.provider
         sent = wire.read(path, json.loads(body))
         received = provider.receive(sent)
+
         mood = provider.mood_of(received)
         if mood is not None:
             received.refused = "mood"
@@ -195,14 +206,18 @@ class Loopback:
         if isinstance(mood, int):
             refusal = Refusal(mood, wire.busy[mood][1], "rate_limit_exceeded")
             return send(writer, mood, json.dumps(wire.refuse(refusal)))
-        if mood is None and (refused := provider.judge(wire, received)):
+
+        refused = provider.judge(wire, received) if mood is None else None
+        if refused:
             return send(writer, refused.status, json.dumps(wire.refuse(refused)))
+
         reply = provider.reply(received)
         if mood is None:
             provider.settle(received)  # First: the client may at once say more.
         if not sent.is_streamed:
             text = json.dumps(wire.answer(reply))
             return send(writer, 200, text, is_whole=mood is None)
+
         events = list(wire.stream(sent, reply))
         pieces = events if mood is None else events[: len(events) // 2]
         return send_events(writer, pieces, is_whole=mood is None)

@@ -27,29 +27,30 @@ class Meters:
     def points(self, name: str) -> list[Point]:
         """What a metric holds: attributes, with the sum of each, in alphabetical order;
         a histogram has a pair of number and sum."""
-        data = self.reader.get_metrics_data()
-        scopes = (
-            [scope for each in data.resource_metrics for scope in each.scope_metrics]
-            if data
-            else []
-        )
         found: list[Point] = []
-        for metric in (metric for scope in scopes for metric in scope.metrics):
-            for point in metric.data.data_points if metric.name == name else ():
-                said: Any = point
-                value = (
-                    said.value if hasattr(point, "value") else (said.count, said.sum)
-                )
+
+        for metric in self._metrics():
+            if metric.name != name:
+                continue
+            for point in metric.data.data_points:
+                is_histogram = not hasattr(point, "value")
+                value = (point.count, point.sum) if is_histogram else point.value
                 found.append((dict(point.attributes or {}), value))
+
         return sorted(found, key=repr)
+
+    def _metrics(self) -> Iterator[Any]:
+        """All metrics, of whatever kind."""
+        data = self.reader.get_metrics_data()
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                yield from scope.metrics
 
     def buckets(self) -> dict[str, list[float]]:
         """The bounds of each histogram's buckets."""
-        data = self.reader.get_metrics_data()
-        resources = data.resource_metrics if data else ()
-        metrics = (m for r in resources for s in r.scope_metrics for m in s.metrics)
-        found: dict[str, Any] = {
-            m.name: next(iter(m.data.data_points)) for m in metrics
+        found = {
+            metric.name: next(iter(metric.data.data_points))
+            for metric in self._metrics()
         }
         return {
             name: [*point.explicit_bounds]

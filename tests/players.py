@@ -53,13 +53,16 @@ def make_player(
     """A player of one of the providers; "!" has it follow its stricter rules."""
     kind: Any = name.rstrip("!")
     if kind in CLAUDES:
-        serve(bound := FakeClaude(kind=kind, **(rules or {})))
+        bound = FakeClaude(kind=kind, **(rules or {}))
+        serve(bound)
         return play_claude(bound, **settings)
     if kind in ("signed", "unsigned"):
-        serve(other := OtherModel(kind="adaptive"))
+        other = OtherModel(kind="adaptive")
+        serve(other)
         other.signature = "signature-" if kind == "signed" else ""
         return play_claude(other, llm=lambda: claude("kimi-k2-thinking"), **settings)
     if kind == "gemini":
-        return play_gemini(gemini := FakeGemini(), serve(gemini), **settings)
+        gemini = FakeGemini()
+        return play_gemini(gemini, serve(gemini), **settings)
     chat = FakeOpenAI(kind=kind, is_strict=kind != name)
     return play_chat(chat, serve(chat), **settings)

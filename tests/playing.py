@@ -163,11 +163,13 @@ class Player:
         self.fake.script.clear()
         self.fake.script.extend([*steps, turn.expected])
         chat = self._chat or self._open()
+
         try:
             turn.events = await chat.say(text or f"Request {number}: count on.")
             turn.error = next(filter(None, (e.error_message for e in turn.events)), "")
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             turn.error = f"{type(error).__name__}: {error}"
+
         await self._leave(chat)
         return turn
 
@@ -343,7 +345,7 @@ def check_running_turns(fake: FakeClaude) -> None:
         for message in messages[begin_of_turn(messages) :]:
             for block in message["content"]:
                 of_call = fake.of_call.get(block.get("id", ""), [])
-                assert sent.issuperset(map(signature_of, of_call))
+                assert sent.issuperset(signature_of(thought) for thought in of_call)
 
 
 def tool_names(exchange: Exchange) -> str:

@@ -125,11 +125,14 @@ class Gemini:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
-        contents = list(map(types.Content.model_validate, body.get("contents", ())))
+        contents = [
+            types.Content.model_validate(content)
+            for content in body.get("contents", ())
+        ]
         config = body.get("generationConfig", {})
         instruction = body.get("systemInstruction", {}).get("parts", ())
         system = "\n".join(part.get("text", "") for part in instruction)
-        tools = map(compact, body.get("tools", ()))
+        tools = (compact(tool) for tool in body.get("tools", ()))
         return Sent(
             contents=contents,
             system=system,
@@ -187,34 +190,31 @@ class OpenAI:
     )
 
     def read(self, path: str, body: dict[str, Any]) -> Sent:
+        """Reads a request; results that follow each other are of one message."""
         texts = [compact(tool) for tool in body.get("tools", ())]
-        system = ""
+        instructions: list[str] = []
         contents: list[types.Content] = []
+
         for message in body["messages"]:
             role = message["role"]
             said = text_blocks(message.get("content"))
             texts += said
             if role in ("system", "developer"):
-                system = "\n".join(filter(None, [system, *said]))
-                continue
-            parts = [types.Part(text=text) for text in said]
-            for call in message.get("tool_calls") or ():
-                name = call["function"]["name"]
-                arguments = call["function"]["arguments"]
-                texts += [name, arguments]
-                parts.append(called(name, call["id"], json.loads(arguments)))
-            if role == "tool":
-                parts = [answered(message["tool_call_id"], "".join(said))]
-                before = contents[-1].parts if contents else None
-                if before and before[-1].function_response:
-                    before += parts
-                    continue
-            contents.append(types.Content(role=ROLES[role], parts=parts))
+                instructions += [text for text in said if text]
+            elif role == "tool":
+                result = answered(message["tool_call_id"], "".join(said))
+                self._add_result(contents, result)
+            else:
+                asked, counted = self._read_calls(message)
+                texts += counted
+                parts = [*(types.Part(text=text) for text in said), *asked]
+                contents.append(types.Content(role=ROLES[role], parts=parts))
+
         is_streamed = bool(body.get("stream"))
         options = body.get("stream_options") or {}
         return Sent(
             contents=contents,
-            system=system,
+            system="\n".join(instructions),
             texts=texts,
             max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
             is_streamed=is_streamed,
@@ -222,14 +222,42 @@ class OpenAI:
             includes_usage=not is_streamed or bool(options.get("include_usage")),
         )
 
+    def _read_calls(
+        self, message: dict[str, Any]
+    ) -> tuple[list[types.Part], list[str]]:
+        """The calls of a message, and the texts in them that count."""
+        parts: list[types.Part] = []
+        texts: list[str] = []
+
+        for call in message.get("tool_calls") or ():
+            name = call["function"]["name"]
+            arguments = call["function"]["arguments"]
+            texts += [name, arguments]
+            parts.append(called(name, call["id"], json.loads(arguments)))
+
+        return parts, texts
+
+    def _add_result(self, contents: list[types.Content], result: types.Part) -> None:
+        """Adds a result to those right before it, else as a message of its own."""
+        before = contents[-1].parts if contents else None
+        if before and before[-1].function_response:
+            before.append(result)
+        else:
+            contents.append(types.Content(role=ROLES["tool"], parts=[result]))
+
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
-        words = f"This model's maximum context length is {limit} tokens. However, "
         if not reserved:
-            words += f"your messages resulted in {used} tokens. Please reduce the "
-            return f"{words}length of the messages."
-        words += f"you requested {used + reserved} tokens ({used} in the messages, "
-        words += f"{reserved} in the completion). Please reduce the length of the "
-        return f"{words}messages or completion."
+            return (
+                f"This model's maximum context length is {limit} tokens. However, "
+                f"your messages resulted in {used} tokens. Please reduce the "
+                "length of the messages."
+            )
+        return (
+            f"This model's maximum context length is {limit} tokens. However, "
+            f"you requested {used + reserved} tokens ({used} in the messages, "
+            f"{reserved} in the completion). Please reduce the length of the "
+            "messages or completion."
+        )
 
     def refuse(self, refusal: Refusal) -> Any:
         kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))
@@ -251,10 +279,12 @@ class OpenAI:
         deltas += [{"content": piece} for piece in halves(reply.text)]
         for index, call in enumerate(self._calls(reply)):
             deltas.append({"tool_calls": [{"index": index, **call}]})
+
         for delta in [*deltas, {}]:
             end = None if delta else self._end(reply)
             choice = {"index": 0, "delta": delta, "finish_reason": end}
             yield event(self._frame(kind, choices=[choice]))
+
         if sent.includes_usage:
             yield event(self._frame(kind, choices=[], usage=self._usage(reply)))
         yield event("[DONE]")
@@ -299,20 +329,14 @@ class Anthropic:
     def read(self, path: str, body: dict[str, Any]) -> Sent:
         """Reads a request; each text of the user is taken for a message of its own."""
         system = "\n".join(text_blocks(body.get("system")))
-        texts = [system, *map(compact, body.get("tools") or ())]
+        texts = [system, *(compact(tool) for tool in body.get("tools") or ())]
         contents: list[types.Content] = []
+
         for message in body["messages"]:
-            role = ROLES[message["role"]]
-            parts = list[types.Part]()
-            for block in list_blocks(message["content"]):
-                part, counted = self._read_block(block)
-                parts.append(part)
-                texts += counted
-            apart = parts if role == "model" else [p for p in parts if not p.text]
-            if apart or not parts:
-                contents.append(types.Content(role=role, parts=apart))
-            for part in (part for part in parts if part not in apart):
-                contents.append(types.Content(role=role, parts=[part]))
+            read = [self._read_block(each) for each in list_blocks(message["content"])]
+            contents += self._split_message(message, [part for part, _ in read])
+            texts += [text for _, counted in read for text in counted]
+
         return Sent(
             contents=contents,
             system=system,
@@ -322,6 +346,18 @@ class Anthropic:
             parameters=set(body),
             thinking_tokens=(body.get("thinking") or {}).get("budget_tokens", 0),
         )
+
+    def _split_message(
+        self, message: dict[str, Any], parts: list[types.Part]
+    ) -> Iterator[types.Content]:
+        """The message; each text of the user stands apart, behind all else."""
+        role = ROLES[message["role"]]
+        texts = [] if role == "model" else [part for part in parts if part.text]
+        others = [part for part in parts if part not in texts]
+        if others or not parts:
+            yield types.Content(role=role, parts=others)
+        for text in texts:
+            yield types.Content(role=role, parts=[text])
 
     def _read_block(self, block: dict[str, Any]) -> tuple[types.Part, list[str]]:
         if block["type"] == "tool_use":
@@ -335,9 +371,11 @@ class Anthropic:
     def overflow_words(self, used: int, limit: int, reserved: int) -> str:
         if not reserved:
             return f"prompt is too long: {used} tokens > {limit} maximum"
-        words = "input length and `max_tokens` exceed context limit: "
-        words += f"{used} + {reserved} > {limit}, decrease input length or "
-        return f"{words}`max_tokens` and try again"
+        return (
+            "input length and `max_tokens` exceed context limit: "
+            f"{used} + {reserved} > {limit}, decrease input length or "
+            "`max_tokens` and try again"
+        )
 
     def refuse(self, refusal: Refusal) -> Any:
         kind, _ = self.busy.get(refusal.status, ("invalid_request_error", ""))
@@ -348,9 +386,11 @@ class Anthropic:
         blocks: list[dict[str, Any]] = []
         if reply.text:
             blocks.append({"type": "text", "text": reply.text})
+
         for n, call in enumerate(reply.calls):
             use = {"id": f"toolu_{reply.number}_{n}", "name": call.name}
             blocks.append({"type": "tool_use", **use, "input": call.args})
+
         end = "tool_use" if reply.calls else "end_turn"
         usage = {"input_tokens": reply.prompt_tokens}
         return {
@@ -374,6 +414,7 @@ class Anthropic:
         begin = {"content": [], "stop_reason": None, "usage": usage}
         events: list[tuple[str, dict[str, Any]]]
         events = [("message_start", {"message": answer | begin})]
+
         for index, block in enumerate(answer["content"]):
             empty, deltas = split_block(block)
             start = {"index": index, "content_block": block | empty}
@@ -382,6 +423,7 @@ class Anthropic:
                 change = {"index": index, "delta": delta}
                 events.append(("content_block_delta", change))
             events.append(("content_block_stop", {"index": index}))
+
         ends = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
         bill = {"output_tokens": answer["usage"]["output_tokens"]}
         events.append(("message_delta", {"delta": ends, "usage": bill}))
@@ -406,7 +448,8 @@ def split_block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, A
     empty = {name: "" if isinstance(block[name], str) else {}}
     pieces = halves(value if isinstance(value, str) else json.dumps(value))
     deltas = [{"type": kind, key: piece} for piece in pieces]
-    if signature := block.get("signature"):
+    signature = block.get("signature")
+    if signature:
         deltas.append({"type": "signature_delta", "signature": signature})
         empty["signature"] = ""
     return empty, deltas

@@ -43,11 +43,13 @@ class Recorded:
         self.calls = list[CallRecord]()
         self.compactions = list[CompactionRecord]()
         self.pressures = list[PressureRecord]()
+
         listeners: dict[str, Any] = {
             "on_call": self.calls.append,
             "on_compaction": self.compactions.append,
             "on_pressure": self.pressures.append,
         }
+
         self.chat = guarded_chat(
             self.llm,
             strategy or Threshold(context_window=WINDOW),

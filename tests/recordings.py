@@ -42,6 +42,7 @@ async def record(
     for turn in range(turns):
         script += [call_part("search")] * 2
         script.append(f"Part {turn} is in hall B, says the scanner.")
+
     llm = SimulatedLlm(context_window=100_000, script=script, prompt_cache=has_cache)
     tools = [queued_tool("search", FINDINGS)]
     chat = Chat(guarded_agent(llm, tools, instruction=INSTRUCTION), plugins)

@@ -76,6 +76,7 @@ def _make_pod(rng: random.Random) -> dict[str, Any]:
     image = f"registry.example.com/shop/{app}:1.{rng.randrange(40)}.{rng.randrange(9)}"
     labels = {"app": app, "pod-template-hash": name.split("-")[1]}
     port = {"containerPort": 8080, "protocol": "TCP"}
+
     return {
         "metadata": {
             "name": name,
@@ -129,6 +130,7 @@ class Writer:
         if kind != "json":
             return self.text(kind, share)
         room_bytes = self._chars(kind, share)
+
         items: list[dict[str, Any]] = []
         while room_bytes > 0:
             pod = _make_pod(self._rng)
@@ -138,6 +140,7 @@ class Writer:
                 size_bytes = max(size_bytes, int(room_bytes))
             items.append(pod)
             room_bytes -= size_bytes
+
         if share * self.window_tokens < 300:
             return {"items": [item["status"]["podIP"] for item in items]}
         return {"apiVersion": "v1", "kind": "List", "items": items}
@@ -187,6 +190,7 @@ def parallel_bursts(writer: Writer) -> Conversation:
         uses = [ToolUse("probe_host", result) for result in results]
         bursts = [uses[:10], uses[10:]]
         turns.append(Turn(writer.ask(0.02), bursts, writer.text("prose", 0.05)))
+
     return Conversation(turns)
 
 
@@ -232,6 +236,7 @@ def media(writer: Writer) -> Conversation:
     """Images and documents in the user's messages."""
     media_tokens = 258 if writer.window_tokens < 32_000 else 1_100
     count = min(8, max(1, int(0.06 * writer.window_tokens / media_tokens)))
+
     turns = []
     for turn in range(12):
         parts = [types.Part(text=writer.ask(0.04))]
@@ -242,6 +247,7 @@ def media(writer: Writer) -> Conversation:
             parts.append(writer.blob("application/pdf", b"%PDF-1.7\n", 60_000))
         request = types.Content(role="user", parts=parts)
         turns.append(Turn(request, answer=writer.text("prose", 0.18)))
+
     return Conversation(turns, media_tokens=media_tokens)
 
 
@@ -256,6 +262,7 @@ def kubernetes(writer: Writer, rounds: int = 4, share: float = 0.18) -> Conversa
             for tool in ("get_pods", "get_events", "describe_nodes", "get_deployments")
         ]
         turns.append(Turn(asked, steps, writer.text("prose", 0.02)))
+
     rules = "You look after a Kubernetes cluster. Never delete anything."
     return Conversation(turns, instruction=rules)
 
@@ -275,6 +282,7 @@ def coding_agent(writer: Writer) -> Conversation:
                 [ToolUse("run_tests", writer.text("log", 0.1))],
             ]
         turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.03)))
+
     return Conversation(turns, instruction="You are a careful software engineer.")
 
 
@@ -344,6 +352,7 @@ def total_tokens(conversation: Conversation) -> int:
             media_count += sum(bool(p.inline_data) for p in turn.request.parts or ())
         for use in itertools.chain.from_iterable(turn.steps):
             texts += [to_json(dict(use.args)).decode(), to_json(use.result).decode()]
+
     counted = _simulated.count_tokens(texts, conversation.token_ratio)
     overhead = 0 if conversation.token_ratio else 3 * content_count
     return counted + media_count * conversation.media_tokens + overhead

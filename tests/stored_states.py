@@ -74,11 +74,12 @@ def make_llm() -> SimulatedLlm:
 
     def script(request: LlmRequest) -> Reply:
         *_, part = request.contents[-1].parts or []
-        if "todos" in request.tools_dict and (reply := next(begins, None)):
-            return reply
-        return (
-            "Counted." if part.function_response else call("look", shelf=next(shelves))
-        )
+        first_reply = next(begins, None) if "todos" in request.tools_dict else None
+        if first_reply:
+            return first_reply
+        if part.function_response:
+            return "Counted."
+        return call("look", shelf=next(shelves))
 
     return SimulatedLlm(
         context_window=WINDOW, script=script, summary_replies=lambda _: SUMMARY
@@ -106,11 +107,13 @@ async def make(name: str) -> list[dict[str, Any]]:
     delta: dict[str, Any] = {}
     pin(delta, "Never open a crate.", "crates")
     await chat.set_state(delta)
+
     for number in range(60):
         left -= SUMMARY in (await chat.state()).values()
         if not left:
             break
         await chat.say(f"Count shelf {number}, please. " + "Take your time. " * 20)
+
     return [
         event.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         for event in await chat.events()

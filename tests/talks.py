@@ -132,7 +132,7 @@ def summarizing_llm(script: Any = None, **settings: Any) -> SimulatedLlm:
 
 def name_markers(request: LlmRequest) -> str:
     """A summary that repeats the markers, and nothing else."""
-    text = "\n".join(map(text_of, request.contents))
+    text = "\n".join(text_of(content) for content in request.contents)
     return "Of " + " ".join(dict.fromkeys(MARKER.findall(text)))
 
 

@@ -83,7 +83,7 @@ class _Engine(BaseHTTPRequestHandler):
         }
         answer: dict[str, Any] = session
         if path.endswith("/events"):
-            answer = {"sessionEvents": [*map(_api_event, EVENTS)]}
+            answer = {"sessionEvents": [_api_event(event) for event in EVENTS]}
         elif path.endswith("/sessions"):
             answer = {"sessions": [session]}
         data = json.dumps(answer).encode()

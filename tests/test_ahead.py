@@ -108,15 +108,18 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
     assert is_compacted(sent)
     assert "Summary number 1, of all before." in sent.text
     assert "ORIGINAL" not in sent.text
+
     said = [p.text or "" for c in sent.contents for p in c.parts or ()]
     for message in (words(500, "SECOND"), words(500, "THIRD"), words(1_000, "FOURTH")):
         assert said.count(message) == 1
     assert talk.llm.summaries == 1
+
     (record,) = talk.told
     assert (record.was_ahead, record.reason) == (True, "tokens")
     assert record.usage.prompt_tokens == summary_requests(talk.llm)[0].prompt_tokens
     assert record.model == "simulated"
     assert min(record.waited_seconds, record.duration_seconds) > 0
+
     assert (await talk.chat.state())[SUMMARY] == "Summary number 1, of all before."
     assert [each.compaction for each in talk.calls] == [None, None, None, record]
     paid = sum(each.summary_usage.prompt_tokens for each in talk.calls)
@@ -131,10 +134,12 @@ async def test_while_there_is_room_a_call_does_not_wait(talk: Talk) -> None:
     await go_as_far_as_possible()
     await asyncio.sleep(0.01)
     assert len(agent_requests(talk.llm)) == 2
+
     await talk.writer.end()
     for sent in await asyncio.gather(*last):
         assert "Summary number 1" in sent.text
         assert "SECOND" in sent.text
+
     assert talk.told[0].was_ahead
     assert talk.told[0].waited_seconds >= 0.009
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
@@ -147,9 +152,11 @@ async def test_the_next_one_covers_what_came_since(talk: Talk) -> None:
     await talk.say(words(5_000, "THIRD"))
     await settle()
     assert talk.llm.summaries == 2
+
     transcript = summary_requests(talk.llm)[-1].text
     assert "Summary number 1" in transcript
     assert "ORIGINAL" not in transcript
+
     sent = await talk.say(words(1_500, "FOURTH"))
     assert "Summary number 2" in sent.text
     assert words(5_000, "THIRD") not in sent.text
@@ -169,8 +176,10 @@ async def test_other_sessions_do_not_push_it_out(
     for number in range(25):
         talk.chat.session_id = f"other {number}"
         await talk.say("Hello.")
+
     await talk.writer.end()
     talk.chat.session_id = session_id
+
     assert is_compacted(await talk.say(words(2_000, "SECOND")))
     assert talk.llm.summaries == 1
 
@@ -199,6 +208,7 @@ async def test_a_second_summary_only_where_what_came_since_is_too_much(
     assert ("GIANT" in sent.text) == (len(were_ahead) == 1)
     assert talk.told[0].tokens_after > 8_000
     assert talk.calls[-1].compaction is talk.told[-1]
+
     for request in summary_requests(talk.llm)[1:]:
         assert "Summary number 1" in request.text
         assert "ORIGINAL" not in request.text
@@ -213,6 +223,7 @@ async def test_one_that_fails_is_written_the_usual_way() -> None:
     await talk.say(words(500, "SECOND"))
     await settle()
     assert talk.llm.summaries == tries > 0
+
     talk.writer.error = None
     assert is_compacted(await talk.say(words(1_500, "THIRD")))
     assert talk.llm.summaries == tries + 1
@@ -235,6 +246,7 @@ async def test_one_that_hangs_is_given_up_after_its_timeout(is_stubborn: bool) -
     assert ANOTHER in sent.text
     # A summary takes three calls at most.
     assert loop.time() - before <= 3 * STRATEGY.summary_timeout_seconds
+
     await settle()
     assert "Too late" not in (await talk.say("Go on.")).text
     assert talk.were_ahead == [False]
@@ -278,8 +290,10 @@ async def test_what_does_not_hold_any_more_is_dropped(
 @pytest.mark.parametrize(
     ("killed", "paid", "kind"),
     [
-        *(("under way", 1, "file"), ("written", 1, "file")),
-        *(("sent", 1, "file"), ("put in", 0, "file")),
+        ("under way", 1, "file"),
+        ("written", 1, "file"),
+        ("sent", 1, "file"),
+        ("put in", 0, "file"),
         pytest.param("sent", 1, "postgres", marks=store_marks("postgres")),
         *(
             pytest.param(*row, "postgres", marks=store_marks("postgres", is_slow=True))
@@ -305,9 +319,11 @@ async def test_a_process_may_be_killed_at_any_step(
                 if killed == "put in":
                     await turn
                 assert talk.told
+
             is_stored = "Summary number 1" in str(await talk.chat.state())
             assert is_stored is (killed == "put in")
             stop_all()
+
         async with store.open() as service:
             other = Talk(session_service=service)
             other.writer.may_end.set()
@@ -376,11 +392,13 @@ async def test_an_agent_tool_of_another_session_does_not_end_it(
     turn = asyncio.create_task(talk.begin(tokens))
     await go_as_far_as_possible()
     assert talk.writer.now == 1
+
     child = LlmAgent(name="child", model=SimulatedLlm(token_ratio=1.0))
     llm = SimulatedLlm(token_ratio=1.0, script=[call("child", request="Go."), "Done."])
     root = LlmAgent(name="root", model=llm, tools=[AgentTool(child)])
     await Chat(root, talk.chat.app.plugins, session_id="other").say("Go.")
     assert talk.writer.now == 1
+
     await talk.writer.end()
     await turn
     assert is_compacted(await talk.say(words(2_500, "SECOND")))
@@ -417,6 +435,7 @@ async def test_a_pipeline_has_written_ahead_what_it_would_pay_for(
     await talk.say("First.")
     await settle()
     assert talk.llm.summaries == count
+
     await talk.say(words(2_500))
     assert [(r.was_ahead, r.reason) for r in talk.told] == [(bool(count), "tokens")]
 
@@ -426,13 +445,15 @@ async def test_of_many_sessions_four_are_summarized_at_once() -> None:
     talk = Talk(sessions=9)
     await talk.begin()
     assert talk.writer.now == 4
+
     await talk.writer.end()
     assert (talk.writer.begun, talk.writer.most) == (9, 4)
+
     message = words(2_000, "SECOND")
     turns = await asyncio.gather(*(chat.say(message) for chat in talk.chats))
-    assert all(map(answer_text, turns))
+    assert all(answer_text(events) for events in turns)
     assert talk.llm.summaries == 9
-    assert all(map(is_compacted, agent_requests(talk.llm)[9:]))
+    assert all(is_compacted(request) for request in agent_requests(talk.llm)[9:])
 
 
 async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
@@ -440,9 +461,11 @@ async def test_a_call_does_not_wait_for_one_that_waits_itself() -> None:
     talk = Talk(sessions=2, guard={"max_background_summaries": 1})
     await talk.begin()
     assert talk.writer.begun == 1
+
     turn = asyncio.create_task(talk.chats[1].say(LARGE))
     await go_as_far_as_possible()
     assert talk.writer.now == 2
+
     await talk.writer.end()
     assert answer_text(await turn)
     assert is_compacted(agent_requests(talk.llm)[-1])
@@ -508,6 +531,7 @@ async def test_a_runner_that_closes_waits_a_second_at_most(summary: str) -> None
     before = loop.time()
     await talk.chat.runner.close()
     assert 0 < loop.time() - before <= 1
+
     if summary == "cannot be stopped":
         await settle()
     else:
@@ -531,8 +555,10 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         await seed(talk.chat, *OLD, state=EXACT | (DEMAND if waits == 1 else {}))
         for number in range(1 + waits):
             await talk.interrupt(f"Message {number}.")
+
         assert not (await talk.chat.state()).get(SUMMARY)
         assert (talk.writer.now, talk.told, talk.calls) == (1, [], [])
+
         await talk.writer.end()
         sent = await talk.say("Go on.")
         assert is_compacted(sent)
@@ -541,8 +567,9 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         state = await talk.chat.state()
         assert state[SUMMARY] == "Summary number 1, of all before."
         assert not state.get("context_guard:compact_refused")
-        assert not any(map(state.get, DEMAND))
+        assert not any(state.get(key) for key in DEMAND)
         assert is_compacted(await talk.say("Well done."))
+
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
     (record,) = talk.told
     assert record.usage.prompt_tokens > 0
@@ -563,6 +590,7 @@ async def test_a_turn_that_comes_in_between_waits_for_it(
     turn = asyncio.create_task(talk.say("Go on."))
     await go_as_far_as_possible()
     await talk.writer.end()
+
     assert SUMMARY_BEGIN in (await turn).text
     assert (talk.llm.summaries, talk.writer.most) == (1, 1)
 
@@ -576,6 +604,7 @@ async def test_a_turn_that_fits_does_not_wait() -> None:
     for message in ("Go on.", "And on."):
         assert "ORIGINAL" in (await talk.say(message)).text
     await talk.writer.end()
+
     assert is_compacted(await talk.say("Well done."))
     assert (talk.llm.summaries, talk.llm.rejections, len(talk.told)) == (1, 0, 1)
 
@@ -589,6 +618,7 @@ async def test_a_resend_has_one_too() -> None:
     await seed(talk.chat, *OLD, state=EXACT)
     await talk.interrupt("First.")
     assert talk.llm.rejections == 1
+
     await talk.writer.end()
     assert is_compacted(await talk.say("Go on."))
     assert (talk.llm.rejections, summarizer.summaries, talk.writer.most) == (1, 1, 1)

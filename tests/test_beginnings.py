@@ -67,6 +67,7 @@ async def test_no_turn_is_lost_wherever_the_history_begins(
     chat = guarded_chat(llm, strategy, agent=agent, run_config=newest)
     for number in range(8):
         assert answer_text(await chat.say(message(number)))
+
     # ADK 2.0 loads all events, whatever a run asks for.
     assert llm.rejections <= (name == "resend")
     assert llm.rejections or name != "resend" or count == 1

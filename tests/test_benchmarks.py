@@ -56,15 +56,18 @@ def test_the_comparison_says_what_it_compares(
     figures = compare.build_figures(played)
     _common.write_json(tmp_path / "figures.json", figures)
     assert json.loads((tmp_path / "figures.json").read_text("utf-8")) == figures
+
     compare.print_figures(figures, "notes")
     printed = capsys.readouterr().out
     assert all(way.name in printed for way in compare.WAYS)
     assert figures["ways"]["no guard"]["lost_turns"] > 0
     assert figures["ways"]["no guard"]["tool_facts"] == 0
+
     [baseline] = played[compare.BASELINE]
     assert baseline.summaries
     assert baseline.is_finished
     assert (baseline.rejections, baseline.broken_pairs) == (0, 0)
+
     against = figures["against"][compare.BASELINE]
     assert against["no guard"] is None
     assert against[compare.BASELINE]["cost"] == 1.0
@@ -81,9 +84,11 @@ async def test_recorded_sessions_go_on_where_they_would_end() -> None:
     free = await recordings.play_recording(whole, no_guard)
     assert free["needed"] > 30
     assert (free["missing"], free["lost_turns"], free["summaries"]) == (0, 0, 0)
+
     talk = read_recording("airline", customers, 8_000)
     ended = await recordings.play_recording(talk, no_guard)
     assert ended["lost_turns"] == ended["rejections"] > 0
+
     kept = await recordings.play_recording(talk, ours)
     assert (kept["lost_turns"], kept["rejections"]) == (0, 0)
     assert kept["summaries"]
@@ -115,6 +120,7 @@ def test_recorded_sessions_are_shown_as_tables_and_as_a_picture(
     recordings.print_figures(figures, is_markdown=True)
     line = "| Threshold * | 2,000 | 2,000 | 2,000 | 2 | 0.750 | - |"
     assert line in capsys.readouterr().out.splitlines()
+
     drawn = _recordings_picture.draw(figures)
     assert drawn.count(">0.75</text>") == len(_recordings_picture.COLORS)
     ElementTree.fromstring(drawn)

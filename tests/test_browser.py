@@ -79,14 +79,17 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         sessions = f"--session_service_uri=sqlite:///{tmp_path / 'sessions.db'}"
         command = [script, "web", f"--port={port}", "--no-reload", sessions]
         command += ["--artifact_service_uri=memory://", *options, str(agents)]
+
         # ADK keeps the answer to its question about telemetry in the home directory.
         environment = {**os.environ, "HOME": str(tmp_path), **variables}
+
         with log_path.open("wb") as log:
             started.append(
                 subprocess.Popen(
                     command, cwd=tmp_path, env=environment, stdout=log, stderr=log
                 )
             )
+
         address = f"http://127.0.0.1:{port}"
         for _ in range(900):
             try:
@@ -108,12 +111,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("report")
     guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
     session, _ = asyncio.run(record([guard], has_cache=True))
+
     for event in session.events:
         if event.usage_metadata:
             event.model_version = "simulated"
         summaries = event.actions.state_delta
-        if text := summaries.get("__context_guard_summary_agent"):
+        text = summaries.get("__context_guard_summary_agent")
+        if text:
             summaries["__context_guard_summary_agent"] = f"{EVIL}\n{text}"
+
     source = save(session, folder)
     page = folder / "a.html"
     config = folder / "a.toml"
@@ -158,6 +164,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
     page.goto(f"{address}/dev-ui/?app={app}&userId=user")
     page.get_by_role("button", name="No Thanks").click()
     box = page.get_by_role("textbox", name="Type a message...")
+
     is_compacted = False
     for number in range(1, 8):
         box.fill(f"How are the pods? ({number})")
@@ -170,6 +177,7 @@ def talk_until_compacted(page: Page, address: str, app: str) -> None:
         if is_compacted:
             break  # The page shows it a moment later.
         is_compacted = re.search(rf'"{COMPACTION}": ?"\d', events) is not None
+
     expect(page.get_by_role("button", name=LABEL)).to_be_visible()
     expect(page.get_by_role("button", name=f"Artifact: {ARTIFACT}")).to_be_visible()
 
@@ -273,14 +281,17 @@ def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) 
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
+
     page.goto(report)
     charts, facts, tokens = (page.locator(n) for n in ("canvas", "#facts", "#tokens"))
     assert all(chart.evaluate(IS_DRAWN) for chart in charts.all())
     expect(facts).to_contain_text("agent")
+
     tokens.hover(position={"x": 600, "y": 100})
     middle = int(facts.locator("dd").first.inner_text())
     assert 1 < middle < CALLS
     expect(facts).to_contain_text("tools called")
+
     if SCREENSHOTS:
         page.screenshot(path=Path(SCREENSHOTS) / "report.png")
     tokens.focus()

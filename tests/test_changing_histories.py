@@ -87,10 +87,12 @@ async def test_rewound_messages_never_show_up_again(
         contents = "".join(str(event.content) for event in turns[-1])
         said.append({f"mark-ask-{number:03}!", *MARKER.findall(contents)})
     assert llm.summaries >= 2
+
     await talk.rewind(turns[back_to][0].invocation_id)
     count = len(llm.requests)
     for number in range(100, 103):
         await talk.ask(message(number))
+
     for request in llm.requests[count:]:
         assert not set().union(*said[back_to:]) & markers(request)
     first = agent_requests_since(llm, count)[0]
@@ -108,16 +110,19 @@ async def test_a_summary_of_a_rewound_message_is_not_restored(
     outcome: Reply = RuntimeError("boom") if is_lost else "Done."
     llm = summarizing_llm([*answers, outcome, "Done.", "Done."])
     talk = Talk(guarded_agent(llm), strategy, llm)
+
     for number in range(3):
         await talk.ask(message(number, words=120))
     before = llm.summaries
     with pytest.raises(Exception, match="boom") if is_lost else nullcontext():
         await talk.say(message(666, words=200))
     assert llm.summaries > before
+
     await talk.rewind((await talk.events())[-1].invocation_id)
     count = len(llm.requests)
     await talk.ask(message(4))
     await talk.ask(message(5))
+
     sent = "".join(request.text for request in llm.requests[count:])
     assert "mark-ask-666!" not in sent + json.dumps(await talk.state())
     talk.check()
@@ -136,8 +141,10 @@ async def test_a_lost_summary_comes_back_to_its_own_user_alone() -> None:
     with pytest.raises(Exception, match="boom"):
         await ann.say(message(1, "secret"))
     assert llm.summaries == 1
+
     await bob.ask("Hello.")
     assert "mark-secret" not in llm.requests[-1].text
+
     await ann.ask("Once more, please.")
     assert llm.summaries == 2, "a summary was paid for and lost"
 
@@ -150,10 +157,12 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
     for number in range(6):
         await talk.ask(message(number, words=LONG))
     assert llm.summaries >= 2
+
     summarized = set().union(*(markers(r) for r in llm.requests if r.is_summary))
     newest_alone = GetSessionConfig(num_recent_events=newest)
     whole = talk.run_config
     talk.run_config = RunConfig(get_session_config=newest_alone)
+
     for number in range(10, 13):
         count = len(llm.requests)
         await talk.ask(message(number, words=LONG))
@@ -161,6 +170,7 @@ async def test_partly_loaded_sessions_go_on(strategy: Strategy, newest: int) -> 
         head = text_of(take_apart(sent)[0])
         assert head.startswith(SUMMARY_BEGIN)
         assert summarized <= set(MARKER.findall(head))
+
     talk.run_config = whole
     for number in range(20, 23):
         await talk.ask(message(number))
@@ -213,11 +223,13 @@ async def test_a_final_result_comes_back_with_its_call(
     llm = summarizing_llm(starting(*calls), call_ids=has_ids)
     tools: list[Any] = [LongRunningFunctionTool(start_job), looking_tool()]
     talk = Talk(guarded_agent(llm, tools), strategy, llm)
+
     call_id = find_call_id(await talk.say(message(0)), "start_job")
     for number in range(1, 5):
         await talk.ask(message(number, words=150))
     assert llm.summaries >= 1
     assert not find_results(agent_requests(llm)[-1], "start_job")
+
     for progress in ("half", "done"):
         result = {"status": progress, "log": message(700, progress, 40)}
         count = len(llm.requests)
@@ -225,6 +237,7 @@ async def test_a_final_result_comes_back_with_its_call(
         request = agent_requests_since(llm, count)[-1]
         assert find_results(request, "start_job") == [result]
         assert len(find_results(request, "look")) == is_parallel
+
     for number in range(7, 12):
         await talk.ask(message(number, words=200))
         # Shown as it is, or with a summary that was made of it.
@@ -251,10 +264,12 @@ async def test_a_tool_that_waits_for_confirmation(
     for number in range(1, 5):
         await talk.ask(message(number, words=150))
     assert llm.summaries >= 1
+
     confirmation = {"confirmed": is_confirmed}
     await talk.ask(result_of("adk_request_confirmation", asked, confirmation))
     [result] = find_results(agent_requests(llm)[-1], "delete_file")
     assert ("deleted" in result) == is_confirmed
+
     for number in range(7, 10):
         await talk.ask(message(number, words=200))
     talk.check()
@@ -281,8 +296,10 @@ async def test_adks_own_compaction_does_no_harm(
         before=[Changing(begin_as_user)],
         events_compaction_config=EventsCompactionConfig.model_validate(settings),
     )
+
     for number in range(14):
         await talk.ask(message(number, words=30 + 60 * (number % 3)))
+
     assert llm.summaries
     for request in llm.requests:
         # ADK does not look at the size of its own requests for summaries.
@@ -310,6 +327,7 @@ async def test_a_context_filter_does_no_harm(
         await talk.ask(message(number))
         newest = agent_requests(llm)[-1]
         assert f"mark-ask-{number:03}!" in newest.text
+
     talk.check()
 
 
@@ -396,6 +414,7 @@ async def test_a_summary_covers_what_says_the_same(
     await chat.say("Go on.")
     events = sessions.kept["session"].events
     assert not [each for each in before if each in llm.requests[-1].contents]
+
     for stored, content in zip(events[1:], after, strict=False):
         stored.content = content
     await chat.say("And now?")
@@ -439,7 +458,8 @@ CHANGES: dict[str, tuple[Change, set[int]]] = {
 def find_facts(request: RecordedRequest) -> set[int]:
     """The facts that stand beside the summary."""
     stays = without_head(request.contents)
-    return {*map(int, re.findall(r"fact (\d+)", "\n".join(map(text_of, stays))))}
+    text = "\n".join(text_of(content) for content in stays)
+    return {int(number) for number in re.findall(r"fact (\d+)", text)}
 
 
 LARGE: dict[str, Strategy] = {
@@ -461,17 +481,20 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
     chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)
     await seed(chat, state=DEMAND)
     events = sessions.kept["session"].events
-    events[:0] = map(event, map(fact, range(COUNT)))
+    events[:0] = [event(fact(number)) for number in range(COUNT)]
+
     await chat.say("Go on.")
     state = json.dumps(await chat.state())
     assert len(state) < 16 * 1024
     before = find_facts(llm.requests[-1])
     assert len(before) < COUNT / 2
+
     change(events)
     known = [
         each for each in events if each.content and "fact" in text_of(each.content)
     ]
     loaded = {*range(COUNT - len(known), COUNT)}
+
     await chat.say("And now?")
     assert find_facts(llm.requests[-1]) == before & loaded | expected
 
@@ -489,8 +512,8 @@ async def test_a_late_result_of_a_long_history_comes_back_alone(name: str) -> No
     chat = guarded_chat(llm, LARGE[name], session_service=sessions, agent=agent)
     call_id = find_call_id(await chat.say("Begin."), "start_job")
     events = sessions.kept["session"].events
-    events[1:1] = map(event, map(fact, range(600)))
-    events += map(event, map(fact, range(600, COUNT)))
+    events[1:1] = [event(fact(number)) for number in range(600)]
+    events += [event(fact(number)) for number in range(600, COUNT)]
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     before = find_facts(llm.requests[-1])

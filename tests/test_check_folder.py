@@ -101,11 +101,14 @@ def test_each_agent_is_described(check: Check, capsys: Any, tmp_path: Path) -> N
     code, found = check({"good": GOOD, "other": guarded("other", early)})
     assert code == 0
     assert [app["app"] for app in found["apps"]] == ["good", "other"]
+
     budgets = [app["agents"][0]["budgets"][0] for app in found["apps"]]
     assert [each["threshold_tokens"] for each in budgets] == [1_028_576, 32_000]
     assert main(["check", str(tmp_path / "good")]) == 0
+
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["good: good", "  finder: Threshold"]
+
     costs = "compacts at 1,028,576 tokens, a prompt of that size costs $2.57"
     assert costs in [line.strip() for line in lines]
     assert "other: good" not in lines
@@ -133,10 +136,12 @@ def test_a_shared_file_may_name_agents_of_any_app(
     root = "root_agent = LlmAgent(name='root', model='gemini-2.5-pro')"
     code, found = check({"good": GOOD, "other": root})
     assert code == 1
+
     good, other, shared = found["apps"]
     assert good["agents"][0]["strategy"] is None
     assert other["agents"][0]["strategy"] == "Pipeline"
     assert good["problems"] == other["problems"] == []
+
     [problem] = shared["problems"]
     assert problem == "`agents` names 'route', which is not there. Did you mean 'root'?"
 

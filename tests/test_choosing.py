@@ -50,15 +50,18 @@ async def test_a_session_is_left_alone(on: Any) -> None:
     chat = await chat_of(ContextGuardPlugin(default=SMALL), llm)
     await chat.set_state({OFF: True, **NOW})
     before = await chat.state()
+
     for _ in range(2):
         assert answer_text(await chat.say("Go on."))
     assert await chat.state() == before
     assert llm.summaries == 0
     assert "ORIGINAL" in llm.requests[-1].text
     assert not llm.requests[-1].config.tools
+
     await chat.set_state({OFF: on})
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
+
     await chat.set_state({OFF: True})
     await chat.say("Go on.")
     assert "ORIGINAL" in llm.requests[-1].text
@@ -131,6 +134,7 @@ async def test_a_function_chooses(place: str) -> None:
     assert "ORIGINAL" in llm.requests[-1].text
     assert SUMMARY not in state
     assert state[REAL] == EXACT[REAL]
+
     await chat.set_state({"plan": "small"})
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
@@ -178,8 +182,10 @@ async def test_a_function_that_fails_guards_with_the_defaults(
     for _ in range(2):
         await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
+
     said = [r for r in caplog.records if r.levelno >= logging.INFO]
     assert "ORIGINAL" not in "".join(r.getMessage() for r in said)
+
     [warning] = [r for r in said if "chooses" in r.getMessage()]
     assert warning.levelname == "WARNING"
     assert f"agent 'agent' gave {name} in place" in warning.getMessage()
@@ -218,6 +224,7 @@ async def test_the_log_says_that_a_function_chooses(
         name="reader", model=llm, sub_agents=[LlmAgent(name="writer", model=llm)]
     )
     await Chat(root, [guard]).say("Hello.")
+
     assert "reader: chosen by a function" in caplog.text
     assert "writer: Threshold, window 4,000" in caplog.text
     assert "Agents that `agents` does not name are guarded by by_plan." in caplog.text
@@ -262,6 +269,7 @@ async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
     guard = ContextGuardPlugin(default=strategy, on_compaction=records.append)
     service = InMemorySessionService()
     llms = dict[str, SimulatedLlm]()
+
     for turn in range(4):
         for name in ("support", "coding"):
             llm = llms.setdefault(name, SimulatedLlm(context_window=WINDOW))
@@ -273,6 +281,7 @@ async def test_one_guard_in_two_apps_keeps_them_apart() -> None:
             said = types.UserContent(f"{name} {turn}. " + "And so on. " * 400)
             run = runner.run_async(user_id="u", session_id="s", new_message=said)
             assert [event async for event in run]
+
     assert {record.app for record in records} == {"support", "coding"}
     for name, other in ("support", "coding"), ("coding", "support"):
         assert not llms[name].rejections

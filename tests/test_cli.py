@@ -86,6 +86,7 @@ def test_demo_finishes_only_with_the_guard(
         output = raw.getvalue().decode("ascii")
     for event in ("the folder caf?", "rejected by the provider: ", "compaction 1: "):
         assert event in output
+
     table = read_table(output)
     assert numbers(table["steps done"])[0] < 10
     assert table["steps done"][1] == f"{STEPS} of {STEPS}"
@@ -93,12 +94,14 @@ def test_demo_finishes_only_with_the_guard(
     assert "time to the last answer" not in table
     assert table["compactions"][0] == "0"
     assert int(table["compactions"][1]) >= 3
+
     largest = numbers(table["largest request"])
     assert largest[0] > WINDOW_TOKENS >= largest[1]
     for name in ("uncached input", "cached input", "output"):
         assert 0 < max(numbers(table[f"{name} / step"])) <= WINDOW_TOKENS
     for name in ("cost / step", "cost of the steps done"):
         assert [value[:3] for value in table[name]] == ["$0."] * 2
+
     bars = [line.split()[-1] for line in output.splitlines() if "_" in line[:22]]
     assert bars[0].endswith("x" * 10)
     assert "x" not in bars[1]
@@ -115,14 +118,17 @@ def test_latency_shows_what_summaries_ahead_save(tree: Path, capsys: Output) -> 
     assert "Times are simulated: 90 s for every answer and every summary." in output
     assert "30 of 30 steps were done, no request refused" in output
     assert "mechanical" not in output
+
     table = read_table(output)
     compactions = numbers(table["compactions"])
     steps = numbers(table["steps done"])
     assert compactions[0] == 0 < min(compactions[1:])
     assert steps[1:] == [30, 30]
+
     waits = [read_seconds(value) for value in table["waited for summaries"]]
     assert waits[:2] == [0, 90 * compactions[1]]
     assert waits[2] < 0.6 * waits[1]
+
     ends = [read_seconds(value) for value in table["time to the last answer"]]
     assert ends == [90 * done + wait for done, wait in zip(steps, waits, strict=True)]
 
@@ -142,7 +148,7 @@ def test_warnings_measure_as_the_table_does(tree: Path, capsys: Output) -> None:
     share = table["of the window"][1]
     assert warned
     assert share == f"{numbers(table['largest request'])[1] / 2_000:.0%}"
-    assert max(map(int, warned)) <= int(share.rstrip("%"))
+    assert max(int(percent) for percent in warned) <= int(share.rstrip("%"))
 
 
 def test_a_failure_with_summaries_ahead_is_one(
@@ -211,6 +217,7 @@ def test_wrong_arguments_are_one_line(
         Path("unknown.toml").write_text("[default]\nmax_turn = 3")
         Path("unknown.yaml").write_text("default: [\nagents: {")
     assert main(typed.split()) == 2
+
     output = capsys.readouterr()
     assert output.out == ""
     assert tells(f"contextguard…{said}", output.err), output.err
@@ -344,6 +351,7 @@ def test_what_cannot_be_read_is_an_answer(tree: Path) -> None:
     for path in (*outside, *odd):
         answer = FileTools(tree).read_file(path)
         assert answer == {"error": f"the project has no source file {path!r}"}
+
     assert "error" in FileTools(tree).list_files("..")
 
 
@@ -384,6 +392,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
     found = check_json(capsys, str(config), "--model", *models)
     default, writer, router = found.pop("agents")
     assert (found["config"], found["warning_threshold"]) == (str(config), 0.8)
+
     known, unknown = default.pop("budgets")
     assert default == {
         "agent": "(default)",
@@ -402,6 +411,7 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
         "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
         "trigger": "",  # Said of windows above 200,000 tokens only.
     }
+
     changes = {"source": "default", "registry_entry": None, "costs": None}
     assert unknown == {**known, "model": models[1], **changes}
     assert writer["summarizer"] == "gemini-2.5-flash"
@@ -418,6 +428,7 @@ def test_it_prints_lines_for_people(
     assert main(["check", str(config), "--model", *models]) == 0
     output = capsys.readouterr()
     assert output.err == ""  # The lines say what the guard would warn of.
+
     lines = output.out.splitlines()
     assert lines[0].endswith("guard.toml: good")
     sizes = "buffer 25,600, threshold 102,400, summary 12,800"
@@ -429,6 +440,7 @@ def test_it_prints_lines_for_people(
         "input 0, output 0.5",
     ):
         assert f"    dollars per million tokens: {price}" in lines
+
     writer = lines.index("writer: Pipeline")
     assert lines[writer + 1 : writer + 3] == [
         "  summary = false",
@@ -436,6 +448,7 @@ def test_it_prints_lines_for_people(
     ]
     assert lines[writer + 3].startswith("  gpt-4o: window 50,000 (config)")
     assert lines[-1] == "router: not guarded"
+
     assert main(["check", str(config)]) == 0
     printed = capsys.readouterr().out
     assert "name models with --model" in printed
@@ -449,14 +462,18 @@ def test_a_large_window_says_what_a_prompt_costs_where_it_is_compacted(
     file = tmp_path / "guard.toml"
     file.write_text('[agents.early]\ntrigger = "auto"')
     assert main(["check", str(file), "--model", "gemini/gemini-2.5-pro"]) == 0
+
     lines = capsys.readouterr().out.splitlines()
     costs = [line for line in lines if line.startswith("    compacts at")]
     assert costs == [
         "    compacts at 1,028,576 tokens, a prompt of that size costs $2.57",
         "    compacts at 32,000 tokens, a prompt of that size costs $0.04",
     ]
-    prices = "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
-    prices += "input 2.5, output 15, cached_input 0.25"
+
+    prices = (
+        "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
+        "input 2.5, output 15, cached_input 0.25"
+    )
     assert f"    dollars per million tokens: {prices}" in lines
 
 
@@ -467,9 +484,11 @@ def test_the_variable_names_the_file(
     are found in the present folder."""
     found = check_json(capsys)
     assert (found["config"], len(found["agents"])) == (None, 1)
+
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))
     found = check_json(capsys)
     assert (found["config"], len(found["agents"])) == (str(config), 3)
+
     ours = "from contextguard_adk import Threshold\nclass Ours(Threshold):\n    pass\n"
     (config.parent / "our_strategies_here.py").write_text(ours)
     config.write_text("default = 'our_strategies_here.Ours'")
@@ -487,6 +506,7 @@ def test_it_shows_what_strategies_do_of_themselves(
         config.write_text(f"[default]\ntrigger = 'auto'\ncontext_window = {window}")
         assert main(["check", str(config)]) == 0
         assert f"threshold {shown}, summary" in capsys.readouterr().out
+
     config.write_text(
         "[default]\nstrategy = 'pipeline'\ncompression_threshold = 0.75\n"
         "context_window = 32_000\n[[default.reducers]]\n"
@@ -494,6 +514,7 @@ def test_it_shows_what_strategies_do_of_themselves(
     )
     default = check_json(capsys, str(config))["agents"][0]
     assert default["budgets"][0]["threshold_tokens"] == 24_000
+
     reducer = "contextguard_adk.strategies.reducers.TokenWindow"
     reducers = [{"reducer": reducer, "budget_tokens": 500}]
     assert default["settings"]["reducers"] == reducers

@@ -231,6 +231,7 @@ async def test_a_client_that_goes_on_holds_no_turn(
     assert loop.time() - started < LIMIT_SECONDS + 1
     assert [record.is_mechanical for record in records] == [True]
     assert llm.summaries == 1
+
     await asyncio.sleep(LIMIT_SECONDS)
     assert not others()
     check_log(caplog)
@@ -261,6 +262,7 @@ async def test_a_turn_is_cancelled_while_its_client_goes_on() -> None:
     with pytest.raises(asyncio.CancelledError):
         await turn
     assert asyncio.get_running_loop().time() < 1.5
+
     await asyncio.sleep(2 * LIMIT_SECONDS)
     assert not others()
     assert answer_text(await chat.say("Are you there?"))

@@ -74,8 +74,8 @@ def connect(client: str, address: str, **settings: Any) -> BaseLlm:
 
     litellm.suppress_debug_info = True
     base = f"{address}/v1" if client == "openai" else address
-    name = f"{client}/{'claude-' * (client == 'anthropic')}in-house"
-    return LiteLlm(model=name, api_base=base, api_key="key", **settings)
+    name = "claude-in-house" if client == "anthropic" else "in-house"
+    return LiteLlm(model=f"{client}/{name}", api_base=base, api_key="key", **settings)
 
 
 class Talk:
@@ -94,6 +94,7 @@ class Talk:
         self.loopback = loopback
         self.calls: list[CallRecord] = []
         self.compactions: list[CompactionRecord] = []
+
         guard = ContextGuardPlugin(
             default=strategy,
             on_call=self.calls.append,
@@ -105,6 +106,7 @@ class Talk:
             tools=[queued_tool("look_up", results)],
             instruction=INSTRUCTION,
         )
+
         plugins = [guard] if strategy else []
         self.chat = Chat(agent, plugins, is_streaming=is_streaming)
 
@@ -172,6 +174,7 @@ async def test_a_result_larger_than_the_window_is_not_sent(
     results = pods(WINDOW, 1.0, 2)
     provider.window_tokens = 1_000_000
     assert await Talk(loopback, client, None, results).talk(1, tool_calls=1) == 0
+
     window = int(provider.requests[-1].prompt_tokens / 1.05)
     loopback.provider = Provider(window)
     strategy = Threshold(context_window=window, preview_tokens=None)
@@ -222,6 +225,7 @@ async def test_other_failures_are_the_providers_own(
     kinds = [*MOODS[is_streaming]]
     if client in ("anthropic", "claude") and not is_streaming:
         kinds.append(529)
+
     for strategy in (None, SETTINGS["right"]):
         settings = {"is_streaming": is_streaming, **NO_RETRIES[client]}
         talk = Talk(loopback, client, strategy, **settings)
@@ -236,6 +240,7 @@ async def test_other_failures_are_the_providers_own(
             provider.moods = {}
             assert await talk.say("And now?") == "Answer to And now?"
         assert not talk.compactions
+
     assert ends[0] == ends[1]
 
 

@@ -72,14 +72,18 @@ async def test_an_agent_compacts_with_a_focus(in_place: bool) -> None:
     )
     await seed(chat, user("The task."), model(words(1_200)))
     assert answer_text(await chat.say("Go on.")) == "Done."
+
     [record] = records
     assert record.reason == "requested"
+
     [summary] = summary_requests(llm)
     assert f"names of people\n{FOCUS}" in summary.text
     assert (len(summary.contents) > 1) == in_place
+
     _, after, *_ = take_apart(agent_requests(llm)[-1].contents)
     assert "was compacted because it was requested." in text_of(after)
     assert "result" in answers_of_the_tool(llm)[0]
+
     state = await chat.state()
     assert FOCUS not in json.dumps(list(state.values()))
 
@@ -110,6 +114,7 @@ async def test_a_compaction_of_a_worker_beside_it_refuses_nothing() -> None:
             state={},
         )
         answers.append(await CompactTool().run_async(args={}, tool_context=context))
+
     assert ["refused" in answer for answer in answers] == [False, True]
 
 
@@ -144,12 +149,14 @@ async def test_a_request_in_vain_is_refused(
     await seed(chat, model(words(1_200 if is_idle else 2)), state=demand)
     await chat.say("Go on.")
     assert not llm.summaries
+
     key = f"{REFUSED}:{agent}" if agent else REFUSED
     state = await chat.state()
     assert reason in state[key]
     assert not any(state[name] for name in demand)
     assert f"refused for agent 'agent': {state[key]}." in caplog.text
     assert FOCUS not in caplog.text
+
     if not is_idle:
         await seed(chat, model(words(1_200)), state=dict.fromkeys(demand, True))
         await chat.say("And now?")

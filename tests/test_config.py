@@ -88,7 +88,9 @@ SAID: dict[str, PluginSettings] = {
 }
 
 
-@pytest.mark.parametrize(("text", "wanted"), SAID.items(), ids=map(ascii, SAID))
+@pytest.mark.parametrize(
+    ("text", "wanted"), SAID.items(), ids=(ascii(text) for text in SAID)
+)
 def test_what_files_say(text: str, wanted: PluginSettings) -> None:
     """A default, tables per agent, short names, dotted paths."""
     for name in ("guard.toml", "GUARD.TOML"):
@@ -102,6 +104,7 @@ def test_yaml_says_the_same(name: str) -> None:
         "default: none\nagents:\n  a: &base {strategy: pipeline, window: false}\n"
         "  b: none\n  c: *base\n  d: {<<: *base, window: {window_size: 9}}\n"
     )
+
     assert load_settings(write(text, name)) == PluginSettings(
         default=None,
         agents={
@@ -119,6 +122,7 @@ def test_the_sample_has_every_setting() -> None:
     written = {*name.findall(SAMPLE.read_text("utf-8")), "agents", "prices"}
     kinds = (PluginSettings, Costs, SlidingWindow, Pipeline, *REDUCERS)
     assert {name for kind in kinds for name in kind.model_fields} <= written
+
     settings = load_settings(SAMPLE)
     said = settings.default
     assert isinstance(said, Strategy)
@@ -126,6 +130,7 @@ def test_the_sample_has_every_setting() -> None:
     no_default = {name for name, value in Threshold() if value is None}
     given = said.model_dump(include=no_default)
     assert said == Threshold().model_copy(update=given)
+
     agents = {
         "researcher": SlidingWindow(),
         "operator": Pipeline(
@@ -140,6 +145,7 @@ def test_the_sample_has_every_setting() -> None:
         ),
         "greeter": None,
     }
+
     above = Costs(input=0.4, output=1.2, cached_input=0.04)
     own = Costs(input=0.2, output=0.8, cached_input=0.02, above=above)
     prices = {"my-own-model": own}
@@ -159,8 +165,10 @@ OF_PLUGIN = (
     "warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
-OF_STRATEGIES = "one of threshold, sliding_window, pipeline, none, or the path of a "
-OF_STRATEGIES += "Strategy is expected. Did you mean"
+OF_STRATEGIES = (
+    "one of threshold, sliding_window, pipeline, none, or the path of a "
+    "Strategy is expected. Did you mean"
+)
 IN_TABLE = "It belongs in a table [default] or [agents.<name>] with strategy ="
 KEEP = "tokens as an int, at least 0, a part of the window as a float, at least 0 "
 PRICES = "prices.'gpt-4o' = {input = 2, output = "
@@ -379,10 +387,12 @@ def test_mistakes_in_code(typed: str, said: str) -> None:
     text = str(caught.value)
     if isinstance(caught.value, ValidationError):
         found = [
-            (*map(str, each["loc"]), each["msg"]) for each in caught.value.errors()
+            (*(str(key) for key in each["loc"]), each["msg"])
+            for each in caught.value.errors()
         ]
         texts = {f"{'.'.join(place)}: {message}" for *place, message in found}
         text = "; ".join(sorted(texts))
+
     assert tells(said, text), text
 
 

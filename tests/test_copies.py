@@ -170,5 +170,6 @@ async def test_agent_engine_can_clone_an_app() -> None:
     app = through_cloudpickle(clone)._tmpl_attrs["app"]
     go_on(chat, app)
     await chat.set_state(NOW)
+
     assert answer_text(await chat.say(words(1_000, "second")))
     assert is_compacted(last_request(app))

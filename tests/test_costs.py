@@ -92,6 +92,7 @@ def test_what_tokens_cost() -> None:
     assert price_calls([usage], None) is price_calls([usage, Usage()], CHEAP) is None
     assert price_calls([], None) == 0
     assert (add_costs([1.5, 0.25]), add_costs([1.5, None])) == (1.75, None)
+
     shown = [format_cost(dollars) for dollars in (None, 0.0, 0.00002, 1234.5)]
     assert shown == ["unknown", "$0.0000", "<$0.0001", "$1,234.5000"]
 
@@ -128,6 +129,7 @@ def test_a_model_may_have_several_tiers(tmp_path: Path) -> None:
     middle = Costs(
         input=3, output=2, cached_input=0.1, above=most, above_tokens=256_000
     )
+
     assert LitellmRegistry(table).costs("tiered") == Costs(
         input=1, output=2, cached_input=0.1, above=middle, above_tokens=32_000
     )
@@ -183,6 +185,7 @@ class Paid:
         self.llm = SimulatedLlm(model="talker", **settings)
         self.calls: list[CallRecord] = []
         self.compactions: list[CompactionRecord] = []
+
         guard = {
             "on_call": self.calls.append,
             "on_compaction": self.compactions.append,
@@ -218,14 +221,17 @@ async def test_records_tell_what_calls_and_summaries_took() -> None:
     assert (record.model, record.usage) == ("writer", first + second)
     assert record.cost == pytest.approx(CHEAP.price(first + second))
     assert first.output_tokens > 0
+
     told = [(call.summary_usage, call.summary_cost) for call in paid.calls]
     assert told == [(record.usage, record.cost), (Usage(), 0.0)]
+
     for call, request in zip(paid.calls, paid.llm.requests, strict=True):
         assert request.response
         assert call.usage == read_usage(request.response.usage_metadata)
         assert call.usage.prompt_tokens == call.real_tokens
         assert call.model == "talker"
         assert call.cost == pytest.approx(prices["talker"].price(call.usage))
+
     assert paid.calls[-1].usage.cached_tokens > 0
 
 
@@ -240,18 +246,22 @@ async def test_an_unknown_price_is_never_zero(
     late = Paid(GOOD, timeout_seconds=0.01)
     late.writer.latency_seconds = 60
     failed = (down, late)
+
     for paid in (unknown, silent, *failed):
         await paid.talk()
         assert [record.model for record in paid.compactions] == ["writer"]
         assert paid.compactions[0].is_mechanical is (paid in failed)
+
     taken = [
         (paid.compactions[0].usage, paid.compactions[0].cost)
         for paid in (unknown, silent, *failed)
     ]
     assert taken == [(unknown.answered[0], None)] + [(Usage(), None)] * 3
+
     costs = [(call.cost, call.summary_cost) for call in unknown.calls]
     assert costs == [(None, None), (None, 0.0)]
     assert "by writer, cost unknown;" in caplog.text
     assert "cost $0.0000" not in caplog.text
+
     assert down.calls[0].summary_cost is None
     assert (silent.calls[0].usage, silent.calls[0].cost) == (Usage(), None)

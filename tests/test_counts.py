@@ -89,6 +89,7 @@ def without_old_results(llm: Counting, request: LlmRequest, true: int) -> int:
                     role="user", parts=[types.Part(function_response=response)]
                 )
         kept.append(content)
+
     edited = request.model_copy(update={"contents": kept[::-1]})
     return count_request_tokens(edited, 1.0, 258)
 
@@ -135,6 +136,7 @@ async def play(
     script = list[Reply]()
     for turn in range(turns):
         script += [call("search", query=f"{turn}"), f"Answer {turn}."]
+
     llm = Counting(
         context_window=10**6,
         token_ratio=1.0,
@@ -143,6 +145,7 @@ async def play(
         script=script,
         **settings.pop("llm", {}),
     )
+
     sizes = [result_tokens + growth_tokens * (turn % 11) for turn in range(turns)]
     found = [words(size, f"Found {turn}.") for turn, size in enumerate(sizes)]
     records = list[CallRecord]()
@@ -153,6 +156,7 @@ async def play(
         agent={"tools": [queued_tool("search", found)], **settings.pop("agent", {})},
         **settings,
     )
+
     for turn in range(turns):
         text = answer_text(await chat.say(f"Question {turn}, about the notebooks."))
         assert text == f"Answer {turn}."
@@ -223,6 +227,7 @@ async def test_who_trims_behind_the_guard_is_no_server(
     assert max(llm.numbers) < 4_000
     assert {record.window_tokens for record in records} == {window or UNKNOWN_TOKENS}
     assert llm.summaries == 0
+
     state = await chat.state()
     assert state[REAL] == llm.numbers[-1]
     assert state[HEURISTIC] == pytest.approx(llm.numbers[-1], rel=0.1)
@@ -328,6 +333,7 @@ async def test_a_server_that_cuts_is_found_by_equal_counts(
     assert sum(true > CUT_AT for true in llm.numbers) <= 4
     assert records[-1].window_tokens == CUT_AT
     assert await learned(chat) == {}
+
     [said] = tell_cuts(caplog)
     figures = "4,096", f"{window or UNKNOWN_TOKENS:,}", "context_window=4096", "num_ctx"
     assert all(each in said for each in figures)
@@ -342,6 +348,7 @@ async def test_other_sessions_of_the_process_are_not_cut() -> None:
     llm.numbers = []
     for turn in range(12):
         assert answer_text(await other.say(words(900, f"Question {turn}.")))
+
     assert max(llm.numbers) <= CUT_AT
     assert {record.window_tokens for record in records[shown:]} == {CUT_AT}
 
@@ -388,6 +395,7 @@ async def test_one_request_sent_again_shows_no_cut() -> None:
     )
     for _ in range(5):
         await chat.say(words(5_000))
+
     assert len(set(llm.numbers)) == 1
     assert {record.window_tokens for record in records} == {UNKNOWN_TOKENS}
 
@@ -396,6 +404,7 @@ async def test_a_figure_that_is_passed_is_forgotten() -> None:
     """The server may have been started anew, with a larger window."""
     llm, records, chat = await play(truncated, **FILLING)
     assert records[-1].window_tokens == CUT_AT
+
     llm.script = ["Well."] * 20
     while records[-1].estimated_tokens < 2_200:
         await chat.say(f"{words(200)} What else?")
@@ -403,6 +412,7 @@ async def test_a_figure_that_is_passed_is_forgotten() -> None:
     await chat.say("What else?")
     assert records[-1].window_tokens == CUT_AT
     assert (records[-1].real_tokens or 0) > CUT_AT
+
     await chat.say("What else?")
     assert records[-1].window_tokens == UNKNOWN_TOKENS
 
@@ -415,11 +425,13 @@ async def test_counts_below_zero_are_none(report: Count) -> None:
     )
     assert llm.rejections == 0
     assert compactions(records) >= 1
+
     for record in records:
         assert record.real_tokens is None or record.real_tokens > 0
         assert record.usage.cached_tokens == 0
         assert record.usage.prompt_tokens >= 0
         assert (record.cost or 0) >= 0
+
     assert ((await chat.state()).get(REAL) or 1) > 0
 
 
@@ -432,6 +444,7 @@ async def test_a_first_message_that_fits_is_not_cut(strategy: type[Strategy]) ->
     chat = guarded_chat(llm, kind(context_window=16_000))
     text = json.dumps(rows)[:25_500]
     assert answer_text(await chat.say(text))
+
     [request] = llm.requests
     assert text in request.text
     assert request.prompt_tokens > 0.65 * 16_000
@@ -448,6 +461,7 @@ async def test_limits_of_two_models_that_take_turns_are_kept() -> None:
     small, medium = (guarded_chat(x, strategy, session_service=sessions) for x in llms)
     for turn, chat in enumerate([*[medium] * 6, *[small] * 3] * 3):
         assert answer_text(await chat.say(words(700, f"Question {turn}.")))
+
     assert [llm.rejections for llm in llms] == [1, 1]
 
 
@@ -460,6 +474,7 @@ async def test_a_window_that_state_names_is_soon_forgotten(
     sessions = InMemorySessionService()
     done = list[CompactionRecord]()
     planted = {"version": 2, "learned": {"simulated": {"window_tokens": 1_000}}}
+
     for turn in range(12):
         llm = SimulatedLlm(script=[call("search", query="it"), "Found."])
         chat = guarded_chat(
@@ -472,6 +487,7 @@ async def test_a_window_that_state_names_is_soon_forgotten(
         if turn == 2:
             await chat.set_state({KEY.format("record"): json.dumps(planted)})
         assert answer_text(await chat.say(words(200, f"Request {turn}.")))
+
     assert len(done) <= 2
 
 
@@ -493,9 +509,12 @@ async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
 @pytest.mark.parametrize(
     ("factor", "window_tokens"),
     [
-        *((1.0, 32_000), (1.0, 200_000)),
+        (1.0, 32_000),
+        (1.0, 200_000),
         pytest.param(1.0, 1_000_000, marks=pytest.mark.slow),
-        *((1.35, 32_000), (1.35, 200_000), (1.35, 1_000_000)),
+        (1.35, 32_000),
+        (1.35, 200_000),
+        (1.35, 1_000_000),
     ],
 )
 async def test_no_first_request_is_rejected(window_tokens: int, factor: float) -> None:

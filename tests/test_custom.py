@@ -43,6 +43,7 @@ async def test_the_docs_show_classes_that_work() -> None:
     for block in blocks:
         if "(Reducer)" in block or "(Strategy)" in block:
             exec(compile(block, "docs", "exec", dont_inherit=True), names)
+
     reducers = (names["DropOldest"](),)
     only: dict[str, Any] = {"window": None, "summary": None, "reducers": reducers}
     pipeline = Pipeline(context_window=2_000, **only)
@@ -60,6 +61,7 @@ async def test_the_sample_runs_without_a_summary(
     monkeypatch.setattr(sys, "path", list(sys.path))
     sample = AgentLoader(str(ROOT / "samples")).load_agent("custom_strategy")
     assert isinstance(sample, App)
+
     agent = sample.root_agent
     llm: SimulatedLlm = agent.model  # type: ignore[union-attr]
     llm.keep_requests = None
@@ -68,8 +70,10 @@ async def test_the_sample_runs_without_a_summary(
     for note in notes:
         await chat.say(note)
     assert (llm.summaries, llm.rejections, llm.violations) == (0, 0, 0)
+
     newest = llm.requests[-1]
     assert all(note in newest.text for note in notes)
+
     results = [p for c in newest.contents for p in c.parts or [] if p.function_response]
     assert 1 <= len(results) < len(notes)
 

@@ -75,6 +75,7 @@ def write_turns(count: int) -> list[Turn]:
         first = ToolUse("search", {**ODD_VALUES, **found[0]})
         second = [ToolUse("read", {**found[1], **ODD_VALUES}), ToolUse("read", words)]
         turns.append(Turn(request, [[first], second], f"Answer: answer-{number}."))
+
     return turns
 
 
@@ -89,7 +90,7 @@ def rounds(llm: SimulatedLlm) -> Iterator[tuple[set[str], list[RecordedRequest]]
     covered: set[str] = set()
     for is_summary, records in itertools.groupby(llm.requests, lambda r: r.is_summary):
         if is_summary:
-            covered = covered.union(*map(facts, records))
+            covered = covered.union(*(facts(record) for record in records))
         else:
             yield covered, [*records]
 
@@ -143,6 +144,7 @@ async def test_sessions_survive_a_reload_every_turn(
         summary_replies=lambda _: ODD_SUMMARY,
     )
     llm.script, tools = script_conversation(Conversation(turns))
+
     async with own_database(kind, tmp_path) as store:
         for turn in turns:
             async with store.open() as service:
@@ -151,6 +153,7 @@ async def test_sessions_survive_a_reload_every_turn(
                 chat = Chat(agent, [guard], session_service=service)
                 assert answer_text(await chat.say(turn.request)) == turn.answer
                 state = await chat.state()
+
     assert (llm.rejections, llm.violations) == (0, 0)
     check_state(state)
     first, *played = rounds(llm)
@@ -166,6 +169,7 @@ async def test_sessions_survive_a_reload_every_turn(
             head = before.contents[0]
             same = after.contents[0]
             assert same.model_dump_json() == head.model_dump_json()
+
     for request in itertools.chain.from_iterable(requests for _, requests in played):
         head_text = text_of(request.contents[0])
         assert head_text.startswith(SUMMARY_BEGIN)
@@ -175,8 +179,12 @@ async def test_sessions_survive_a_reload_every_turn(
 # --- Processes that take turns, and die in between --------------------------------
 
 POINTS = (
-    *("summary asked", "after the guard", "call stored"),
-    *("in a tool", "result stored", "answer stored"),
+    "summary asked",
+    "after the guard",
+    "call stored",
+    "in a tool",
+    "result stored",
+    "answer stored",
 )
 """Where a process may die, in the order of a turn."""
 PROVIDER_WINDOW = 12_000
@@ -236,6 +244,7 @@ class Process:
         refs = (f"{number}a", f"{number}b")
         answer = ""
         asked = user(f"Question {number}: look it up. Look up {refs[0]} {refs[1]}.")
+
         async for event in self.chat.runner.run_async(
             user_id="user", session_id="session", new_message=asked
         ):
@@ -243,6 +252,7 @@ class Process:
             kind = "call" if event.get_function_calls() else kind
             self.reach(f"{kind} stored")
             answer = answer_text([event]) or answer
+
         assert answer == f"Found {refs}."
         self.requests = self.requests if self.left else self.llm.requests
 
@@ -270,6 +280,7 @@ async def count_lost_summaries(requests: Sequence[RecordedRequest], chat: Chat) 
             found = {*find_facts(request.text)}
             assert known <= found
             known = found
+
     events = await chat.events()
     assert known == stored_facts(events)
     deltas = [event.actions.state_delta for event in events]
@@ -287,6 +298,7 @@ async def test_two_processes_take_turns() -> None:
         count = len(process.llm.requests)
         await process.ask(number)
         requests += process.llm.requests[count:]
+
     assert await count_lost_summaries(requests, process.chat) == 0
     assert all(process.llm.summaries for process in processes)
     assert sum(request.is_summary for request in requests) >= 2
@@ -301,6 +313,7 @@ async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
     while dying.left is None:
         await dying.ask(number)
         number += 1
+
     successor = Process(dying.left)
     events = await successor.chat.events()
     if not SETTLES_CALLS and events[-1].get_function_calls():
@@ -310,5 +323,6 @@ async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
     made = successor.llm.requests
     first = next(request for request in made if not request.is_summary)
     assert stored_facts(events) <= {*find_facts(first.text)}
+
     lost = await count_lost_summaries([*dying.requests, *made], successor.chat)
     assert 0 <= lost <= 1

@@ -49,6 +49,7 @@ def turn_of(
         contents=contents,
         size=Size(tokens, tokens, config_tokens, 1.0),
     )
+
     made = replace(made, **known)
     return replace(made, nearness=known.get("nearness", settings.fullness(made)))
 

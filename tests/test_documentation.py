@@ -84,6 +84,7 @@ async def test_the_quick_start_guards_an_app() -> None:
     part = "And so on. " * 10_500
     for turn in range(5):
         assert answer_text(await chat.say(f"Part {turn}. {part}"))
+
     assert 5 * len(part) / 4 > llm.context_window
     assert llm.summaries > 0
     assert (llm.rejections, llm.violations) == (0, 0)
@@ -105,6 +106,7 @@ async def test_the_example_of_several_agents_means_what_it_says(
         "other: Threshold",
     ):
         assert said in caplog.text
+
     assert "writer: Threshold, window 200,000 tokens (configured)" in caplog.text
 
 
@@ -115,6 +117,7 @@ def test_the_table_of_models_says_where_the_guard_acts(
     row = re.compile(r"(?m)^\| `(.+?)` \| ([\d,]+) \| ([\d,]+) \|")
     models = {model: sizes for model, *sizes in row.findall(read(ROOT / "README.md"))}
     assert main(["check", "--json", "--model", *models]) == 0
+
     [agent] = json.loads(capsys.readouterr().out)["agents"]
     found = {
         each["model"]: [
@@ -135,9 +138,10 @@ def test_a_program_prints_what_the_page_says(name: str) -> None:
     printed = print_once(texts[program])
     number = re.compile(r"\d[\d,]*")
     assert number.sub("#", said) == number.sub("#", printed)
-    plain = (text.replace(",", "") for text in (said, printed))
-    expected, found = map(number.findall, plain)
-    assert [*map(int, expected)] == pytest.approx([*map(int, found)], rel=0.05)
+
+    expected = [int(each.replace(",", "")) for each in number.findall(said)]
+    found = [int(each.replace(",", "")) for each in number.findall(printed)]
+    assert expected == pytest.approx(found, rel=0.05)
 
 
 RECOMMENDED = [
@@ -179,6 +183,7 @@ async def test_the_record_of_a_call_looks_so(text: str) -> None:
     notes = [event.custom_metadata or {} for event in await chat.events()]
     records = [note.get("context_guard", {}) for note in notes]
     compacted = next(record for record in records if "compaction" in record)
+
     assert describe(compacted) == describe(json.loads(text))
 
 
@@ -208,8 +213,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("agents", "samples", "tree"):
         (made / name).mkdir()
     (made / "agents" / "documented").mkdir()
-    source = "from google.adk.agents import LlmAgent\n"
-    source += 'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+    source = (
+        "from google.adk.agents import LlmAgent\n"
+        'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+    )
     (made / "agents" / "documented" / "agent.py").write_text(source)
     (made / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)
 
@@ -252,11 +259,14 @@ def test_commands_are_understood(
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(name, value)
+
     program, *arguments = words
     checks = {"contextguard": check_ours, "adk": check_adk, "pip": check_pip}
     checks["pytest"] = check_pytest
     assert program in {*checks, *OTHERS}
-    if check := checks.get(program):
+
+    check = checks.get(program)
+    if check:
         check(arguments, folder)
 
 
@@ -329,7 +339,8 @@ def anchors(page: Path) -> set[str]:
 
 def find_target(page: Path, address: str) -> Path | None:
     """The file that a link means; None where it leads out of the project."""
-    if found := SOURCE.match(address):
+    found = SOURCE.match(address)
+    if found:
         return ROOT / address[found.end() :]
     if address.startswith(SITE):
         name = address.removeprefix(SITE).strip("/") or "index"
@@ -343,9 +354,10 @@ def test_links_lead_somewhere() -> None:
     """To files that are there, and headings in them; `mkdocs` checks docs/ as well."""
     for page in PAGES:
         text = FENCE.sub("", read(page))
-        for link in map("".join, LINK.findall(text)):
+        for link in ("".join(groups) for groups in LINK.findall(text)):
             address, _, anchor = link.partition("#")
-            if target := find_target(page, address):
+            target = find_target(page, address)
+            if target:
                 assert target.exists(), (page, link)
                 assert not anchor or anchor in anchors(target), (page, link)
         for path in re.findall(r"`(?:python )?((?:benchmarks|tests)/\w+\.\w+)", text):
@@ -358,13 +370,16 @@ def test_every_page_and_public_name_is_listed() -> None:
     docs = ROOT / "docs"
     named = set(re.findall(r"([\w/-]+\.md)", read(ROOT / "mkdocs.yml")))
     assert named == {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")}
-    reference = "".join(map(read, (docs / "api").glob("*.md")))
+
+    reference = "".join(read(page) for page in (docs / "api").glob("*.md"))
     for package in (contextguard_adk, contextguard_adk.testing):
         for name in package.__all__:
             assert f"::: {package.__name__}.{name}\n" in reference
+
     for name in (name for name in vars(strategies) if name[0].isupper()):
         place = rf"(?m)^::: contextguard_adk(\.strategies)?\.{name}$"
         assert re.search(place, reference), name
+
     assert read(ROOT / "README.md").count("\n") <= 150
 
 
@@ -379,8 +394,16 @@ def load_tables() -> Any:
 
 
 MODELS = (
-    *(PluginSettings, Costs, Strategy, Threshold, SlidingWindow, Pipeline),
-    *(MessageWindow, TokenWindow, ToolOutputTruncation, ClearToolResults),
+    PluginSettings,
+    Costs,
+    Strategy,
+    Threshold,
+    SlidingWindow,
+    Pipeline,
+    MessageWindow,
+    TokenWindow,
+    ToolOutputTruncation,
+    ClearToolResults,
     SummaryCompaction,
 )
 
@@ -435,7 +458,8 @@ async def test_the_web_server_loads_runs_in_part(
     from google.adk.cli.fast_api import get_fast_api_app
     from google.adk.cli.service_registry import get_service_registry
 
-    (folder := tmp_path / "agents" / "shelves").mkdir(parents=True)
+    folder = tmp_path / "agents" / "shelves"
+    folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("")
     (folder / "agent.py").write_text(AGENT)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "agents"), *sys.path])

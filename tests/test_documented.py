@@ -117,7 +117,9 @@ async def test_threshold_and_summary_budget_follow_from_the_window(
         await seed(chat, user("word"), message, state=EXACT)
         await chat.say("word")
         assert llm.summaries == (tokens == threshold_tokens)
+
     [asked] = summary_requests(llm)
+
     assert asked.config.max_output_tokens == budget_tokens
     assert f"at most {budget_tokens * 3 // 4} words" in asked.system_instruction
     assert llm.requests[-1].prompt_tokens < threshold_tokens
@@ -149,6 +151,7 @@ async def test_estimate_is_the_calibrated_heuristic(name: str) -> None:
     state = {REAL: real_tokens, HEURISTIC: last_tokens}
     await seed(chat, message, model("word"), state=state)
     await chat.say("word")
+
     assert (await chat.state()).get(SUMMARIZED_AT) == estimate
     assert llm.summaries == (estimate is not None)
 
@@ -226,15 +229,17 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
         state={key: todos},
     )
     await chat.say("Restart `web-1`")
+
     [asked] = summary_requests(llm)
     assert (
         "[The todo list as it stands]\n"
         "- [in_progress] Analyze timing gap\n"
         "- [completed] Implement real token counts\n"
     ) in asked.text
+
     sent = llm.requests[-1].contents
     assert [content.role for content in sent] == ["user"]
-    summary, continuation = map(text_of, take_apart(sent))
+    summary, continuation = (text_of(content) for content in take_apart(sent))
     assert summary.startswith("[Previous conversation summary]\nAll pods run.")
     assert summary.endswith("\n[End of summary — conversation continues below]")
     assert continuation.startswith(
@@ -244,5 +249,6 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
         "asking the user to repeat anything."
     )
     assert continuation.endswith("]")
+
     assert (await chat.state())[SUMMARY] == "All pods run."
     assert llm.requests[-1].prompt_tokens < 500

@@ -124,11 +124,14 @@ async def test_a_result_of_another_kind_than_the_talk_is_not_refused(
     while llm.requests[-1].prompt_tokens < 0.72 * WINDOW:
         assert not llm.summaries
         await chat.say(talk * 20)
+
     await chat.say("Fetch.")
     await chat.say("Well?")
     assert not llm.rejections
+
     asked, fetched, later = records[-3:]
     assert asked.estimated_tokens == pytest.approx(asked.real_tokens, rel=0.1)
+
     for record in (fetched, later):
         assert record.estimated_tokens > 0.9 * (record.real_tokens or 0)
 
@@ -142,12 +145,14 @@ async def test_the_window_is_used_whatever_the_script(
     """The first compaction comes when the threshold is near in real tokens."""
     text = SENTENCES[script] * instruction
     assert not text or text_bytes(text) / 4 > 0.8 * WINDOW
+
     chat, llm = open_chat(instruction=text or "You help.")
     for sentences in (12, large, large):
         await chat.say(SENTENCES[script] * sentences)
     while not llm.summaries:
         assert len(llm.requests) < 20
         await chat.say(SENTENCES[script] * 12)
+
     largest = max(request.prompt_tokens for request in agent_requests(llm))
     assert 0.72 * WINDOW < largest < 0.81 * WINDOW
     assert not llm.rejections

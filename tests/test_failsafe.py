@@ -61,6 +61,7 @@ async def test_a_wrong_file_guards_every_agent_with_the_defaults(
     await seed(chat, user("The task."), model(words(5_000)))
     assert answer_text(await chat.say("Go on.")).startswith("Acknowledged")
     assert is_compacted(llm.requests[-1])
+
     [line] = lines(caplog, logging.ERROR)
     said = (
         "observ = True: unknown key. Did you mean 'observe'? Known here:… Every agent "
@@ -113,6 +114,7 @@ async def test_the_environment_names_a_file(
     from_file = ContextGuardPlugin.from_file(good)
     assert not caplog.records
     wrong_file.write_text("observe = true\n[default]\nmax_tokens = 9000", "utf-8")
+
     root = named("a")
     of_file = "Observing app 'app': a: Threshold, window 9,000 …"
     for plugin, said in (
@@ -188,7 +190,9 @@ async def test_a_window_that_is_wrong_is_one_warning(caplog: Log) -> None:
         chat = Chat(LlmAgent(name="agent", model=llm), [guard])
         await seed(chat, user("The task."), model(words(8_200)))
         assert await chat.say("Go on.")
+
     assert llm.rejections == 2
+
     warnings = [each for each in lines(caplog, logging.WARNING) if "provider" in each]
     assert warnings == [
         "Agent 'agent', model 'wrong': the context window is 8,000 tokens, as the "

@@ -122,6 +122,7 @@ def repair(request: LlmRequest) -> None:
         ]
         role = "model" if getattr(content, "role", "") == "model" else "user"
         contents += [types.Content(role=role, parts=parts)] if parts else []
+
     request.contents = contents
 
 
@@ -176,12 +177,14 @@ async def test_broken_state_costs_no_turn(
     with monkeypatch.context() as patch:
         break_state(patch, **broken)
         await session.work()
+
     await session.work(1)
     agent = session.chat.app.root_agent
     sessions = session.chat.sessions
     plugin = ContextGuardPlugin(default=STRATEGIES[0])
     session.chat = Chat(agent, [plugin], session_service=sessions)
     await session.work(1)
+
     assert (await session.chat.state()).get(SUMMARY)
     assert SUMMARY_BEGIN in session.llm.requests[-1].text
 
@@ -293,10 +296,12 @@ async def test_odd_inputs_cost_no_turn(
         script=[*searching(2, **given.get("args", {})), "Answer 2."],
         summary_replies=given.get("summary_replies"),
     )
+
     await session.chat.set_state({"todos": given.get("todos")})
     await session.work(1)
     await session.work(1, given.get("message", "And?"))
     await session.work(1)
+
     assert session.llm.summaries
     assert "Question 2?" in session.llm.requests[-1].text
     assert "The guard failed" not in caplog.text
@@ -322,6 +327,7 @@ async def test_broken_strategy_costs_no_turn(caplog: pytest.LogCaptureFixture) -
     await session.work()
     state = await session.chat.state()
     assert state[REAL] == session.llm.requests[0].prompt_tokens
+
     failures = [r for r in caplog.records if "The guard failed" in r.getMessage()]
     assert [r.levelno for r in failures] == [logging.ERROR] * 3
     assert "'agent'" in failures[0].getMessage()
@@ -344,6 +350,7 @@ async def test_where_nothing_helps_the_request_goes_out_as_it_came(
         script=["Well."],
     )
     break_state(monkeypatch, reads="." if observe else "")
+
     assert answer_text(await session.chat.say(FINDING)) == "Well."
     assert session.llm.requests[0].contents == [user(FINDING)]
     assert "The guard failed" in caplog.text
@@ -408,9 +415,11 @@ async def test_nothing_that_was_said_is_logged(
         script=[work, answer, work, answer, *work, *REFUSALS, answer],
         summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
+
     settings = {"default": Threshold(context_window=3_000), **TROUBLES[trouble]}
     agent = guarded_agent(llm, [queued_tool("search", [f"{SECRET} {FILLER * 50}"])])
     chat = Chat(agent, [ContextGuardPlugin(**settings)], is_streaming=is_state_broken)
+
     state: dict[str, Any] = {}
     if is_state_broken:  # Also by what others have put there.
         break_state(monkeypatch, writes="^__context_guard_summary")
@@ -418,11 +427,14 @@ async def test_nothing_that_was_said_is_logged(
         names = ("summary", "record", "summarized_at", "real_tokens", "last_heuristic")
         keys = (f"__context_guard_{name}_agent" for name in names)
         state = dict(zip(keys, odd_values, strict=True))
+
     for turn in range(3):
         with suppress(ContextOverflowError, RuntimeError):
             await chat.say(f"{SECRET} question {turn}?", state)
+
     records = [r for r in caplog.records if r.name.startswith("contextguard_adk")]
-    logged = "\n".join(map(logging.Formatter().format, records))
+    formatter = logging.Formatter()
+    logged = "\n".join(formatter.format(record) for record in records)
     assert SECRET not in logged
     assert FILLER.strip() not in logged
     assert logged or (trouble == "none" and not is_state_broken)

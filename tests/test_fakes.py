@@ -151,7 +151,8 @@ async def test_a_history_that_was_changed_is_refused(serve: Serve, key: str) -> 
     change, rule, *places = CHANGES[key]
     fake = await played(key.partition(":")[0], serve)
     last = fake.exchanges[-1]
-    change(body := copy.deepcopy(last.body))
+    body = copy.deepcopy(last.body)
+    change(body)
 
     status, _ = fake.receive(last.path, body)
 

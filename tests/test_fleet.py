@@ -123,6 +123,7 @@ async def test_the_report_of_all_sessions_is_a_page(
     """With the table that is printed; what sessions are called is escaped."""
     path = tmp_path / "sessions.db"
     page = tmp_path / "page.html"
+
     service = SqliteSessionService(str(path))
     for user in ("ann", "<b>"):
         session = await service.create_session(app_name="app", user_id=user)
@@ -130,6 +131,7 @@ async def test_the_report_of_all_sessions_is_a_page(
             await service.append_event(session, event)
     for app in ("app", "other"):
         await service.create_session(app_name=app, user_id=f"idle-{app}")
+
     options = [str(path), "--all-sessions", "--output", str(page), "--app", "app"]
     printed = await run("report", *options, capsys=capsys)
     [line] = [line for line in printed.splitlines() if line.startswith("app  agent_1")]
@@ -137,6 +139,7 @@ async def test_the_report_of_all_sessions_is_a_page(
     assert "user idle-app" in printed
     assert "idle-other" not in printed
     assert "no model response with a recorded prompt token count" in printed
+
     html = page.read_text("utf-8")
     assert "<td>&lt;b&gt;</td>" in html
     assert "<td>ann</td>" in html

@@ -72,6 +72,7 @@ async def test_a_request_that_is_cached_in_part_is_sent_again_whole(
     player = play_cached(fake, serve)
     await play_refusal(player, words)
     check_played(player, compactions=int(words == TOO_LONG), refusals=1)
+
     refused = next(each for each in fake.of_agent if each.refused)
     again = fake.of_agent[fake.of_agent.index(refused) + 1].body
     cache = fake.caches[refused.body["cachedContent"]]
@@ -79,6 +80,7 @@ async def test_a_request_that_is_cached_in_part_is_sent_again_whole(
     assert again["systemInstruction"] == cache["systemInstruction"]
     names = {each.__name__ for each in TOOLS} | {"recall_history"}
     assert declared(again) == declared(cache) == names
+
     before = fake.contents_of(refused.body)
     if words == TOO_LONG:
         text = json.dumps(again["contents"])
@@ -167,5 +169,6 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
     parts = [part for each in again.body["contents"] for part in each["parts"]]
     signed = [part["thoughtSignature"] for part in parts if "functionCall" in part]
     assert refused.refused
+
     dummy = base64.b64encode(b"skip_thought_signature_validator").decode()
     assert signed == [dummy] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -51,6 +51,11 @@ IMAGE = types.Part(inline_data=types.Blob(mime_type="image/png", data=b"\x89PNG"
 TWENTY: dict[str, Any] = {"context_window": 20_000, "token_ratio": 1.0}
 
 
+def ids_of(requests: Iterable[Iterable[types.Content]]) -> list[list[int]]:
+    """Which objects the contents of each request are."""
+    return [[id(content) for content in contents] for contents in requests]
+
+
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     """The same list with the same contents is sent; two numbers and a line for people
@@ -64,9 +69,9 @@ async def test_small_requests_leave_as_they_came(is_streaming: bool) -> None:
     chat = Chat(agent, [before, guard, after], is_streaming=is_streaming)
     answers = [answer_text(await chat.say(text)) for text in ("Look!", "Thanks.")]
     assert answers == ["Found.", "Bye."]
-    ids = [[list(map(id, c)) for c in tap.contents] for tap in (before, after)]
-    assert ids[0] == ids[1]
+    assert ids_of(before.contents) == ids_of(after.contents)
     assert [id(c) for c in before.lists] == [id(c) for c in after.lists]
+
     shown = {f"context_guard:{name}:agent" for name in ("compacted", "usage")}
     state = await chat.state()
     assert set(state) == {REAL, HEURISTIC, *shown}
@@ -81,6 +86,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
     tools = [queued_tool("look", [])]
     successor = guarded_chat(llm, chat={"session_service": chat.sessions}, tools=tools)
     await successor.say("Thanks.")
+
     first, *later = agent_requests(llm)
     [head] = first.contents
     assert len(head.parts or ()) == 1
@@ -88,6 +94,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
         SUMMARY_BEGINS,
         "[System: The conversation was co",
     ]
+
     for request in later:
         assert request.contents[0] == head
         assert "ORIGINAL" not in request.text
@@ -107,6 +114,7 @@ async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     await chat.say("Go on.")
     await chat.say("Go on.")
     kinds = [request.is_summary for request in llm.requests]
+
     assert kinds == [False, True, False, False, True, False]
     assert 3_200 <= llm.requests[3].prompt_tokens < 3_880
 
@@ -119,6 +127,7 @@ async def test_overfull_requests_do_not_wait() -> None:
     tools = [queued_tool("look", [words(3_700)])]
     strategy = Threshold(context_window=WINDOW, preview_tokens=None)
     chat = await long_chat(llm, 2_500, strategy=strategy, tools=tools)
+
     assert answer_text(await chat.events()) == "Done."
     assert llm.rejections == 0
     assert all(request.prompt_tokens < 3_200 for request in agent_requests(llm))
@@ -154,6 +163,7 @@ async def test_images_of_the_live_message_ride_on_the_continuation() -> None:
         continuation = take_apart(request.contents)[1]
         assert "`What is on it?`" in text_of(continuation)
         assert (continuation.parts or [])[1:] == [IMAGE]
+
     assert "[attached image/png, 36 bytes]" in summary_requests(llm)[0].text
 
 
@@ -166,9 +176,11 @@ async def test_repeated_messages_are_not_mistaken_for_covered_ones() -> None:
     await seed(chat, user("The task."), original())
     await chat.say("yes")
     assert llm.summaries == 1
+
     for answer in ("Four.", "Five."):
         assert answer_text(await chat.say("yes")) == answer
         assert text_of(llm.requests[-1].contents[-1]) == "yes"
+
     texts = [text_of(content) for content in llm.requests[-1].contents[1:]]
     assert texts == ["Three.", "yes", "Four.", "yes"]
 
@@ -207,6 +219,7 @@ async def test_an_edited_payload_is_no_longer_what_the_summary_covers() -> None:
         assert is_compacted(llm.requests[-1])
         parts = [p for c in llm.requests[-1].contents for p in c.parts or ()]
         assert any(part.function_response for part in parts) is is_edited
+
     assert llm.violations == 0
 
 
@@ -257,7 +270,7 @@ async def test_the_newest_messages_stay_beside_a_summary() -> None:
         await chat.say("Change the second one.")
         contents = take_apart(llm.requests[-1].contents)
         assert text_of(contents[0]).startswith(SUMMARY_BEGINS)
-        texts = [*map(text_of, contents[1:])]
+        texts = [text_of(content) for content in contents[1:]]
         kept = [words(50), "Offer three.", offered, "Change the second one."]
         assert (texts == kept) is is_kept
         assert (len(texts) == 1) is not is_kept

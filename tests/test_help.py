@@ -14,13 +14,15 @@ from contextguard_adk import strategies
 from contextguard_adk.config import PluginSettings
 
 MODELS: list[type[BaseModel]] = [
-    *(PluginSettings, cg.Costs, cg.Threshold, cg.SlidingWindow, cg.Pipeline),
-    *(
-        strategies.MessageWindow,
-        strategies.TokenWindow,
-        strategies.ToolOutputTruncation,
-        strategies.SummaryCompaction,
-    ),
+    PluginSettings,
+    cg.Costs,
+    cg.Threshold,
+    cg.SlidingWindow,
+    cg.Pipeline,
+    strategies.MessageWindow,
+    strategies.TokenWindow,
+    strategies.ToolOutputTruncation,
+    strategies.SummaryCompaction,
 ]
 
 

@@ -80,7 +80,8 @@ def looking(*first: Reply) -> Callable[[LlmRequest], Reply]:
     steps = itertools.count()
 
     def script(request: LlmRequest) -> Reply:
-        if (reply := next(begins, None)) is not None:
+        reply = next(begins, None)
+        if reply is not None:
             return reply
         *_, part = request.contents[-1].parts or []
         is_answer = part.function_response is not None
@@ -149,11 +150,13 @@ async def play_strategy(
     chat = open_chat(llm, strategy, compactions)
     # Results can be cleared, and not what a user writes.
     message = words(1_000) if name == "clearing" else LONG_MESSAGE
+
     turns = 0
     while len(compactions) < 3:
         turns += 1
         assert turns < 20
         assert answer_text(await chat.say(f"Turn {turns}. {message}")) == "Done."
+
     assert len(compactions) <= turns + 1
     assert (llm.summaries < len(compactions)) is (name in WITHOUT_SUMMARY)
     assert any(each.was_ahead for each in compactions) is bool(strategy.ahead)
@@ -181,7 +184,11 @@ async def test_without_the_setting_it_is_a_preview() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("threshold", "sliding window", "pipeline", "truncation", "clearing"),
+        "threshold",
+        "sliding window",
+        "pipeline",
+        "truncation",
+        "clearing",
         *slow("ahead", "trigger", "late truncation", "own"),
     ],
 )
@@ -205,7 +212,12 @@ async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("threshold", "sliding window", "pipeline", "truncation", "clearing", "own"),
+        "threshold",
+        "sliding window",
+        "pipeline",
+        "truncation",
+        "clearing",
+        "own",
         *slow("ahead", "trigger", "late truncation"),
     ],
 )
@@ -254,6 +266,7 @@ async def test_the_share_is_a_tenth_of_the_window(
         shown = results_of(llm.requests[-1], "get_rule")
         names = [each["result"].split()[0].removeprefix("rule-") for each in shown]
         assert names == (expected if compactions else ["1", "2", "3"])
+
     assert [len(each["result"]) for each in shown] == [4 * tokens] * len(expected)
 
 
@@ -280,6 +293,7 @@ async def test_a_large_result_beside_it_takes_the_room_of_its_preview() -> None:
     chat = open_chat(llm, strategy, compactions)
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_rule") == [{"result": get_rule(7, 200)}]
+
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert len(shown["result"]) < len(POLICY)
 
@@ -295,6 +309,7 @@ async def test_they_stay_whole_where_new_results_are_shortened() -> None:
     request = llm.requests[-1]
     assert len(compactions) == 1
     assert results_of(request, "get_policy") == [{"result": POLICY}]
+
     shown = results_of(request, "look_up")
     assert len(shown) == 12
     assert all(len(each["result"]) < 2_000 for each in shown)
@@ -309,6 +324,7 @@ async def test_a_new_result_that_could_not_be_sent_is_shortened() -> None:
     )
     chat = open_chat(llm, strategy)
     assert answer_text(await chat.say(f"Go. {words(500)}")) == "Done."
+
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
     assert 100 < len(shown["result"]) < len(POLICY) * 3
     assert llm.rejections == llm.violations == 0
@@ -323,6 +339,7 @@ async def test_the_newest_stay(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(12):
         assert answer_text(await chat.say(f"Again. {words(2_000)}")) == "Done."
     shown = [results_of(each, "get_policy") for each in agent_requests(llm)[1:]]
+
     assert all({"result": POLICY} in each for each in shown)
     assert len(shown[-1]) == 1
     assert 1 < len(compactions) < 5
@@ -342,6 +359,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
     _, first, *_, last = agent_requests(llm)
     (shown,) = results_of(first, "get_long_policy")
+
     assert len(shown["result"]) < len(POLICY)
     assert results_of(last, "get_long_policy") == []
     assert caplog.text.count("`keep_tools` take more than a tenth") == 1
@@ -356,6 +374,7 @@ async def test_they_stay_after_a_rejection() -> None:
     for _ in range(4):
         await chat.say(f"Turn. {LONG_MESSAGE}")
     llm.context_window = WINDOW
+
     assert answer_text(await chat.say("Go on.")) == "Done."
     assert llm.rejections
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
@@ -394,6 +413,7 @@ async def test_a_failed_summary_leaves_them() -> None:
     while len(compactions) < 3:
         assert len(llm.requests) < 60
         await chat.say(f"Turn. {LONG_MESSAGE}")
+
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
     assert llm.rejections == llm.violations == 0
 
@@ -409,6 +429,7 @@ async def test_a_setting_that_comes_later_brings_back_what_no_model_summarized()
     while not compactions:
         await chat.say(f"Turn. {LONG_MESSAGE}")
     assert results_of(llm.requests[-1], "get_policy") == []
+
     later = open_chat(
         llm, STRATEGIES["threshold"], compactions, session_service=chat.sessions
     )
@@ -474,7 +495,9 @@ async def fill(
 def cleared_at_first(llm: SimulatedLlm) -> list[dict[str, Any]]:
     """The results in the first request in which some are cleared."""
     shown = (results_of(request, "look_up") for request in llm.requests)
-    return next(results for results in shown if any(map(is_cleared, results)))
+    return next(
+        results for results in shown if any(is_cleared(result) for result in results)
+    )
 
 
 async def test_older_results_give_way_to_a_line() -> None:
@@ -483,12 +506,15 @@ async def test_older_results_give_way_to_a_line() -> None:
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
     await fill(llm, chat, compactions, 1)
+
     results = cleared_at_first(llm)
     assert llm.summaries == 0
-    assert [*map(is_cleared, results)] == [True] * (len(results) - 3) + [False] * 3
+    cleared = [is_cleared(result) for result in results]
+    assert cleared == [True] * (len(results) - 3) + [False] * 3
     assert all(each["recall_item"] for each in results[:-3])
     assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])
+
     calls = [
         part.function_call.args
         for content in llm.requests[-1].contents
@@ -496,10 +522,11 @@ async def test_older_results_give_way_to_a_line() -> None:
         if part.function_call
     ]
     assert len(calls) == len(results_of(llm.requests[-1], "look_up"))
+
     await fill(llm, chat, compactions, 2)
     later = results_of(llm.requests[-1], "look_up")
     assert llm.summaries == 0
-    assert sum(map(is_cleared, later)) > len(results) - 3
+    assert sum(is_cleared(result) for result in later) > len(results) - 3
     assert later[: len(results) - 3] == results[:-3]
     assert llm.rejections == llm.violations == 0
 
@@ -515,6 +542,7 @@ async def test_a_cleared_result_is_read_back() -> None:
     llm.script = lambda _: replies.pop(0)
     await chat.say("What stood there?")
     (read,) = results_of(llm.requests[-1], "recall_history")
+
     assert "row-0 notebooks" in str(read)
 
 
@@ -541,7 +569,8 @@ async def test_results_of_excluded_tools_stay() -> None:
     await chat.say("What is the policy?")
     await fill(llm, chat, compactions, 1)
     assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
-    *older, newest = map(is_cleared, cleared_at_first(llm))
+
+    *older, newest = (is_cleared(result) for result in cleared_at_first(llm))
     assert all(older)
     assert not newest
 
@@ -568,6 +597,7 @@ async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
     first, *_ = results_of(llm.requests[-1], "look_up")
     assert is_cleared(first)
     assert first["recall_item"] != "x"
+
     size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":")))
     sizes = [int(w) for w in str(first).replace(",", "").split() if w.isdecimal()]
     assert any(0.5 * size <= each <= 1.5 * size for each in sizes)
@@ -591,7 +621,7 @@ async def test_it_goes_on_in_another_process(
         said = await chat.say(f"Turn {turn}. {words(300)}")
         assert answer_text(said) == "Done."
         results = results_of(llm.requests[-1], "look_up")
-        counts.append(sum(map(is_cleared, results)))
+        counts.append(sum(is_cleared(result) for result in results))
         await sessions.db_engine.dispose()
         assert llm.summaries == 0
     assert counts == sorted(counts)
@@ -630,5 +660,6 @@ async def test_crafted_state_is_harmless(truncation: Any) -> None:
     await chat.set_state({key: json.dumps(record)})
     await play(llm, chat, compactions, 2)
     await fill(llm, chat, compactions, 3)
-    assert any(map(is_cleared, results_of(llm.requests[-1], "look_up")))
+
+    assert any(is_cleared(result) for result in results_of(llm.requests[-1], "look_up"))
     assert llm.rejections == llm.violations == 0

@@ -88,6 +88,7 @@ async def test_nothing_stays_of_a_run_that_planned_a_summary(has_recall: bool) -
     await seed(talk.chat, user("Do it."), model(words(4_500, SAID)))
     await talk.break_off()
     assert talk.llm.summaries == has_recall
+
     declared = talk.llm.requests[-1].config.model_dump_json()
     assert ("recall_history" in declared) is has_recall
     assert not holds(talk.plugin, SAID)
@@ -104,10 +105,12 @@ async def test_only_the_paid_summary_stays_of_a_run_that_was_broken_off(
     talk = Talk()
     await seed(talk.chat, user("Do it."), model(words(2_500, SAID)), state=DEMAND)
     await talk.break_off(is_cancelled=way != "failed")
+
     assert not holds(talk.plugin, SAID)
     # The event that tells of a failure may have brought it to the session.
     is_stored = bool((await talk.chat.state()).get(SUMMARY))
     assert holds(talk.plugin, SUMMED_UP) is not is_stored
+
     if way == "deleted":
         clock = time.monotonic
         talk.chat.session_id = "another"
@@ -120,4 +123,5 @@ async def test_only_the_paid_summary_stays_of_a_run_that_was_broken_off(
         assert talk.llm.summaries == 1
         assert SUMMED_UP in talk.llm.requests[-1].text
         assert not holds(talk.plugin, SAID)
+
     assert not holds(talk.plugin, SUMMED_UP)

@@ -107,12 +107,15 @@ async def test_a_refusal_in_bytes_leaves_out_the_oldest_images() -> None:
     for number in range(8):
         events = await chat.say(image(number, 3_000))
         assert answer_text(events) == f"Acknowledged: Image {number}."
+
     assert (llm.refusals, llm.summaries) == (1, 0)
     assert {call.window_tokens for call in calls} == {1_000_000}
     assert not await learned(chat)
+
     last = llm.requests[-1]
     assert "[attached image/png '0.png', 3000 bytes]" in last.text
     assert last.contents[-1] == image(7, 3_000)
+
     begins = [request.contents[:6] for request in llm.requests[-2:]]
     assert begins[0] == begins[1]
 
@@ -129,8 +132,10 @@ async def test_images_of_tool_results_are_left_out() -> None:
     for number, refusals in ((1, 0), (2, 1)):
         await chat.say(image(number, 9_999))
         assert llm.refusals == refusals
+
     [part] = llm.requests[-1].contents[2].parts or []
     named = {"attachments_left_out": ["[attached image/png, 9000 bytes]"]}
+
     assert part.function_response
     assert part.function_response.response == {**result, **named}
 
@@ -163,6 +168,7 @@ async def test_a_limit_that_an_error_quotes_teaches_nothing(said: str) -> None:
     chat = open_chat(llm, f"The {QUOTED}. " * 40, guard={"on_call": calls.append})
     assert answer_text(await chat.say("Look it up. " * 900)) == "Resent."
     assert answer_text(await chat.say("And now?")) == "Yes."
+
     if "prompt is too long" not in said:
         assert calls[-1].window_tokens == CONFIGURED_TOKENS
     assert calls[-1].window_tokens > 1_000
@@ -186,6 +192,7 @@ async def test_other_error_in_the_resend_is_the_answer(
     llm = make_llm([call_part("search"), overflow(3_000), error, "Better."])
     chat = open_chat(llm, is_streaming=True)
     *_, last = await chat.say("Question 0?")
+
     assert (last.error_code, last.error_message) == ("RuntimeError", str(error))
     assert llm.calls - llm.summaries == 3
     assert "RuntimeError" in caplog.text

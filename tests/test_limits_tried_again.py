@@ -30,8 +30,10 @@ WINDOW = 32_000
 SMALL = 4_000
 RECORD = KEY.format("record")
 STRATEGIES = [Threshold, *slow(SlidingWindow, Pipeline)]
-NAMED = "This model's maximum context length is {limit} tokens. However, your "
-NAMED += "messages resulted in {sent} tokens."
+NAMED = (
+    "This model's maximum context length is {limit} tokens. However, your "
+    "messages resulted in {sent} tokens."
+)
 UNNAMED = "prompt too long; exceeded max context length"
 
 
@@ -96,8 +98,10 @@ async def test_a_contradicted_limit_is_tried_again(said: str, kind: Any) -> None
     llm.is_degraded = False
     assert calls[-1].is_recovered
     assert calls[-1].window_tokens < WINDOW
+
     await talk(chat, 30)
     assert calls[-1].window_tokens == WINDOW
+
     learned = json.loads((await chat.state())[RECORD])["learned"]
     assert "window_tokens" not in learned["simulated"]
 
@@ -114,8 +118,10 @@ async def test_a_backup_that_stays_costs_a_refusal_in_twenty_calls(backup: str) 
     believed = llm.refused
     # A summary may be refused as well, until the limit is believed.
     assert 1 <= believed <= 4
+
     await talk(chat, 25)
     assert believed < llm.refused <= believed + 2
+
     llm.is_degraded = False
     await talk(chat, 24)
     assert calls[-1].window_tokens == WINDOW
@@ -139,6 +145,7 @@ async def test_the_limit_of_another_model_is_tried_again(
     await talk(chat, 8)
     assert llm.refused == 1
     assert calls[-1].window_tokens == SMALL
+
     llm.is_degraded = False
     await talk(chat, 26)
     assert (calls[-1].window_tokens == SMALL) is is_trusted
@@ -216,9 +223,11 @@ async def test_limits_that_only_state_names_cost_twenty_calls(
     await talk(chat, 30, 200)
     assert sum(call.compaction is not None for call in calls) <= 2
     assert llm.rejections == 0
+
     for call in calls[22:]:
         assert call.window_tokens == WINDOW
         assert call.estimated_tokens < 3 * llm.largest_request_tokens
+
     assert llm.requests[-1].config.max_output_tokens is None
 
 
@@ -228,10 +237,12 @@ async def test_nothing_in_state_narrows_what_a_provider_has_shown() -> None:
     chat, calls = open_chat(llm)
     await talk(chat, 8)
     assert llm.rejections == 1
+
     for window_tokens in (1_000, 2**50):
         await plant(chat, window_tokens=window_tokens)
         await talk(chat, 8)
         assert calls[-1].window_tokens == SMALL
+
     assert llm.rejections == 1
 
 

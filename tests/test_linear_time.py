@@ -230,15 +230,39 @@ def test_patterns_take_linear_time(module: str) -> None:
                     slow.append((pattern.pattern, method, unit, growth))
             if slow:
                 break
+
     assert not slow
 
 
 COUNT = token_counter(None)
 LOOP_UNITS = (
-    *("---\n", "| --- | --- |\n", "\n \n", "   ", "\u2028", "a", "a_", "[", "`", "\\"),
-    *("1", "1 ", "1,111", "none\n", "a: ", 'key="', "://", "a/", "中。", "한글"),
-    *("deadbeef", "Do a1 now. ", "[System: ", "\n[Previous conversation summary]"),
-    *("maximum context length is 999 ", "-latest", "4111 1111 1111 1111\n"),
+    "---\n",
+    "| --- | --- |\n",
+    "\n \n",
+    "   ",
+    "\u2028",
+    "a",
+    "a_",
+    "[",
+    "`",
+    "\\",
+    "1",
+    "1 ",
+    "1,111",
+    "none\n",
+    "a: ",
+    'key="',
+    "://",
+    "a/",
+    "中。",
+    "한글",
+    "deadbeef",
+    "Do a1 now. ",
+    "[System: ",
+    "\n[Previous conversation summary]",
+    "maximum context length is 999 ",
+    "-latest",
+    "4111 1111 1111 1111\n",
 )
 
 
@@ -284,7 +308,11 @@ def read_state(text: str) -> None:
 
 def shorten_transcript(text: str) -> None:
     """Writes a transcript, and shortens it."""
-    contents = [user(text), *map(user, split(text)), response("read", text)]
+    contents = [
+        user(text),
+        *(user(line) for line in split(text)),
+        response("read", text),
+    ]
     fit_entries(render_entries(contents, range(len(contents))), 2_000, COUNT)
 
 

@@ -88,9 +88,11 @@ async def test_listeners_that_never_return_end_no_turn(
     await talk(chat_with(**dict.fromkeys(KINDS, listener)), turns=3)
     told = [type(record).__name__ for record in made.told]
     assert sorted(told) == sorted(KINDS.values())
+
     said = [r for r in caplog.records if "takes longer than" in r.getMessage()]
     assert {r.levelno for r in said} == {logging.WARNING}
     assert len(said) == len(KINDS)
+
     for name in told:
         assert sum(name in r.getMessage() for r in said) == 1
     assert not [r for r in said if "Question" in r.getMessage()]
@@ -104,6 +106,7 @@ async def test_a_late_call_ends_and_the_listener_is_called_again(
     chat = chat_with(on_call=listener)
     await talk(chat, turns=2)
     assert (len(made.told), made.ended) == (1, 0)
+
     made.may_end.set()
     await until(lambda: made.ended == 1)
     await asyncio.sleep(0.05)
@@ -201,6 +204,7 @@ async def test_whatever_can_be_awaited_runs_on_the_event_loop() -> None:
     ]
     for form in forms:
         await talk(chat_with(on_call=form), turns=1)
+
     assert listen.threads == [threading.get_ident()] * len(forms)
 
 

@@ -12,6 +12,7 @@ from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
+from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._providers.media import (
     ROWS,
     Place,
@@ -19,7 +20,6 @@ from contextguard_adk._providers.media import (
     refuses_media,
     takes_media,
 )
-from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk.testing import SimulatedLlm
 from tests.fake_gemini import FakeGemini
 from tests.files import files_of, holds, in_result, inline, linked
@@ -172,12 +172,14 @@ def test_rows_of_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, row in names.items():
         assert name_media_clients(lite, name) == (row,)
+
     for variable in ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE"):
         monkeypatch.delenv(variable, raising=False)
     own = type("Own", (Gemini,), {})(model="gemini-2.5-flash")
     assert name_media_clients(own, own.model) == ("Gemini",)
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "TRUE")
     assert name_media_clients(own, own.model) == ("Gemini on Vertex AI",)
+
     assert name_media_clients(SimulatedLlm(), "claude-opus-4-1") == ("",)
     assert name_media_clients(None, "") == ("",)
 
@@ -218,13 +220,15 @@ async def test_what_is_moved_can_be_sent(row: str) -> None:
 @pytest.mark.parametrize("row", ["Gemini", "Gemma"])
 async def test_what_gemini_takes_is_sent(serve: Serve, row: str) -> None:
     """Each file of its row is in the request."""
-    address = serve(fake := FakeGemini())
+    fake = FakeGemini()
+    address = serve(fake)
     llm = (Gemma if row == "Gemma" else Gemini)(model=MODELS[row], base_url=address)
     taken = [file for file in FILES.values() if takes_media(row, "user", file)]
     request = LlmRequest(model=llm.model, contents=[content_in("user", *taken)])
     async for _ in llm.generate_content_async(request):
         pass
     assert len(taken) >= 1
+
     body = fake.exchanges[-1].body
     assert [file for file in taken if not holds(body, file)] == []
 

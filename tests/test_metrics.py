@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import re
@@ -76,6 +77,7 @@ async def test_compactions_are_counted(meters: Meters) -> None:
     assert len(records) >= 2
     of_tokens = {**ABOUT, "context_guard.reason": "tokens"}
     assert meters.points(OWN + "compactions") == [(of_tokens, len(records))]
+
     sizes: dict[str, list[Any]] = {
         "tokens_before": [record.tokens_before for record in records],
         "tokens_after": [record.tokens_after for record in records],
@@ -85,9 +87,11 @@ async def test_compactions_are_counted(meters: Meters) -> None:
         [(said, (count, total))] = meters.points(f"{OWN}compaction.{name}")
         assert (said, count) == (of_tokens, len(records))
         assert total == pytest.approx(sum(figures)) != 0
+
     [(said, cost)] = meters.points(OWN + "summary.cost")
     assert said == ABOUT
     assert cost == pytest.approx(sum(record.cost or 0 for record in records)) != 0
+
     used = meters.points("gen_ai.client.token.usage")
     for (said, (count, total)), kind in zip(used, ("input", "output"), strict=True):
         names = {"gen_ai.operation.name": "summarize", "gen_ai.token.type": kind}
@@ -95,6 +99,7 @@ async def test_compactions_are_counted(meters: Meters) -> None:
         usages = [vars(record.usage) for record in records]
         name = {"input": "prompt_tokens", "output": "output_tokens"}[kind]
         assert total == sum(usage[name] for usage in usages) > 0
+
     [(said, (count, total))] = meters.points(OWN + "window.usage")
     assert (said, count) == (ABOUT, len(recorded.calls))
     assert total == pytest.approx(sum(call.pressure for call in recorded.calls))
@@ -126,6 +131,7 @@ async def test_labels_stay_apart_from_those_of_adk(meters: Meters) -> None:
     ]
     ours = [line for line in lines if 'gen_ai_operation_name="summarize"' in line]
     assert len(ours) == len(lines) - 1 == 2
+
     for line in ours:
         assert 'gen_ai_agent_name="agent"' in line
         assert 'gen_ai_request_model="simulated"' in line
@@ -207,11 +213,14 @@ async def test_a_failed_summary_is_counted_by_its_kind(
     written = Written(*replies, model="simulated")
     assert not await written.compact()
     assert meters.by(OWN + "summary.failures", "error.type") == {kind: 1}
+
     [span] = [s for s in exporter.get_finished_spans() if "context_guard" in s.name]
     assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == span.attributes["error.type"] == kind
+
     [record] = written.records
     assert (record.failure, record.is_mechanical) == (kind, True)
+
     [line] = [each for each in own_lines(caplog) if "The summarizer of" in each]
     assert record.place in line
     assert "zq-77" not in span.to_json() + line + meters.everything
@@ -327,25 +336,27 @@ async def test_records_spans_and_lines_tell_who_it_was(
     guard = {"before_compaction": planned.append, "warning_threshold": 0.1}
     recorded = Recorded(guard=guard, user_id="jane@example.org")
     await recorded.work(3)
+
     runs = {event.invocation_id for event in recorded.events}
-    told = [
-        *(planned, recorded.calls, recorded.compactions, recorded.pressures),
-    ]
+    told = [planned, recorded.calls, recorded.compactions, recorded.pressures]
     assert all(told)
+
     [user] = {record.user for records in told for record in records}
     assert re.fullmatch("[0-9a-f]{16}", user)
-    for record in (record for records in told for record in records):
-        assert (record.agent, record.app, record.session_id) == (
-            *("agent", "app", "session"),
-        )
+    place = ("agent", "app", "session")
+    for record in itertools.chain.from_iterable(told):
+        assert (record.agent, record.app, record.session_id) == place
         assert record.strategy == "Threshold"
         assert record.invocation_id in runs
+
     [record, *_] = recorded.compactions
-    place = f"app 'app', user '{user}', session 'session', invocation "
-    assert record.place == f"{place}'{record.invocation_id}'"
+    begin_of_place = f"app 'app', user '{user}', session 'session', invocation "
+    assert record.place == f"{begin_of_place}'{record.invocation_id}'"
     lines = own_lines(caplog)
     for begin in ("Compacted agent", "Agent 'agent' is under pressure"):
-        assert any(line.startswith(begin) and place in line for line in lines)
+        found = [line for line in lines if line.startswith(begin)]
+        assert any(begin_of_place in line for line in found)
+
     [span, *_] = [s for s in exporter.get_finished_spans() if "context_gu" in s.name]
     for name in ("app", "user", "session_id", "invocation_id"):
         assert span.attributes[OWN + name] == getattr(record, name)
@@ -362,7 +373,8 @@ async def say_nothing() -> None:
 
 
 ANSWERED_NOTHING = pytest.param(
-    *("The model of agent 'agent' answered nothing", say_nothing),
+    "The model of agent 'agent' answered nothing",
+    say_nothing,
     marks=pytest.mark.skipif(
         EventsCompactionConfig.model_fields["compaction_interval"].is_required(),
         reason="this google-adk does not tell when a run ends",
@@ -522,7 +534,8 @@ async def test_no_text_of_a_conversation_is_told(
     exporter.clear()
     try:
         recorded = Recorded(
-            *(llm, Threshold(context_window=2_000, preview_tokens=None)),
+            llm,
+            Threshold(context_window=2_000, preview_tokens=None),
             finding=finding,
             guard={**guard, "warning_threshold": 0.1},
             user_id=talk.say("user"),
@@ -533,7 +546,10 @@ async def test_no_text_of_a_conversation_is_told(
         logger.setLevel(level)
     kinds = {type(record).__name__ for record in told}
     assert kinds == {
-        *("CallRecord", "CompactionRecord", "PressureRecord", "PlannedCompaction"),
+        "CallRecord",
+        "CompactionRecord",
+        "PressureRecord",
+        "PlannedCompaction",
     }
     spans = [s for s in exporter.get_finished_spans() if "context_guard" in s.name]
     assert spans
@@ -569,9 +585,11 @@ async def test_rules_and_dashboard_name_what_is_exported(meters: Meters) -> None
     await recorded.work(5)
     await RECOVERIES["compaction"]()
     await RECOVERIES["failed"]()
+
     series = meters.series()
     labels = {*re.findall(r'[{,](\w+)="', meters.exposition)}
     shown = dict[str, set[str]]()
+
     for name in ("prometheus-rules.yaml", "grafana-dashboard.json"):
         texts = [*expressions(yaml.safe_load((FILES / name).read_text("utf-8")))]
         named = {each for text in texts for each in NAME.findall(text)}
@@ -579,6 +597,7 @@ async def test_rules_and_dashboard_name_what_is_exported(meters: Meters) -> None
         assert shown[name] <= series
         by = {each for text in texts for each in re.findall(r"by \(([^)]*)\)", text)}
         assert {label for each in by for label in each.split(", ")} <= labels
+
     own = {name for name in series if NAME.fullmatch(name)}
     assert without_ending(own) == without_ending(shown["grafana-dashboard.json"])
     alerted = without_ending(shown["prometheus-rules.yaml"])
@@ -590,8 +609,10 @@ def test_the_rules_have_the_form_that_prometheus_reads() -> None:
     rules = yaml.safe_load((FILES / "prometheus-rules.yaml").read_text("utf-8"))
     [group] = rules.pop("groups")
     assert (rules, {*group}) == ({}, {"name", "rules"})
+
     names = [rule["alert"] for rule in group["rules"]]
     assert len({*names}) == len(names) == 6
+
     for rule in group["rules"]:
         assert {*rule} - {"for"} == {"alert", "expr", "labels", "annotations"}
         assert re.fullmatch(r"\d+[mh]", rule.get("for", "0m"))
@@ -607,8 +628,10 @@ def test_the_dashboard_has_the_form_that_grafana_reads() -> None:
     assert board["uid"]
     assert board["title"]
     assert board["schemaVersion"] >= 36
+
     places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
     assert len({*places}) == len(places) == 8
+
     for panel in board["panels"]:
         assert panel["datasource"]["uid"] == "${datasource}"
         assert panel["targets"]

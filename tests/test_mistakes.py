@@ -118,8 +118,13 @@ MISTAKES: dict[str, str] = {
 NAMES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(ContextGuardPlugin, Costs, Pipeline, SlidingWindow, Threshold),
-        *(SummaryCompaction, TokenWindow),
+        ContextGuardPlugin,
+        Costs,
+        Pipeline,
+        SlidingWindow,
+        Threshold,
+        SummaryCompaction,
+        TokenWindow,
     )
 }
 
@@ -148,6 +153,7 @@ async def test_a_summary_alone_acts_at_the_trigger() -> None:
     chat = Chat(guarded_agent(llm, tools), [ContextGuardPlugin(default=pipeline)])
     for turn in range(8):
         assert answer_text(await chat.say(f"Look at {turn}."))
+
     assert llm.summaries
     assert max(request.prompt_tokens for request in llm.requests) < 10_000
 
@@ -169,12 +175,14 @@ async def test_a_summarizer_without_a_key_is_told(
     for name in [*os.environ]:
         if name.endswith(("_API_KEY", "_TOKEN")) or name.startswith("GOOGLE_CLOUD"):
             monkeypatch.delenv(name)
+
     llm = SimulatedLlm(context_window=4_000)
     guard = Threshold(context_window=4_000, summarizer=model)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=guard)])
     for _ in range(4):
         assert answer_text(await chat.say("And so on. " * 400))
     lines = [line for line in own_lines(caplog) if line.startswith("The summarizer")]
+
     assert f"The summarizer of agent 'agent', '{model}', failed (" in lines[0]
     assert "it has no valid key: set " in lines[0]
     assert variable in lines[0]

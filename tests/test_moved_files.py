@@ -222,6 +222,7 @@ async def test_a_secret_in_a_file_is_redacted() -> None:
     llm.script = [tool_call("recall_history", item=handle_of(file)), "Done."]
     await chat.say("Read it.")
     [answer] = answers_of(llm.requests[-1])
+
     assert "Ada,****" in answer["result"]
 
 
@@ -244,6 +245,7 @@ async def open_announced(client: str) -> tuple[SimulatedLlm, Chat, Any]:
         )
         for kind, file in files.items()
     ]
+
     llm = simulate(client, script=lambda _: "Fine.")
     chat = open_chat(llm)
     await seed(chat, *exported(*files.values()), state=DEMAND)
@@ -262,9 +264,11 @@ async def test_an_old_session_with_files_that_are_refused_goes_on() -> None:
     llm, chat, files = await open_announced("AnthropicLlm")
     assert answer_text(await chat.say("And now?")) == "Fine."
     assert answer_text(await chat.say("And then?")) == "Fine."
+
     first, second = agent_requests(llm)[-2:]
     sent = {kind for kind, file in files.items() if has_file(second, file)}
     assert sent == {"png", "pdf", "plan"}
+
     told = [answer["result"] for answer in answers_of(second)]
     assert sum("It is attached below." in text for text in told) == 3
     assert sum(text.endswith(NOT_SHOWN) for text in told) == 3
@@ -332,6 +336,7 @@ async def test_the_continuation_tells_what_the_class_raises_on(
     await seed(chat, model(words(4_000, "Old.")))
     parts = [types.Part(text="Read these."), *files.values()]
     assert answer_text(await chat.say(types.Content(role="user", parts=parts)))
+
     request = llm.requests[-1]
     assert "The user's current request is: `Read these.`" in request.text
     assert {kind for kind, f in files.items() if has_file(request, f)} == kept

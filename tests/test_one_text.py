@@ -104,6 +104,7 @@ async def test_a_server_that_takes_strings_only_answers_every_turn(
         await player.say(text=f"{number}: " + "and so on with the plan " * 20)
     await player.compact(calls=1)
     check_played(player)
+
     assert not fake.refused
 
 

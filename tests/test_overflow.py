@@ -40,6 +40,7 @@ def read_messages(kind: str) -> dict[str, tuple[str, Overflow]]:
             meaning = Overflow(limit, prompt, output, *flags)
             if row["kind"] == kind:
                 found[row["name"]] = (row["message"], meaning)
+
     return found
 
 
@@ -111,6 +112,7 @@ def wrap(litellm: ModuleType, text: str) -> list[Exception]:
         mapping.exception_type(
             model="m", original_exception=original, custom_llm_provider="openai"
         )
+
     mid_stream = litellm.exceptions.MidStreamFallbackError(
         message="the stream broke off after 128000 tokens",
         model="m",
@@ -128,7 +130,7 @@ def test_overflow_is_read(litellm: ModuleType, case: tuple[str, Overflow]) -> No
     nested = json.dumps({"error": json.dumps({"message": text})})
     for_html = json.dumps(text).replace(">", r"\u003e").replace("'", r"\u0027")
     forms = (text, text.upper(), text.replace(" ", "\n  "), nested, for_html)
-    for error in (*map(Exception, forms), *wrap(litellm, text)):
+    for error in (*(Exception(form) for form in forms), *wrap(litellm, text)):
         assert parse_overflow(error) == expected
 
 
@@ -163,12 +165,15 @@ def test_a_rate_limit_below_the_request_is_read(
         wrapped,
         *wrap(litellm, text),
     ]
+
     for error in errors:
         assert parse_overflow(error) == expected
         assert not is_transient(error)
+
     quoted = [types.UserContent(f"The log says: {text}")]
     quoting = HoldingError(status_code=429, message=f"slow down; input: {text}")
     assert parse_overflow(quoting, quoted) is None
+
     status = StatusError(text)
     status.status_code = 429
     mapping = litellm.litellm_core_utils.exception_mapping_utils
@@ -226,7 +231,10 @@ def test_numbers_must_be_plausible(case: tuple[str, Overflow]) -> None:
 @pytest.mark.parametrize(
     "unit",
     [
-        *("1", "(1 tokens) ", "\\", "İ"),
+        "1",
+        "(1 tokens) ",
+        "\\",
+        "İ",
         "input length 1 exceeds the maximum ",
         "maximum context length is 999 ",
     ],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_folders_import_only_what_stands_above_them() -> None:
     paths = {path: path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
     own = {path: name.removesuffix(".py") for path, name in paths.items()}
     assert {*own.values()} == {*height}, "ORDER names another set of modules"
+
     wrong = [
         (str(path), name)
         for path in paths
@@ -88,7 +90,7 @@ def test_no_modules_import_each_other() -> None:
     names = {path: name_module(path) for path in PACKAGE.rglob("*.py")}
     modules = {*names.values()}
     imports = {
-        name: {each for each in map(nearest(modules), imported_names(path)) if each}
+        name: {nearest(each, modules) for each in imported_names(path)} - {""}
         for path, name in names.items()
     }
     *_, last = TopologicalSorter(imports).static_order()  # Raises for a circle.
@@ -101,15 +103,72 @@ def name_module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def nearest(modules: set[str]) -> Callable[[str], str]:
-    """Finds the module that an imported name is of; "" for those of others."""
+def nearest(name: str, modules: set[str]) -> str:
+    """The module that an imported name is of; "" for those of others."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
 
-    def find(name: str) -> str:
-        while name and name not in modules:
-            name = name.rpartition(".")[0]
-        return name
 
-    return find
+UNIT = re.compile(r"(_sections|_shapes|_listeners|_recall)\.(?![A-Z]+\b)\w+")
+"""A unit: a file in one of these folders, with an entry in one of the folder's tuples.
+Other modules should use these alone, `SECTIONS` for one."""
+
+KNOWN: dict[str, str] = {
+    "_listeners/__init__.py uses _shapes.sealed_thoughts": "seals are also a listener",
+    "_recall/tool.py uses _shapes.recalled_files": "a file is attached to the request",
+}
+"""The places outside its folder that know a unit all the same, and why."""
+
+
+def test_only_its_folder_knows_a_unit() -> None:
+    """To take a unit out, delete its file and its entry: nothing else names it."""
+    section_names = read_section_names()
+    assert len(section_names) >= 3
+    found = set[str]()
+
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).as_posix()
+        if place == "__init__.py":
+            continue  # What users import from units stands there.
+        folder = place.partition("/")[0]
+        found |= {f"{place} uses {unit}" for unit in find_units_used(path, folder)}
+        if folder != "_sections":
+            said = find_strings(path) & section_names
+            found |= {f"{place} says {name!r}" for name in said}
+
+    new = sorted(found - {*KNOWN})
+    assert not new, f"a unit is known elsewhere: {'; '.join(new)}"
+    gone = sorted({*KNOWN} - found)
+    assert not gone, f"to be taken off KNOWN: {'; '.join(gone)}"
+
+
+def read_section_names() -> set[str]:
+    """The names of sections, as in session state, and those of their files."""
+    paths = [*(PACKAGE / "_sections").glob("[!_]*.py")]
+    said = [
+        re.findall(r'^    name = "(.+)"$', path.read_text(), re.M) for path in paths
+    ]
+    return {path.stem for path in paths}.union(*said)
+
+
+def find_units_used(path: Path, own_folder: str) -> Iterator[str]:
+    """The units of other folders that a file imports, or reaches through the folder."""
+    names = [name.removeprefix(f"{PACKAGE.name}.") for name in imported_names(path)]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names.append(f"{node.value.id}.{node.attr}")
+
+    for name in names:
+        found = UNIT.match(name)
+        if found and found[1] != own_folder:
+            yield found[0]
+
+
+def find_strings(path: Path) -> set[object]:
+    """The constants in a file, strings among them."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return {node.value for node in nodes if isinstance(node, ast.Constant)}
 
 
 def test_the_simulated_provider_does_not_know_the_guard() -> None:
@@ -157,6 +216,7 @@ def test_importing_is_cheap_and_offline() -> None:
     ours, names, network = json.loads(report.splitlines()[-1])
     heavy = {"jinja2", "litellm", "matplotlib", "rich", "tiktoken"}
     heavy |= {"openai", "numpy", "pandas"}
+
     assert not heavy & {name.partition(".")[0] for name in names}
     assert "contextguard_adk.testing" not in ours
     assert not {"contextguard_adk._tools", "contextguard_adk.__main__"} & {*names}

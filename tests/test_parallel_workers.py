@@ -32,10 +32,12 @@ async def test_workers_at_once_cost_no_more_summaries(
     `alone` are the summaries of one that works alone."""
     summaries = []
     for count in (1, item_count):
-        (folder := tmp_path / str(count)).mkdir()
+        folder = tmp_path / str(count)
+        folder.mkdir()
         async with own_database(kind, folder) as store, store.open() as sessions:
             llm = await work(count, call_count, words, sessions)
         summaries.append(llm.summaries)
+
     assert summaries[0] == alone
     assert summaries[1] <= 1.2 * item_count * alone
 

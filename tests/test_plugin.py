@@ -97,16 +97,19 @@ async def test_observing_changes_nothing_but_reports(
     await guarded.say("Go on.")
     paid = llm.summaries
     before = await guarded.state()
+
     guard = ContextGuardPlugin(default=SMALL, observe=True)
     chat = Chat(guarded_agent(llm), [guard], session_service=guarded.sessions)
     await chat.set_state(NOW)
     await chat.say("Thanks.")
+
     assert llm.summaries == paid
     assert llm.requests[-1].contents[:2] == HISTORY
     assert len(llm.requests[-1].contents) == 5
     state = await chat.state()
     assert state["context_guard:compact"] is True
     assert state[SUMMARY] == before[SUMMARY]
+
     messages = [r.getMessage() for r in caplog.records]
     [line] = [said for said in messages if "Observing agent" in said]
     assert "'agent'" in line
@@ -159,6 +162,7 @@ async def test_two_guards_work_once(caplog: pytest.LogCaptureFixture) -> None:
         state = await chat.state()
         sent = llm.requests[-1]
         assert state["__context_guard_real_tokens_agent"] == sent.prompt_tokens
+
     assert llm.summaries == 1
     assert sent.text.count(SUMMARY_BEGINS) == 1
     assert caplog.text.count("'one' does the work, 'two' is idle") == 1
@@ -180,6 +184,7 @@ async def test_callbacks_never_raise(caplog: pytest.LogCaptureFixture) -> None:
     request = LlmRequest(model="simulated", contents=[user(words(5_000))])
     await plugin.before_model_callback(callback_context=context, llm_request=request)
     assert request.contents == [user(words(5_000))]
+
     await plugin.after_model_callback(
         callback_context=context, llm_response=LlmResponse(content=model("Fine."))
     )
@@ -251,6 +256,7 @@ async def test_a_state_schema_or_a_setting_has_keys_namespaced(
     await chat.say("Look it up.")
     assert llm.summaries
     assert is_compacted(llm.requests[-1])
+
     forms = (SUMMARY, "context_guard:summary:agent")
     state = await chat.state()
     assert state[forms[is_namespaced]]
@@ -275,6 +281,7 @@ async def test_a_name_that_no_agent_has_is_reported_once(
         assert await chat.say("Hello.")
     warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
     [said] = [r.getMessage() for r in warnings if r.name.startswith("contextguard")]
+
     assert "'clerc'" in said
     assert "Did you mean 'clerk'?" in said
 
@@ -294,7 +301,8 @@ async def test_a_file_that_apps_share_may_name_agents_of_others(
         chat = Chat(looking_agent(big_llm()), [ContextGuardPlugin()])
         assert await chat.say("Hello.")
         warnings = [r for r in caplog.records if r.levelno >= logging.WARNING]
-        said = [text for r in warnings if "`agents`" in (text := r.getMessage())]
+        texts = [record.getMessage() for record in warnings]
+        said = [text for text in texts if "`agents`" in text]
         assert len(said) == is_told
         assert ("'agnet'" in "".join(said)) is is_told
         assert ("Did you mean 'agent'?" in "".join(said)) is is_told

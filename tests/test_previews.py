@@ -142,6 +142,7 @@ async def test_only_what_is_long_is_cut() -> None:
     assert (shown["status"], shown["rows"]) == ("ok", [1, {"a": None}])
     assert shown["log"].startswith(words(100))
     assert "truncated" in shown["log"]
+
     rows = [{"id": number, "name": f"host-{number}"} for number in range(600)]
     shown = await read({"rows": rows})
     assert list(shown) == ["result", "not_shown", HANDLE]
@@ -167,17 +168,20 @@ async def test_a_pipeline_shortens_strings_wherever_they_stand() -> None:
         preserve_last_tool_result=False,
     )
     strategy = Pipeline(context_window=WINDOW, tool_output=truncation)
+
     short = {"rows": [{"id": number} for number in range(100)]}
     tools = [queued_tool("read", [{"in": [STRINGS]}]), queued_tool("look", [short])]
     llm, chat = open_chat("", strategy=strategy, agent={"tools": tools})
     llm.script = [[call("read", step=1), call("look", step=1)], "Read."]
     await chat.say("y" * 50)
+
     said, called, _ = llm.requests[-1].contents
     assert said == user("y" * 50)
     calls = [part.function_call for part in called.parts or ()]
     found = results(llm.requests[-1])
     named = [[(each.name, each.id) for each in side if each] for side in (calls, found)]
     assert named[0] == named[1]
+
     shown, looked = [each.response or {} for each in found]
     assert looked == short
     assert HANDLE in shown
@@ -228,6 +232,7 @@ async def test_what_is_shown_stays_within_the_setting(
         return
     assert (HANDLE in shown) is settings.get("recall", True)
     assert "truncated" in shown["result"]
+
     tokens = count_tokens(
         [types.FunctionResponse(response=shown).model_dump_json()], None
     )
@@ -272,6 +277,7 @@ async def test_a_summarizer_is_not_shown_the_names() -> None:
     chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0), agent=agent)
     await chat.say("Read.")
     assert PATHS[7] in llm.requests[-1].text
+
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     [asked] = summary_requests(llm)

@@ -26,14 +26,16 @@ async def test_braces_of_an_instruction_and_brackets_of_a_summary() -> None:
     strategy = Threshold(
         context_window=8_000, summary_instruction=template, user_messages=0
     )
+
     chat = guarded_chat(llm, strategy)
     await seed(chat, user("The task."), user(words(3_000)), state=DEMAND)
     await chat.say("Go on.")
     [asked] = summary_requests(llm)
     [request] = agent_requests(llm)
+
     said = str(asked.config.system_instruction)
     assert 'Reply {"n": 600} in {style}.' in said
-    texts = map(text_of, take_apart(request.contents[:1]))
+    texts = (text_of(content) for content in take_apart(request.contents[:1]))
     [summary] = [text for text in texts if "[Previous conversation summary]\n" in text]
     assert summary.startswith("[Previous conversation summary]\n")
     assert summary.endswith("\n[End of summary — conversation continues below]")

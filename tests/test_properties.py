@@ -122,6 +122,7 @@ class Play:
             summary_replies=lambda _: MOODS[next(replies)],
             **settings,
         )
+
         self.strategy = strategy
         self.instruction = instruction
         self.sessions = KeptSessions()
@@ -188,7 +189,50 @@ def spoken_again(
             rest = rest[len(longest) + 1 :]
         if rest:
             texts.append((role, rest))
+
     return texts
+
+
+async def change_session(play: Play, data: st.DataObject) -> None:
+    """Changes the session at will between two messages of the user."""
+    await play.tell(data.draw(steps))
+    await play.take_back(data.draw(no_or_few))
+    if data.draw(st.booleans(), "a compaction is asked for"):
+        await play.chat.set_state({"context_guard:compact": True})
+    if data.draw(st.booleans(), "another process takes over"):
+        play.chat = play.open()
+
+
+def check_left_out(
+    play: Play, request: RecordedRequest, left_out: set[Spoken], *, has_paid: bool
+) -> set[Spoken]:
+    """What is sent keeps its order, and nothing that was left out comes back, but for a
+    mechanical summary. Returns what is left out now."""
+    original = spoken(play.tap.contents[-1])
+    sent = spoken_again(request.contents, play.tap.contents[-1])
+    kept = [text for text in sent if text in original]
+    assert kept == [text for text in original if text in kept]
+    assert len(sent) - len(kept) <= 2  # What the guard has put in.
+
+    # A summarizer that has failed may be left alone.
+    is_mechanical = any(record.is_mechanical for record in play.compactions)
+    if is_mechanical:
+        left_out.clear()  # It is made from the originals, as far as it must.
+    assert not left_out & {*kept}
+
+    gone = {*original} - {*kept}
+    if not (has_paid or is_mechanical or isinstance(play.strategy, Pipeline)):
+        assert gone <= left_out
+    return gone
+
+
+async def check_state(play: Play) -> None:
+    """What the guard has stored is JSON and small."""
+    state = await play.chat.state()
+    ours = {key: state[key] for key in state if "context_guard" in key}
+    assert json.loads(json.dumps(ours)) == ours
+    ours.pop("__context_guard_summary_agent", None)
+    assert len(json.dumps(ours)) <= MAX_STATE_BYTES
 
 
 @given(strategies(), moods, st.data())
@@ -198,37 +242,20 @@ async def test_a_session_goes_on_whatever_happens(
     """Every turn is answered at the first try."""
     play = Play(strategy, moods)
     left_out: set[Spoken] = set()
+
     for number in range(data.draw(st.integers(1, 3))):
-        await play.tell(data.draw(steps))
-        await play.take_back(data.draw(no_or_few))
-        if data.draw(st.booleans(), "a compaction is asked for"):
-            await play.chat.set_state({"context_guard:compact": True})
-        if data.draw(st.booleans(), "another process takes over"):
-            play.chat = play.open()
+        await change_session(play, data)
         paid = play.llm.summaries
         play.compactions.clear()
         request = await play.ask(f"Request {number}?")
         assert play.llm.rejections == 0
-        original = spoken(play.tap.contents[-1])
-        sent = spoken_again(request.contents, play.tap.contents[-1])
-        kept = [text for text in sent if text in original]
-        assert kept == [text for text in original if text in kept]
-        assert len(sent) - len(kept) <= 2  # What the guard has put in.
-        # A summarizer that has failed may be left alone.
-        is_mechanical = any(record.is_mechanical for record in play.compactions)
-        if is_mechanical:
-            left_out.clear()  # It is made from the originals, as far as it must.
-        assert not left_out & {*kept}
-        gone = {*original} - {*kept}
-        is_paid = play.llm.summaries > paid
-        if not (is_paid or is_mechanical or isinstance(strategy, Pipeline)):
-            assert gone <= left_out
+
+        gone = check_left_out(
+            play, request, left_out, has_paid=play.llm.summaries > paid
+        )
         left_out |= gone
-        state = await play.chat.state()
-        ours = {key: state[key] for key in state if "context_guard" in key}
-        assert json.loads(json.dumps(ours)) == ours
-        ours.pop("__context_guard_summary_agent", None)
-        assert len(json.dumps(ours)) <= MAX_STATE_BYTES
+        await check_state(play)
+
     if data.draw(st.booleans(), "another process answers the last request"):
         play.chat = play.open()
     play.compactions.clear()

@@ -66,7 +66,7 @@ def check(player: Player, compactions: int = 2) -> None:
         check_running_turns(fake)
         return
     check_thoughts_since_compaction(player)
-    assert len({*map(tool_names, fake.of_agent)}) == 1
+    assert len({tool_names(body) for body in fake.of_agent}) == 1
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,7 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
         strategy = Threshold(context_window=WINDOW)
         chain = Changing(lambda r: setattr(r, "previous_interaction_id", "interaction"))
         settings["before"] = lambda: [chain]
+
     bodies = []
     for guard in (None, strategy):
         player = make_player(name, serve, strategy=guard, **settings)
@@ -172,6 +173,7 @@ async def test_below_the_threshold_requests_leave_as_without_a_guard(
         assert not player.compactions
         bodies.append([{**e.body, "tools": None} for e in player.fake.of_agent])
         assert len({json.dumps(e.body.get("tools")) for e in player.fake.of_agent}) == 1
+
     assert bodies[0] == bodies[1]
     assert ("Thought 1:" in json.dumps(bodies[0][-1])) is (name != "gemini")
 
@@ -180,7 +182,8 @@ async def test_a_summary_at_the_beginning_of_a_turn_takes_the_thoughts_before_it
     serve: Serve,
 ) -> None:
     """And no others, in this and every later summary."""
-    serve(fake := FakeClaude())
+    fake = FakeClaude()
+    serve(fake)
     player = play_claude(fake, strategy=Threshold(context_window=60_000))
     await player.play(turns=2, calls=3)
 
@@ -366,7 +369,8 @@ async def test_a_message_that_was_nothing_but_a_thought_goes_with_it(
     serve: Serve,
 ) -> None:
     """No content is left without parts; the user speaks twice, which is accepted."""
-    serve(fake := FakeClaude(takes_thoughts_alone=True))
+    fake = FakeClaude(takes_thoughts_alone=True)
+    serve(fake)
     seen: list[types.Content] = []
     player = play_claude(
         fake,
@@ -433,7 +437,8 @@ async def test_a_request_that_was_too_long_stays_as_it_was_accepted(
     serve: Serve,
 ) -> None:
     """What was sent again is the beginning of the next request."""
-    serve(fake := FakeClaude(window_tokens=WINDOW))
+    fake = FakeClaude(window_tokens=WINDOW)
+    serve(fake)
     player = play_claude(fake, strategy=Threshold(context_window=5 * WINDOW))
 
     await player.play(turns=3, calls=4)
@@ -520,7 +525,9 @@ async def test_providers_that_want_a_result_get_one(serve: Serve, name: str) -> 
         asked = ("approve", {"what": f"order-{number}"})
         steps = player.steps(3, has_log=number == 1)
         await player.say([[asked, *steps[0]], *steps[1:]])
+
     assert not player.lost
     assert player.compactions
+
     refused = [each for each in player.fake.of_agent if each.refused]
     assert len(refused) <= 1

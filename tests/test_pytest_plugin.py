@@ -75,6 +75,7 @@ def test_a_refused_request_fails_the_test(
         "    talk(llm)\n"
         "    assert llm.rejections == 1\n"
     )
+
     done = pytester.runpytest_inprocess("-q")
     done.assert_outcomes(passed=2, errors=1)
     done.stdout.fnmatch_lines(["*1 of 1 requests refused*"])
@@ -93,6 +94,7 @@ def test_a_run_that_uses_no_fixture_imports_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist"]
     command += ["-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -66,6 +66,7 @@ async def test_words_that_the_conversation_holds_are_no_refusal(
         await say(chat, "Hello.", asked, "Next.")
         assert llm.calls == len(script)
         contents.append(llm.requests[-1].contents)
+
     assert contents[0] == contents[1]
 
 

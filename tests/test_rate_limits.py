@@ -92,8 +92,10 @@ async def test_a_limit_below_the_request_costs_one_refusal(
     assert llm.refused == 1
     assert [call.is_recovered for call in calls].count(True) == 1
     assert calls[-1].window_tokens == LIMIT_TOKENS // 2
+
     record = (await chat.state()).get(KEY.format("record")) or "{}"
     assert "window_tokens" not in record
+
     [told] = tell_rates(caplog)
     figures = "12,000 tokens per minute", "context_window=6000"
     assert all(each in told for each in figures)
@@ -108,6 +110,7 @@ async def test_other_sessions_of_the_process_keep_to_it() -> None:
     other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
     for turn in range(9):
         assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
+
     assert llm.refused == 1
     assert calls[-1].window_tokens == LIMIT_TOKENS // 2
 
@@ -146,6 +149,7 @@ async def test_output_does_not_count_against_a_limit_of_input() -> None:
         assert answer_text(await chat.say(words(1_400, f"Question {turn}.")))
     assert llm.refused == 1
     assert calls[-1].threshold_tokens == 0.4 * LIMIT_TOKENS
+
     asked = {each.config.max_output_tokens for each in agent_requests(llm)}
     assert asked == {8_000}
 
@@ -168,6 +172,7 @@ async def test_a_limit_that_a_wait_helps_with_stays_a_refusal() -> None:
     with pytest.raises(RateLimitError, match="Used 11000"):
         await chat.say("Go on.")
     assert llm.refused == 1
+
     llm.used_tokens = 0
     assert answer_text(await chat.say("Go on."))
     assert calls[-1].window_tokens == WINDOW_TOKENS
@@ -184,6 +189,7 @@ async def test_a_resend_in_the_same_minute_ends_in_its_error() -> None:
     assert last.error_code == "RateLimitError"
     assert "Used 10500" in (last.error_message or "")
     assert llm.refused <= 7  # The summary and the resend, three times each.
+
     llm.used_tokens = 0
     assert answer_text(await chat.say("And now?"))
 
@@ -198,6 +204,7 @@ async def test_more_than_the_limit_may_be_served_by_a_cache() -> None:
     await chat.say(words(4_000))
     with pytest.raises(RateLimitError):
         await chat.say("Go on.")
+
     assert answer_text(await chat.say("Go on.")) == "Yes."
     assert calls[-1].window_tokens == WINDOW_TOKENS
 
@@ -212,6 +219,7 @@ async def test_a_limit_that_a_tool_quotes_is_none() -> None:
     with pytest.raises(RateLimitError):
         await chat.say("Go on.")
     await chat.say("Go on.")
+
     assert len(agent_requests(llm)) == 3
     assert calls[-1].window_tokens == WINDOW_TOKENS
 
@@ -248,6 +256,7 @@ async def test_a_session_that_has_had_more_accepted_keeps_it() -> None:
     other = Chat(chat.app.root_agent, chat.app.plugins, session_id="other")
     for turn in range(9):
         assert answer_text(await other.say(words(1_500, f"Question {turn}.")))
+
     assert llm.refused == 1
     assert answer_text(await chat.say("And now?"))
     assert accepted_tokens > LIMIT_TOKENS // 2
@@ -263,6 +272,7 @@ async def test_a_key_of_another_client_has_a_limit_of_its_own() -> None:
     for turn in range(9):
         assert answer_text(await chat.say(words(1_500, f"Question {turn}.")))
     assert limited.refused == 1
+
     agent = guarded_agent(free)
     other = Chat(agent, chat.app.plugins, session_id="other")
     for turn in range(9):
@@ -284,5 +294,6 @@ async def test_odd_figures_are_no_limits(said: str) -> None:
     with contextlib.suppress(RateLimitError):
         await chat.say("And now?")
     await chat.say("Go on.")
+
     assert llm.summaries == 0
     assert llm.requests[-1].prompt_tokens > 3_000

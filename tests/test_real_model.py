@@ -45,13 +45,16 @@ QUESTION = "Which pump ran all night?"
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the model's API."""
-    if missing := [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]:
+    missing = [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]
+    if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `real-model`)")
+
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     url = f"http://127.0.0.1:{port}/v1"
     log_path = tmp_path_factory.mktemp("server") / "server.log"
+
     with log_path.open("wb") as log, pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         patch.setenv("NO_PROXY", "127.0.0.1")

@@ -119,9 +119,11 @@ async def read(
     )
     agent = {"tools": [queued_tool("look", ["x"])]}
     chat = guarded_chat(llm, strategy, agent=agent, plugins=plugins)
+
     await seed(chat, model(words(2_000, "FILLER")), *contents, state=DEMAND)
     llm.script = recalling(*asked, to_end=to_end)
     assert answer_text(await chat.say("Read.")) == "Done."
+
     assert llm.rejections == llm.violations == 0
     assert llm.summaries == 1
     answers = pages_of(llm) if is_each_once else answers_of(llm)
@@ -154,6 +156,7 @@ async def test_the_list_tells_items_apart() -> None:
         call("recall_history", "4", query="x"),
         response("recall_history", "a page", "4"),
     ]
+
     [page] = await read(contents, {})
     for expected in (
         '"Read it, please.", 17 characters',
@@ -190,15 +193,17 @@ async def test_pages_hold_all_that_there_is() -> None:
         {"query": "lamp broken"},
         page_tokens=400,
     )
+
     assert all(len(page) <= 4 * 400 for page in pages)
     item = [page for page in pages if "read result" in page.splitlines()[0]]
     assert len(item) > 2
     assert "".join(p.split("\n", 1)[1].rsplit("\n", 1)[0] for p in item) == text
+
     lists = [page for page in pages if "newest first:" in page.splitlines()[0]]
     searched = [page for page in lists if " match" in page.splitlines()[0]]
     for some in ([page for page in lists if page not in searched], searched[1:]):
         found = re.findall(r"note (\d+):", "".join(some))
-        assert sorted(map(int, found)) == list(range(60))
+        assert sorted(int(number) for number in found) == list(range(60))
 
 
 async def test_the_best_matches_come_first() -> None:
@@ -206,7 +211,7 @@ async def test_the_best_matches_come_first() -> None:
     far = "token " + "x" * 500 + " the token of api-7 " + "y" * 500 + " api-7"
     said = ["token to deploy", "DEPLOY Token", "red", "red 2", "green, red", far]
     pages = await read(
-        [*map(user, said), model("令牌是 7")],
+        [*(user(text) for text in said), model("令牌是 7")],
         {"query": "deploy token"},
         {"query": "red green"},
         {"query": "api-7 token"},
@@ -217,6 +222,7 @@ async def test_the_best_matches_come_first() -> None:
         {"item": ["a"]},
         to_end=False,
     )
+
     found = [re.findall(r"^\[\w+ .*\]\n(.*)", page, re.MULTILINE) for page in pages]
     assert found[0][:2] == ["DEPLOY Token", "token to deploy"]
     assert found[1][0] == "green, red"
@@ -266,7 +272,12 @@ async def test_no_query_holds_the_event_loop(
     """Not even of single letters, in a long history, a part of it in one message."""
     nasty = ["a e i o", " ", ".*+?([", "(a+)+$", "a" * 199 + "b", "the ing 令牌 ion"]
     nasty += ["令牌是部署" * 40, "a-b b-a a.b " * 16, "xbooks nötebooks e-books"]
-    queries = [*nasty, " ".join(map(chr, range(97, 123))), "token note book " * 12]
+    queries = [
+        *nasty,
+        " ".join(chr(code) for code in range(97, 123)),
+        "token note book " * 12,
+    ]
+
     ticking = Ticking()
     texts = [words(500) for _ in range(250 * megabytes)]
     texts += ["a" * (250_000 * megabytes), words(62_500 * megabytes)]
@@ -276,6 +287,7 @@ async def test_no_query_holds_the_event_loop(
         to_end=False,
         plugins=[ticking],
     )
+
     assert len(ticking.standstills) == len(queries)
     # Of CPU: on a busy machine the thread that ranks goes on for some switches.
     assert max(ticking.standstills) < max_seconds
@@ -349,7 +361,9 @@ def find_all() -> dict[str, str]:
     """The page that each query finds, in one conversation."""
     queries = [query for query, _ in FINDS.values()]
     asked = [{"query": query} for query in queries]
-    reading = read([*map(user, SAID)], *asked, to_end=False, is_each_once=False)
+    reading = read(
+        [user(text) for text in SAID], *asked, to_end=False, is_each_once=False
+    )
     return dict(zip(queries, asyncio.run(reading), strict=True))
 
 
@@ -362,7 +376,7 @@ def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> Non
 async def test_common_words_alone_are_no_match() -> None:
     """Beside a rare word; where nothing else is asked for, they are found."""
     queries = [{"query": "the garden"}, {"query": "the"}]
-    rare, common = await read([*map(user, SAID)], *queries, to_end=False)
+    rare, common = await read([user(text) for text in SAID], *queries, to_end=False)
     assert shown(rare) == [SAID[30]]
     assert len(shown(common)) > 20
 
@@ -376,7 +390,10 @@ async def test_a_page_holds_passages_of_several_items() -> None:
     ]
     texts += [f"Boiler {n} was seen, hall {n} was not." for n in range(20)]
     query = {"query": "boiler hall leaks"}
-    [page] = await read([*map(user, texts)], query, page_tokens=800, to_end=False)
+    [page] = await read(
+        [user(text) for text in texts], query, page_tokens=800, to_end=False
+    )
+
     assert len(page) <= 4 * 800
     assert page.count("hall a leaks") == page.count("hall b leaks") == 1
     assert sum(text in page for text in texts[2:]) >= 4
@@ -384,13 +401,15 @@ async def test_a_page_holds_passages_of_several_items() -> None:
 
 async def test_tools_are_found_by_name_and_arguments() -> None:
     """Also by arguments that a title has no room for."""
-    contents = [*map(user, SAID)]
+    contents = [user(text) for text in SAID]
     for number, city in enumerate(("Riga", "Oslo")):
         args = {"columns": ["a long list of columns"] * 4, "city": city}
         contents += [call("find_hotels", str(number), **args)]
         contents += [response("find_hotels", f"{number + 3} rooms", str(number))]
+
     query = {"query": "find_hotels Oslo"}
     [page] = await read(contents, query, to_end=False)
+
     assert shown(page)[0].startswith('{"columns"') or shown(page)[0] == "4 rooms"
     assert "4 rooms" in shown(page)[:2]
 
@@ -409,7 +428,7 @@ UNTRUSTED = {
 async def test_no_query_does_harm() -> None:
     """Whatever it holds, its words are found."""
     queries = [{"query": query} for query in UNTRUSTED.values()]
-    pages = await read([*map(user, SAID)], *queries, to_end=False)
+    pages = await read([user(text) for text in SAID], *queries, to_end=False)
     assert all("lamp" in shown(page)[0] for page in pages)
 
 
@@ -453,6 +472,7 @@ async def test_a_long_history_is_searched_at_once(size_chars: int, count: int) -
         plugins=[timing],
     )
     before = time.process_time()
+
     assert len({word for text in texts for word in re.findall(r"\w+", text)}) > 10_000
     assert names[5] in page
     assert timing.seconds < 10 * (time.process_time() - before) + 0.2
@@ -540,15 +560,21 @@ async def test_what_was_compacted_can_be_read_back(
 ) -> None:
     """The tool appears with the first compaction, not before, and ADK executes it."""
     secret = "the deploy key of api-7 is key-551-gamma"
-    results = [rows(n, window // 20, secret * (n == 0)) for n in range(7)]
+    results = [
+        rows(0, window // 20, secret),
+        *(rows(number, window // 20) for number in range(1, 7)),
+    ]
+
     strategy = Threshold(context_window=window, preview_tokens=None)
     llm, chat = open_chat(window, results, strategy, is_streaming=is_streaming)
     looks: list[Reply] = [tool_call("look"), "Noted."]
     llm.script = looks * 7
+
     for turn in range(7):
         await chat.say(f"Look at number {turn}.")
     assert llm.summaries >= 2
     assert "key-551-gamma" in await search(llm, chat, "deploy key api-7")
+
     requests = agent_requests(llm)
     had_tool = ["recall_history" in offered(request) for request in requests]
     assert had_tool == [SUMMARY_BEGIN in request.text for request in requests]
@@ -567,6 +593,7 @@ async def test_a_small_window_bears_page_after_page() -> None:
     for number in range(6):
         await chat.say(f"Look at {number}.")
     assert answer_text(await chat.say("Now read it all again.")) == "Done."
+
     pages = [page["result"] for page in pages_of(llm)]
     assert len(pages) >= 4
     assert any("row 1-1 host" in page for page in pages)
@@ -602,10 +629,12 @@ async def test_a_file_comes_back_as_a_part(data: bytes, is_shown: bool) -> None:
     assert media_names(llm.requests[-1]) == []
     shown = next(record.text for record in llm.requests if record.is_summary)
     handle = re.findall(r"'plan', \d+ bytes; item (\w+)\]", shown)[0]
+
     llm.script = recalling({"item": handle})
     await chat.say("Show me the plan again.")
     assert media_names(llm.requests[-1]) == ["plan"] * is_shown
     assert pages_of(llm)[0].get("attached") == (handle if is_shown else None)
+
     # It stays where it was put: what a provider has cached stays valid.
     before = llm.requests[-1].contents
     llm.script = lambda _: "Fine."
@@ -628,6 +657,7 @@ async def test_another_session_and_another_user_are_out_of_reach() -> None:
         await fill(chat)
         assert "Nothing matches" in await search(llm, chat, SECRET)
         assert f"{SECRET} word" not in llm.requests[-1].text
+
     # The owner of the secret finds it.
     assert "user message" in await search(llm, other, SECRET)
 
@@ -644,6 +674,7 @@ async def test_another_branch_is_out_of_reach() -> None:
     guard = ContextGuardPlugin(default=Threshold(context_window=WINDOW))
     chat = Chat(ParallelAgent(name="both", sub_agents=agents), [guard])
     await fill(chat)
+
     assert "Nothing matches" in await search(right, chat, "Mine is zq")
     assert SECRET not in right.requests[-1].text
 
@@ -661,11 +692,13 @@ async def test_what_adk_does_not_show_is_out_of_reach(name: str) -> None:
         contents = [model(SECRET), response("finish_task", "Task completed.")]
     llm, chat = open_chat(run_config=loading(6))
     await chat.say("Hello.")
-    for each in map(event, contents):
+    for each in (event(content) for content in contents):
         if name == "a task":
             each.isolation_scope = name
         await chat.sessions.append_event(await chat.session(), each)
+
     await fill(chat)
+
     assert "Nothing matches" in await search(llm, chat, SECRET)
 
 
@@ -684,6 +717,7 @@ async def test_what_was_rewound_is_out_of_reach() -> None:
     )
     await fill(chat, 2, text="again")
     page = await search(llm, chat, "marker")
+
     assert "undone" not in page
     assert before.intersection(handles.findall(page))
 
@@ -713,7 +747,8 @@ def mask_all(request: LlmRequest) -> None:
     """Masks the secret in texts and in what tools returned."""
     hide(SECRET, request)
     for part in (part for each in request.contents for part in each.parts or ()):
-        if (answer := part.function_response) and answer.response:
+        answer = part.function_response
+        if answer and answer.response:
             masked = json.dumps(answer.response).replace(SECRET, "****")
             answer.response = json.loads(masked)
 
@@ -742,6 +777,7 @@ async def test_what_was_masked_stays_so_where_it_is_not_loaded(
     await search(llm, chat, "mind the code")
     found = [r for e in await chat.events() for r in e.get_function_responses()]
     pages = [str(r.response) for r in found if r.name == "recall_history"]
+
     assert pages
     assert SECRET not in str(pages)
 

@@ -74,32 +74,37 @@ class Way:
 
 def open_gemini(serve: Serve) -> Way:
     """ADK's class for Gemini."""
-    address = serve(fake := PickyGemini())
+    fake = PickyGemini()
+    address = serve(fake)
     llm = Gemini(model="gemini-2.5-flash", base_url=address)
     return Way(fake, llm, {"pdf", "png", "audio", "video"})
 
 
 def open_claude(serve: Serve) -> Way:
     """ADK's class for Claude."""
-    serve(fake := FakeClaude(kind="enabled"))
+    fake = FakeClaude(kind="enabled")
+    serve(fake)
     return Way(fake, claude("claude-opus-4-1"), {"pdf", "png"})
 
 
 def open_lite_claude(serve: Serve) -> Way:
     """Claude behind LiteLLM."""
-    address = serve(fake := FakeClaude(kind="enabled"))
+    fake = FakeClaude(kind="enabled")
+    address = serve(fake)
     return Way(fake, lite("anthropic/claude-opus-4-1", address), {"pdf", "png"})
 
 
 def open_lite_openai(serve: Serve) -> Way:
     """A server of OpenAI's form behind LiteLLM."""
-    address = serve(fake := PickyChat())
+    fake = PickyChat()
+    address = serve(fake)
     return Way(fake, lite("openai/in-house", address), {"png"})
 
 
 def open_lite_mistral(serve: Serve) -> Way:
     """A provider that wants no message of the user behind a result."""
-    address = serve(fake := FakeOpenAI(kind="mistral"))
+    fake = FakeOpenAI(kind="mistral")
+    address = serve(fake)
     return Way(fake, lite("mistral/mistral-large-latest", address), set())
 
 
@@ -228,6 +233,7 @@ async def ends(way: Way, place: str, file: types.Part, *, is_guarded: bool) -> s
     parts = [types.Part(text="Go on."), *([file] if place == "user" else [])]
     way.fake.script.clear()
     way.fake.script.extend([[("look", {})], [("compact_history", {})], "Done."])
+
     try:
         events = await chat.say(types.Content(role="user", parts=parts))
         error = next((e.error_message for e in events if e.error_message), "")

@@ -43,8 +43,10 @@ def working(until: int) -> Callable[[LlmRequest], Reply]:
 
     def script(request: LlmRequest) -> Reply:
         *_, part = request.contents[-1].parts or []
-        if part.function_response is None and (step := next(steps)) < until:
-            return call("look_up", step=step)
+        if part.function_response is None:
+            step = next(steps)
+            if step < until:
+                return call("look_up", step=step)
         return f"Answer {next(steps)}."
 
     return script
@@ -83,12 +85,14 @@ async def play(
     chat = guarded_chat(llm, strategy, guard=guard, chat=place, **agent)
     said = ((user(say(n)), model(f"Answer of old {n}.")) for n in range(-old, 0))
     await seed(chat, *itertools.chain.from_iterable(said))
+
     for number in range(turns):
         config = await recent(chat)
         if loads_part and config:
             chat.run_config = RunConfig(get_session_config=config)
             loaded.append(len((await load(chat, config)).events))
         await chat.say(say(number))
+
     return llm, compactions, loaded, chat
 
 
@@ -166,6 +170,7 @@ async def test_a_session_may_be_loaded_whole_again() -> None:
     llm, compactions, loaded, chat = await play(0, 12, True)
     assert len(compactions) > 2
     assert len(loaded) > 10
+
     count = len(compactions)
     chat.run_config = RunConfig()
     await chat.say("Go on.")
@@ -199,7 +204,8 @@ async def test_a_confirmation_is_still_answered_much_later() -> None:
     said = ((user(say(n)), model(f"Answer {n}.")) for n in range(20))
     await seed(chat, *itertools.chain.from_iterable(said))
     for number in range(20, 26):
-        if config := await recent(chat):
+        config = await recent(chat)
+        if config:
             chat.run_config = RunConfig(get_session_config=config)
             loaded.append(len((await load(chat, config)).events))
         await chat.say(say(number))

@@ -48,6 +48,7 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     strategy = (SlidingWindow if is_streaming else Threshold)(context_window=WINDOW)
     recorded = Recorded(strategy=strategy, is_streaming=is_streaming)
     await recorded.work()
+
     calls = recorded.calls
     assert [record.real_tokens for record in calls] == recorded.real_tokens
     assert len(calls) == TURNS * 3
@@ -56,9 +57,11 @@ async def test_each_call_is_recorded_once(is_streaming: bool) -> None:
     # Of the first, how the provider spells tools is not known yet.
     assert all(c.estimated_tokens >= 0.9 * (c.real_tokens or 0) for c in calls[1:])
     assert {(c.agent, c.session_id) for c in calls} == {("agent", "session")}
+
     compactions = [c.compaction for c in calls if c.compaction is not None]
     assert len(compactions) >= 2
     assert compactions == recorded.compactions
+
     for event, told in zip(recorded.answers, calls, strict=True):
         described = metadata(event)
         record = told.compaction
@@ -85,12 +88,14 @@ async def test_a_recovered_call_is_recorded() -> None:
     await recorded.work()
     assert recorded.llm.rejections == 1
     assert [record.real_tokens for record in recorded.calls] == recorded.real_tokens
+
     (recovered,) = [record for record in recorded.calls if record.is_recovered]
     assert recovered.window_tokens == WINDOW
     assert recovered.real_tokens is not None
     assert 0.8 < recovered.estimated_tokens / recovered.real_tokens < 1.5
     assert recovered.compaction is not None
     assert recovered.compaction.is_recovery
+
     (event,) = [e for e in recorded.answers if "recovered" in (metadata(e) or {})]
     assert metadata(event)["compaction"]["reason"] == "overflow"
 
@@ -141,6 +146,7 @@ async def test_a_warning_for_each_crossing(caplog: pytest.LogCaptureFixture) -> 
     assert max(record.pressure for record in recorded.calls) > 0.7
     assert len(recorded.pressures) == 2
     assert not llm.rejections
+
     lines = [r for r in caplog.records if "is under pressure" in r.getMessage()]
     assert [line.levelno for line in lines] == [logging.WARNING] * 2
 
@@ -155,6 +161,7 @@ async def test_a_compaction_has_a_span_below_adks(
     by_id = {span.context.span_id: span for span in spans if span.context}
     compacts = [span for span in spans if span.name == "context_guard.compact"]
     assert len(compacts) == len(recorded.compactions) >= 2
+
     for span, record in zip(compacts, recorded.compactions, strict=True):
         own = asdict(record)
         usage = own.pop("usage")
@@ -185,10 +192,13 @@ async def test_no_message_text_is_reported(
     await recorded.work(question=f"Where is {SECRET}?")
     assert any(SECRET in r.text for r in recorded.llm.requests if r.is_summary)
     assert len(recorded.compactions) >= 2
+
     ours = [s for s in exporter.get_finished_spans() if "context_guard" in s.name]
     assert len(ours) == len(recorded.compactions)
+
     lines = own_lines(caplog)
     assert len(lines) >= 3
+
     told = [metadata(event) for event in recorded.answers]
     shown = recorded.calls, recorded.compactions, told, [s.to_json() for s in ours]
     assert SECRET not in repr((shown, lines))

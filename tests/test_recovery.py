@@ -90,7 +90,9 @@ async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
         await work(open_chat(llm, guard=guard, session_service=sessions), 2, start)
         assert llm.violations == 0
         rejected += [record for record in llm.requests if record.rejected]
+
     assert [call.is_recovered for call in calls].count(True) == 1
+
     [refused] = rejected
     if style in UNNAMED:
         assert calls[-1].window_tokens < refused.prompt_tokens
@@ -122,6 +124,7 @@ async def test_rejection_in_mid_stream_is_recovered() -> None:
         breaks=[ConnectionError(str(overflow()))],
     )
     events = await open_chat(llm, is_streaming=True).say("Question 0? " * 500)
+
     assert answer_text(events) == "Answer 0."
     assert [event.partial for event in events] == [True, False]
 
@@ -134,9 +137,11 @@ async def test_input_plus_output_lowers_the_output_first(is_streaming: bool) -> 
     guard = {"on_call": calls.append}
     chat = open_chat(llm, is_streaming=is_streaming, guard=guard, agent=RESERVING)
     assert answer_text(await chat.say("How are you?")) == "Fine."
+
     first, second = llm.requests
     assert second.contents == first.contents
     assert second.config.max_output_tokens == int((200_000 - 178_959) * 0.98)
+
     await chat.say("And now?")
     assert llm.requests[-1].config.max_output_tokens == 64_000
     assert calls[-1].window_tokens == CONFIGURED_TOKENS
@@ -157,11 +162,13 @@ async def test_output_that_was_set_is_lowered_only_after_a_refusal(
         Threshold(context_window=8_000),
         agent={"generate_content_config": settings},
     )
+
     for _ in range(3):
         assert answer_text(await chat.say("How are you? " * 80))
     asked = [record.config.max_output_tokens or 0 for record in agent_requests(llm)]
     assert asked[0] == 7_800
     assert (max(asked[1:]) < 7_800) is is_refused
+
     told = [r.getMessage() for r in caplog.records if "output limit" in r.getMessage()]
     assert len(told) == 1
     assert all(figure in told[0] for figure in ("7,800", "8,000", "max_output_tokens"))
@@ -184,9 +191,11 @@ async def test_output_that_nobody_set_is_lowered_where_it_does_not_fit(
     chat = open_chat(llm, Threshold(context_window=16_000), guard=guard)
     await work(chat, 6)
     assert {call.threshold_tokens for call in calls} == {12_800}
+
     requests = agent_requests(llm)
     asked = [record.config.max_output_tokens for record in requests]
     assert any(asked) is is_lowered
+
     for record in requests:
         output_tokens = record.config.max_output_tokens or 8_192
         assert record.prompt_tokens + output_tokens <= max(16_000, real_tokens)
@@ -228,10 +237,12 @@ async def test_original_error_reaches_the_caller_when_nothing_helps(
     with pytest.raises(ContextOverflowError) as raised:
         await chat.say("Question 0?")
     assert raised.value is errors[0]
+
     sizes = check_smaller(llm, start=2, count=4)
     [said] = guard_errors(caplog)
     assert "'agent'" in said
     assert "Question" not in said
+
     numbers = [int(number) for number in re.findall(r"\d+", said)]
     assert REAL_TOKENS in numbers
     assert all(pytest.approx(size, rel=0.05, abs=100) in numbers for size in sizes)
@@ -285,6 +296,7 @@ async def test_instruction_beyond_the_limit_costs_no_summary(
     agent = {"instruction": "Be helpful. " * 3_000}
     with pytest.raises(ContextOverflowError):
         await open_chat(llm, agent=agent).say("How? " * 900)
+
     assert llm.summaries == 0
     assert llm.rejections <= 2
     assert len(guard_errors(caplog)) == 1
@@ -309,12 +321,14 @@ async def test_resend_respects_what_later_callbacks_did(
     )
     chosen = SlidingWindow(context_window=CONFIGURED_TOKENS)
     chat = open_chat(llm, chosen, plugins=[Changing(change)], is_streaming=is_streaming)
+
     await chat.say("My name is Ada.")
     await work(chat, 1)
     resent = agent_requests(llm)[-1]
     assert llm.violations == 0
     assert ("Ada" in resent.text) is (change is append_reminder)
     assert resent.text.count("Mind the gap.") == (change is append_reminder)
+
     shown = take_apart(resent.contents)
     asked = [content for content in shown if content == user("Question 0?")]
     quoted = "The user's current request is: `Question 0?`"
@@ -341,5 +355,6 @@ async def test_a_callback_that_copies_contents_leaves_one_summary(
     await chat.set_state({"context_guard:compact": True})
     await work(chat, 1, start=2)
     rejected, resent = agent_requests(llm)[-2:]
+
     assert rejected.text.count(SUMMARY_BEGIN) == resent.text.count(SUMMARY_BEGIN) == 1
     assert resent.prompt_tokens < rejected.prompt_tokens

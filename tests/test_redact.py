@@ -94,14 +94,17 @@ async def test_nothing_of_it_leaves(
     chat = await paying(llm)
     assert summary_requests(llm)
     assert not [r for r in summary_requests(llm) if CARD.search(r.text)]
+
     state = await chat.state()
     assert "[card]" in stored(state)
     assert not CARD.search(stored(state))
+
     head = agent_requests(llm)[-1]
     assert is_compacted(head)
     said = text_of(take_apart(head.contents)[0])
     assert "My card is [card]." in said
     assert not CARD.search(said)
+
     key: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
     saved = chat.runner.artifact_service
     assert saved
@@ -122,6 +125,7 @@ async def test_recall_reads_what_is_left() -> None:
     await chat.say("What was paid?")
     searched = last_result(llm)
     assert "receipt [card]" in searched
+
     (handle, *_) = re.findall(r"\[([0-9a-f]{10}) pay result", searched)
     script(llm, call("recall_history", item=handle), "Done.")
     await chat.say("Read it.")
@@ -162,10 +166,12 @@ async def test_what_cannot_be_redacted_does_not_leave(
         redact=lambda text: functions[0](text),
         on_compaction=compactions.append,
     )
+
     assert answer_text(await chat.events()) == "Done."
     assert not summary_requests(llm)
     assert not compactions
     assert not CARD.search(caplog.text)
+
     functions[0] = redact
     script(llm, "Done again.")
     await chat.say("Go on.")
@@ -185,6 +191,7 @@ async def test_names_of_files_are_texts() -> None:
     await seed(chat, types.UserContent(parts), model(words(2_000)), state=NOW)
     await chat.say("Go on.")
     (asked,) = summary_requests(llm)
+
     assert "card [card].png" in asked.text
     assert not CARD.search(asked.text)
 
@@ -228,5 +235,6 @@ async def test_masks_of_callbacks_are_told_of(
     await chat.say("Hello.")
     await chat.say("Hello.")
     told = [r.message for r in caplog.records if "before_model_callback" in r.message]
+
     assert len(told) == (not is_redacted)
     assert all("of masked changes" in each for each in told)

@@ -94,6 +94,7 @@ async def test_a_draft_that_splits_a_pair_is_put_in_without_it() -> None:
         guard={"on_compaction": records.append},
         agent=agent,
     )
+
     assert answer_text(await chat.say("Find it.")) == "Done."
     assert (llm.rejections, llm.violations) == (0, 0)
     assert len(records) >= 2

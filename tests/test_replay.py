@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from google.adk.events.event import Event
 from google.adk.models.registry import LLMRegistry
-from google.adk.sessions import Session
+from google.adk.sessions import BaseSessionService, Session
 from google.genai import types
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, Costs, Threshold
@@ -89,7 +89,7 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replay(capsys: Output, *arguments: object) -> str:
     """What the command prints."""
-    assert main(["replay", *map(str, arguments)]) == 0
+    assert main(["replay", *(str(argument) for argument in arguments)]) == 0
     output = capsys.readouterr()
     assert output.err == ""
     return output.out
@@ -97,7 +97,7 @@ def replay(capsys: Output, *arguments: object) -> str:
 
 def fail(capsys: Output, *arguments: object, command: str = "replay") -> str:
     """The one line that a failing command prints, on stderr."""
-    assert main([command, *map(str, arguments)]) == 2
+    assert main([command, *(str(argument) for argument in arguments)]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
@@ -115,11 +115,13 @@ def test_every_recorded_call_is_replayed(
     assert [(item["real_tokens"], item["contents"]) for item in items] == [
         (request.prompt_tokens, len(request.contents)) for request in requests
     ]
+
     assert found["accuracy"]["calls"] == CALLS - 1
     assert found["accuracy"]["median_error_ratio"] < 0.03
     assert found["accuracy"]["misses"] == 0
     instruction_tokens = len(INSTRUCTION) / 4 + 20
     assert found["fixed_tokens"]["agent"] == pytest.approx(instruction_tokens, rel=0.4)
+
     compacted = [item for item in items if item["compaction"]]
     without = found["without_guard"]
     guarded = found["with_guard"]
@@ -131,6 +133,7 @@ def test_every_recorded_call_is_replayed(
     assert all(item["sent_tokens"] <= WINDOW for item in items)
     assert without["over_window"] > 0 == guarded["over_window"]
     assert without["usage"]["prompt_tokens"] == sum(r.prompt_tokens for r in requests)
+
     events = recorded[0].events
     answers = [read_usage(event.usage_metadata).output_tokens for event in events]
     assert without["usage"]["output_tokens"] == sum(answers)
@@ -147,11 +150,13 @@ async def test_a_replay_compacts_where_the_guard_did(
     monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(pytest.fail))
     named = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
     settings = ReplaySettings(PluginSettings(default=named))
+
     records: list[CallRecord] = []
     default = Threshold(context_window=WINDOW)
     guard = ContextGuardPlugin(default=default, on_call=records.append)
     guarded, _ = await record([guard])
     before = recorded[0].model_dump_json()
+
     replayed = await replay_session(recorded[0], settings)
     assert recorded[0].model_dump_json() == before
     real = [n for n, item in enumerate(records, 1) if item.compaction]
@@ -160,6 +165,7 @@ async def test_a_replay_compacts_where_the_guard_did(
     compacted = [item.number for item in replayed.calls if item.compaction]
     assert abs(compacted[0] - real[0]) <= 1
     assert abs(compacted[1] - real[1]) <= 3
+
     found = (await replay_session(guarded, settings)).to_json()
     assert found["uncompared_calls"] == 0
     compared = [item["real_tokens"] for item in found["calls"]]
@@ -179,6 +185,7 @@ async def test_any_export_gives_the_same_session(
         path.write_text(json.dumps(exported))
         loaded = await load_session(str(path), SessionKey())
         assert loaded.events == session.events
+
     assert (loaded.id, loaded.state) == (session.id, session.state)
 
 
@@ -192,6 +199,7 @@ def test_it_prints_calls_and_sums(export: Path, capsys: Output) -> None:
     assert (len(without), len(guarded)) == (19 + CALLS, 19 + CALLS)
     assert "\N{MULTIPLICATION X}" in without
     assert "\N{MULTIPLICATION X}" not in guarded
+
     numbers = [line.split()[:1] for line in lines[:CALLS]]
     assert numbers == [[str(number)] for number in range(1, CALLS + 1)]
     assert f"0 of {CALLS - 1} estimates more than 10% too low" in printed
@@ -233,16 +241,20 @@ async def test_agents_are_replayed_each_for_itself() -> None:
         ("writer", 500, 128_000),
     ]
     assert set(replayed.fixed_tokens) == {"scout", "writer"}
+
     only = await replay_session(two_agents(), ReplaySettings(guard, agent="writer"))
     assert [c.agent for c in only.calls] == ["writer"]
+
     named = ReplaySettings(model="gemini-2.5-flash")
     calls = (await replay_session(two_agents(), named)).calls
     assert {c.window_tokens for c in calls} == {1_048_576}
+
     exempt = PluginSettings(agents={"writer": None})
     last = (await replay_session(two_agents(), ReplaySettings(exempt))).calls[-1]
     assert (last.estimated_tokens, last.threshold_tokens, last.pressure) == (None,) * 3
     assert last.window_tokens == 128_000
     assert (last.real_tokens, last.sent_tokens) == (500, 500)
+
     session = two_agents()
     del session.events[:4]  # Its requests have an instruction alone.
     calls = (await replay_session(session, ReplaySettings(agent="scout"))).calls
@@ -285,6 +297,20 @@ async def drop_indexes(url: str, kind: str) -> Sequence[str]:
     return names
 
 
+Place = tuple[str, str, str]
+"""The names of an app, a user and a session."""
+PLACES: list[Place] = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
+EMPTY_PLACE: Place = ("b", "eve", "new")
+NEWEST = [
+    (SessionKey(), PLACES[2]),
+    (SessionKey("a"), PLACES[1]),
+    (SessionKey(None, "ann"), PLACES[0]),
+    (SessionKey(None, None, "two"), PLACES[1]),
+    (SessionKey("b", "bob"), PLACES[2]),
+    (SessionKey("a", "ann", "one"), PLACES[0]),
+]
+
+
 @pytest.mark.parametrize(
     "kind", ["file", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 )
@@ -293,43 +319,52 @@ async def test_a_database_is_read_and_not_written(
 ) -> None:
     """The newest session of the given names is taken, none without events; the indexes
     that an old database lacks, and ADK's service would add, are not added."""
-    places = [("a", "ann", "one"), ("a", "bob", "two"), ("b", "bob", "one")]
     async with own_database(kind, tmp_path) as store:
         async with store.open() as service:
-            for number, (app, user, name) in enumerate([*places, ("b", "eve", "new")]):
-                stored = await service.create_session(
-                    app_name=app, user_id=user, session_id=name
-                )
-                for event in recorded[0].events[: 4 * (name != "new")]:
-                    later = event.timestamp + 1_000 * number
-                    copied = event.model_copy(deep=True, update={"timestamp": later})
-                    await service.append_event(stored, copied)
+            for number, place in enumerate(PLACES):
+                await copy_events(recorded[0].events[:4], service, place, number)
+            await copy_events([], service, EMPTY_PLACE, len(PLACES))
+
         assert kind not in INDEXES or await drop_indexes(store.url, kind)
         before = [path.read_bytes() for path in tmp_path.iterdir()]
-        as_file = [str(tmp_path / "sessions.db")] * (kind == "sqlite")
-        for source in (store.url, *as_file):
-            listed = await list_sessions(source, SessionKey())
-            found = sorted((each.app, each.user, each.session) for each in listed)
-            assert found == sorted([*places, ("b", "eve", "new")])
-            updated = [each.updated for each in listed]
-            assert updated == sorted(updated, reverse=True)
-            assert {each.events for each in listed if each.session != "new"} == {4}
-            for key, wanted in (
-                (SessionKey(), places[2]),
-                (SessionKey("a"), places[1]),
-                (SessionKey(None, "ann"), places[0]),
-                (SessionKey(None, None, "two"), places[1]),
-                (SessionKey("b", "bob"), places[2]),
-                (SessionKey("a", "ann", "one"), places[0]),
-            ):
-                session = await load_session(source, key)
-                assert (session.app_name, session.user_id, session.id) == wanted
-                assert len(session.events) == 4
-            missing = "no session of app 'app', session 'other'"
-            with pytest.raises(CommandError, match=missing):
-                await load_session(source, SessionKey("app", None, "other"))
+
+        await check_source(store.url)
+        if kind == "sqlite":
+            await check_source(str(tmp_path / "sessions.db"))
+
         assert [path.read_bytes() for path in tmp_path.iterdir()] == before
         assert kind not in INDEXES or not await drop_indexes(store.url, kind)
+
+
+async def copy_events(
+    events: list[Event], service: BaseSessionService, place: Place, number: int
+) -> None:
+    """Makes a session of these events, later with each number."""
+    app, user, name = place
+    stored = await service.create_session(app_name=app, user_id=user, session_id=name)
+    for event in events:
+        later = event.timestamp + 1_000 * number
+        copied = event.model_copy(deep=True, update={"timestamp": later})
+        await service.append_event(stored, copied)
+
+
+async def check_source(source: str) -> None:
+    """All sessions are listed, and the newest of each choice is loaded."""
+    listed = await list_sessions(source, SessionKey())
+    found = sorted((each.app, each.user, each.session) for each in listed)
+    assert found == sorted([*PLACES, EMPTY_PLACE])
+    updated = [each.updated for each in listed]
+    assert updated == sorted(updated, reverse=True)
+    assert {each.events for each in listed if each.session != "new"} == {4}
+
+    for key, wanted in NEWEST:
+        session = await load_session(source, key)
+        assert (session.app_name, session.user_id, session.id) == wanted
+        assert len(session.events) == 4
+
+    missing = "no session of app 'app', session 'other'"
+    with pytest.raises(CommandError, match=missing):
+        await load_session(source, SessionKey("app", None, "other"))
 
 
 def test_sessions_are_listed(export: Path, capsys: Output) -> None:
@@ -353,9 +388,11 @@ def test_a_missing_or_foreign_database_is_one_line(
     path = tmp_path / "foreign.db"
     fail(capsys, form.format(path), "--session", "session")
     assert not path.exists()
+
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE events (note TEXT)")
         connection.commit()
+
     before = path.read_bytes()
     fail(capsys, form.format(path), "--session", "session")
     assert path.read_bytes() == before
@@ -392,6 +429,7 @@ def test_no_recordings_and_wrong_options_are_one_line(
         for exported in exports:
             (folder / "no.json").write_text(exported)
             assert reason in fail(capsys, folder / "no.json")
+
     config = folder / "guard.toml"
     lost = folder / "none" / "out.html"
     short = folder / "short.json"
@@ -409,12 +447,15 @@ def test_no_recordings_and_wrong_options_are_one_line(
         line = fail(capsys, *arguments)
         assert reason in line
         assert "hunter2" not in line
+
     line = fail(capsys, short, "--window", 4_000, "-o", lost, command="report")
     assert "out.html: cannot be written: No such file" in line
 
 
 ROWS = [
-    *("threshold", "sliding_window", "pipeline"),
+    "threshold",
+    "sliding_window",
+    "pipeline",
     *(f"threshold, trigger {trigger}" for trigger in (0.5, 0.25, 0.1, "auto")),
 ]
 
@@ -427,11 +468,13 @@ def test_the_cheapest_row_is_marked_and_told(
     _, head, *lines = printed.partition("\n\n")[0].splitlines()
     names = [line[2:].partition("  ")[0] for line in lines]
     assert names == ["no guard", *ROWS]
+
     columns = re.split(r"\s{2,}", head.strip())
     cells = [line.split()[-len(columns) :] for line in lines]
     rows = [dict(zip(columns, row, strict=True)) for row in cells]
     assert {row["cost"] for row in rows} == {"unknown"}
     assert "a tenth of the cached ones" in printed
+
     over = [int(row["over window"]) for row in rows]
     weighted = [int(row["weighted"].replace(",", "")) for row in rows]
     (best,) = [number for number, line in enumerate(lines) if line.startswith("*")]
@@ -439,6 +482,7 @@ def test_the_cheapest_row_is_marked_and_told(
     assert over[0] > 0
     assert best in fitting
     assert weighted[best] == min(weighted[number] for number in fitting)
+
     path = short_export.parent / "best.toml"
     path.write_text(printed[printed.index("[default]") :])
     kind, _, trigger = names[best].partition(", trigger ")
@@ -461,8 +505,10 @@ async def test_a_cache_is_assumed_where_one_was_recorded(
     replayed = await replay_session(session, settings)
     cached = replayed.without_guard.usage.cached_tokens
     assert cached == pytest.approx(sum(usages, Usage()).cached_tokens, rel=0.1)
+
     summaries = [c.compaction.usage for c in replayed.calls if c.compaction]
     assert summaries
+
     are_served = any(u.cached_tokens > u.prompt_tokens / 2 for u in summaries)
     assert are_served == replayed.has_cache == bool(cached) == has_cache
 
@@ -477,15 +523,18 @@ def test_prices_and_strategies_of_a_file_are_compared(
     found = json.loads(
         replay(capsys, export, "--compare", "--config", config, "--json")
     )
+
     assert [row["name"] for row in found["rows"]] == [*ROWS, "your settings"]
     costs = Costs(input=1.0, cached_input=0.25, output=4.0)
     for row in (found["without_guard"], *found["rows"]):
         assert row["cost"] == pytest.approx(costs.price(Usage(**row["usage"])))
+
     default, *_, mine = found["rows"]
     # Equal settings, equal figures.
     assert mine == {**default, "name": "your settings"}
     (best,) = [row for row in found["rows"] if row["is_best"]]
     assert best["cost"] == min(row["cost"] for row in found["rows"])
+
     config.write_text("\n".join(found["toml"]))
     chosen = load_settings(config).default
     kind, _, trigger = best["name"].partition(", trigger ")
@@ -507,11 +556,13 @@ def test_the_settings_of_a_file_are_those_of_all_rows(
     assert "calls of recall_history are not played" in printed
     assert '"auto" is the usual threshold' in printed
     assert "windows differ" not in printed
+
     config.write_text(printed[printed.index("[default]") :])
     told = load_settings(config).default
     assert isinstance(told, Threshold)
     chosen = told.context_window, told.summarizer, told.summarizer_context_window
     assert chosen == (WINDOW, "gemini-2.5-flash", 9_000)
+
     cheap = "strategy = 'pipeline'\ntrigger = 0.25\npreview_tokens = 100"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{cheap}")
     printed = replay(capsys, short_export, "--compare", "--config", config)
@@ -530,6 +581,7 @@ async def test_a_summarizer_is_paid_by_its_own_price(with_cache: Session) -> Non
     replayed = await replay_session(with_cache, settings)
     done = [call.compaction for call in replayed.calls if call.compaction]
     assert {item.model for item in done} == {"writer"}
+
     usage = sum((item.usage for item in done), Usage())
     assert usage.cached_tokens == 0
     assert replayed.with_guard.cost == pytest.approx(own.price(usage))
@@ -544,10 +596,12 @@ def test_windows_that_differ_and_what_fits_none_are_told(
     config = tmp_path / "guard.toml"
     path.write_text(two_agents_with(20_000))
     config.write_text("[agents.scout]\ncontext_window = 9_000")
+
     of_model = "--model", "gpt-4o"
     printed = replay(capsys, path, "--compare", *of_model, "--config", config)
     assert "differ, from 9,000 to 128,000 tokens" in printed
     assert "usual threshold" not in printed
+
     path.write_text(two_agents_with(300_000))
     config.write_text("[default]\nstrategy = 'none'")
     exempt = "--config", config

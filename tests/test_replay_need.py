@@ -65,12 +65,15 @@ def test_what_calls_need_is_found_in_the_request_or_missing(session: Session) ->
     calls = list(list_calls(session))
     needs = Needs(session.events, calls)
     found = {}
+
     for number, made in enumerate(calls, 1):
         whole = [e.content for e in session.events[: made.index] if e.content]
-        if needed := needs.find(made, whole, WINDOW):
+        needed = needs.find(made, whole, WINDOW)
+        if needed:
             found[number] = needed
             assert needs.find_missing(needed, whole) == []
             newest = needs.find_missing(needed, whole[-1:])
+
     assert [each.value for each in found[3]] == [ESCAPED[1:]]
     assert [(n.place, n.calls_ago, n.is_far) for n in found.pop(3)] == [
         ("result of search", 1, False)
@@ -80,6 +83,7 @@ def test_what_calls_need_is_found_in_the_request_or_missing(session: Session) ->
         ("result of search", PAGES + 3, True)
     }
     assert not found
+
     missing = [(BOOKING, each) for each in newest]
     place = f"in a result of search, {PAGES + 3} calls before"
     assert list_missing(missing * 2, most=1) == [
@@ -100,6 +104,7 @@ async def test_a_replay_adds_up_what_its_requests_lack(session: Session) -> None
         missing = [each.value for call in replayed.calls for each in call.missing]
         assert guarded.need == Share(3, len(missing))
         sums.append((missing, guarded.far.needed))
+
     assert sums[0][1] == 2
     assert sums[1] == ([], 0)
 
@@ -115,10 +120,12 @@ def test_need_stands_beside_tokens_and_money(
     source = str(save(session, tmp_path))
     page = tmp_path / "page.html"
     options = [source, "--window", str(WINDOW)]
+
     assert main(["replay", *options, "--compare"]) == 0
     _, head, first, *rows = capsys.readouterr().out.splitlines()
     assert head.split()[-2:] == ["need", "far"]
     assert first.split()[-2:] == ["100.0%", "100.0%"]
+
     assert main(["replay", *options, "--compare", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     for row, line in zip(found["rows"], rows, strict=False):
@@ -126,9 +133,11 @@ def test_need_stands_beside_tokens_and_money(
         far = row["far"]
         shown = [f"{1 - x['missing'] / x['needed']:.1%}" for x in (need, far)]
         assert line.split()[-2:] == shown
+
     assert main(["replay", *options]) == 0
     printed = capsys.readouterr().out
     assert "of 3 values that the calls took from the conversation" in printed
     assert "plain-Word" not in printed
+
     assert main(["report", *options, "-o", str(page)]) == 0
     assert "<dt>need (simulated)</dt>" in page.read_text("utf-8")

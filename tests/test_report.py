@@ -20,7 +20,12 @@ from google.adk.events.event_actions import EventActions
 from google.adk.sessions import Session
 from google.genai import types
 
-from contextguard_adk import CallRecord, ContextGuardPlugin, Threshold
+from contextguard_adk import (
+    CallRecord,
+    CompactionRecord,
+    ContextGuardPlugin,
+    Threshold,
+)
 from contextguard_adk._tools.cli import main
 from contextguard_adk._tools.recordings import SessionKey, load_session
 from contextguard_adk.config import CONFIG_VARIABLE
@@ -79,51 +84,80 @@ def test_the_page_tells_what_the_guard_did(
     config.write_text(PRICES)
     page = write_page(session, tmp_path, "--config", str(config))
     data = read_data(page)
+
     compactions = [record.compaction for record in records if record.compaction]
     assert len(compactions) >= 2
     counts = f"model calls: {CALLS}, compactions: {len(compactions)}"
     assert counts in capsys.readouterr().out
+    check_calls(data, records)
+    check_money(data, compactions)
+    check_growth(data)
+    cards = page.split("<article")[1:]
+    check_cards(cards, compactions)
+    stored = session.state["__context_guard_summary_agent"]
+    assert stored in html.unescape(cards[-1])
+    check_kinds(data)
+    assert "The agents never called <code>recall_history</code>" in page
+
+
+def check_calls(data: dict[str, Any], records: list[CallRecord]) -> None:
+    """Tokens, window and compactions are those of the records."""
     assert data["prompt"] == [record.real_tokens for record in records]
     assert data["cached"] == [record.usage.cached_tokens for record in records]
     assert data["output"] == [record.usage.output_tokens for record in records]
     assert data["compactions"] == [record.compaction is not None for record in records]
     assert {*data["window"]} == {WINDOW}
     assert {*data["threshold"]} == {0.8 * WINDOW}
+
+
+def check_money(data: dict[str, Any], compactions: list[CompactionRecord]) -> None:
+    """Calls and summaries cost what their tokens do."""
     used = [done.usage for done in compactions]
     summaries = [usage.prompt_tokens + usage.output_tokens for usage in used]
     assert [tokens for tokens in data["summaries"] if tokens] == summaries
-    sums = [sum(data[name]) for name in ("uncached", "cached", "output")]
-    uncached = sums[0] + sum(u.prompt_tokens - u.cached_tokens for u in used)
-    cached = sums[1] + sum(usage.cached_tokens for usage in used)
-    output = sums[2] + sum(usage.output_tokens for usage in used)
+
+    uncached = sum(data["uncached"]) + sum(
+        usage.prompt_tokens - usage.cached_tokens for usage in used
+    )
+    cached = sum(data["cached"]) + sum(usage.cached_tokens for usage in used)
+    output = sum(data["output"]) + sum(usage.output_tokens for usage in used)
     dollars = (uncached + 0.25 * cached + 4 * output) / 1e6
     assert data["money"][-1] == pytest.approx(dollars)
     assert data["isGuarded"]
-    # Without it, requests would have grown on.
+
+
+def check_growth(data: dict[str, Any]) -> None:
+    """Without a guard, requests would have grown on from the first compaction."""
     first = data["compactions"].index(True)
     assert data["other"][:first] == data["prompt"][:first]
     pairs = list(zip(data["other"], data["prompt"], strict=True))
     assert all(without > sent for without, sent in pairs[first:])
-    cards = page.split("<article")[1:]
+
+
+def check_cards(cards: list[str], compactions: list[CompactionRecord]) -> None:
+    """Each compaction has a card with its sizes and what was left out."""
     assert len(cards) == len(compactions)
     for card, done in zip(cards, compactions, strict=True):
         for words in (
             f"<dd>{done.tokens_before:,} → {done.tokens_after:,}</dd>",
             f"<dd>{done.contents_before} → {done.contents_after}</dd>",
-            *("<dd>Threshold</dd>", "result of search, ", "The summary, "),
+            "<dd>Threshold</dd>",
+            "result of search, ",
+            "The summary, ",
         ):
             assert words in card
-    stored = session.state["__context_guard_summary_agent"]
-    assert stored in html.unescape(cards[-1])
-    # Each request is made of what was counted, and of summaries from then on.
+
+
+def check_kinds(data: dict[str, Any]) -> None:
+    """Each request is made of what was counted, and of summaries from then on."""
+    first = data["compactions"].index(True)
     made = data["kinds"]
-    sums = [*map(sum, zip(*made.values(), strict=True))]
+    sums = [sum(tokens) for tokens in zip(*made.values(), strict=True)]
     assert sums == pytest.approx(data["prompt"], abs=len(made))
     assert [bool(tokens) for tokens in made["the summary"]] == [
         number >= first for number in range(CALLS)
     ]
     assert sum(made["results of search"]) > sum(made["tool calls"]) > 0
-    assert "The agents never called <code>recall_history</code>" in page
 
 
 IDS = [f"inv-{number * 7919}" for number in range(60)]
@@ -169,12 +203,15 @@ def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:
     assert not data["isGuarded"]
     assert max(data["prompt"]) > WINDOW >= max(data["other"])
     assert not any(data["summaries"])
+
     cards = page.split("<article")[1:]
     assert len(cards) == sum(data["compactions"]) >= 2
+
     for card in cards:
         assert "(simulated)</h3>" in card
         assert "What it took out: " in card
         assert "What the summary says" not in card
+
     assert "compactions are a simulation" in page
 
 
@@ -185,21 +222,26 @@ def test_what_a_session_says_cannot_act(
     session = guarded[0].model_copy(deep=True)
     session.id = session.app_name = session.user_id = EVIL
     asked = types.ModelContent([call_part(EVIL, path=EVIL), types.Part(text=EVIL)])
+
     for event in session.events:
         event.model_version = event.model_version and EVIL
         if "__context_guard_summary_agent" in event.actions.state_delta:
             event.actions.state_delta["__context_guard_summary_agent"] = EVIL
-        if note := (event.custom_metadata or {}).get("context_guard"):
+        note = (event.custom_metadata or {}).get("context_guard")
+        if note:
             fields = ("strategy", "reason", "model", "mechanical", "tokens_before")
             note["compaction"].update(dict.fromkeys(fields, EVIL), usage=EVIL)
+
     usage = session.events[-1].usage_metadata
     session.events.append(Event(author="agent", content=asked, usage_metadata=usage))
     page = write_page(session, tmp_path)
+
     assert page.count("<script") == page.count("</script>") == 3
     assert "<img" not in page
     assert "\u2028" not in read_raw_data(page)
     assert page.count(html.escape(EVIL)) > 5
     assert read_data(page)["facts"][-1]["tools called"] == EVIL
+
     # The policy names our scripts and style by what is in them, and nothing else.
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy
@@ -211,6 +253,7 @@ def test_what_a_session_says_cannot_act(
         f"default-src 'none'; script-src {names[0]} {names[1]}; style-src {names[2]}; "
         "base-uri 'none'; form-action 'none'"
     )
+
     assert "http://" not in re.sub(r"(?s)<script.*?</script>", "", page)
     assert "sourceMappingURL" not in page
 
@@ -232,6 +275,7 @@ def test_strange_values_make_no_crash(
     facts: dict[str, Any] = dict.fromkeys((*OF_COMPACTION, "contents_after"), value)
     places = ("text", "author", "branch", "timestamp", "state", *COUNTS)
     rows = [(place, found) for place in places for found in (facts, {})]
+
     for place, found in (*rows, ("", {"usage": {"prompt_tokens": value}})):
         event: dict[str, Any] = {
             "author": "agent",
@@ -248,6 +292,7 @@ def test_strange_values_make_no_crash(
             event["usageMetadata"][place] = value
         elif place:
             event[place] = value
+
         source.write_text(json.dumps({"events": [event]}))
         code = main(["report", str(source), "-o", str(page)])
         error = capsys.readouterr().err
@@ -274,6 +319,7 @@ def test_no_pickle_in_a_file_is_read(
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "executed"
     write_old_file(tmp_path / "old.db", pickle.dumps(Evil(trace)))
+
     with closing(sqlite3.connect("old.db")) as connection:
         if disguise == "version":
             connection.execute("ALTER TABLE events ADD COLUMN event_data TEXT")
@@ -283,6 +329,7 @@ def test_no_pickle_in_a_file_is_read(
         elif disguise:
             connection.execute(f"ALTER TABLE events RENAME COLUMN {disguise}")
         connection.commit()
+
     said = "old.db has events in the format of ADK before 1.22, pickles,"
     for command in ("replay", "report"):
         for source in ("old.db", "sqlite:///old.db"):
@@ -316,10 +363,12 @@ def test_a_file_that_is_more_than_tables_is_refused(
         connection.create_function("regexp", 2, lambda *_: True)
         connection.executescript(script)
         connection.commit()
+
     for command in ("replay", "report"):
         assert main([command, str(path)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert "is no plain table" in line
+
     assert not trace.exists()
 
 

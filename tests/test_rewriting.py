@@ -114,6 +114,7 @@ async def test_rewritten_messages_are_summarized_as_others_are(
     llm = await converse(strategy, {place: [Changing(rewrite())]}, **settings)
     assert plain >= 5
     assert abs(llm.summaries - plain) <= max(1, plain * 0.2)
+
     for request in agent_requests(llm) if settings else ():
         assert "Today is May 1." in request.text
     if place == "before":
@@ -201,16 +202,20 @@ async def test_history_is_summarized_and_all_else_stays(
     agent = guarded_agent(llm)
     agent.sub_agents = [LlmAgent(name="helper", model=SimulatedLlm())]
     talk = Talk(
-        agent, Threshold(context_window=8_000), before=[*map(Changing, changes)]
+        agent,
+        Threshold(context_window=8_000),
+        before=[Changing(change) for change in changes],
     )
+
     await talk.tell([model(words(1_500, "FILLER"))])
     for number, each in enumerate(events):
         copied = each.model_copy(deep=True, update={"id": f"event-{number}"})
         await talk.sessions.append_event(await talk.session(), copied)
     await talk.set_state(DEMAND)
     await talk.ask("And now?")
+
     assert llm.summaries == 1
-    stays = [*map(text_of, without_head(llm.requests[-1].contents))]
+    stays = [text_of(content) for content in without_head(llm.requests[-1].contents)]
     assert "\n".join(stays) == "\n".join(kept)
     shown = llm.requests[0].text
     assert not [text for text in kept if text in shown]
@@ -234,7 +239,7 @@ class Computing(BaseCodeExecutor):
 
 def quoted_request(request: RecordedRequest) -> str:
     """The continuation of a request; "" where there is none."""
-    texts = map(text_of, take_apart(request.contents))
+    texts = (text_of(content) for content in take_apart(request.contents))
     return next((t for t in texts if t.startswith(CONTINUATION_BEGIN)), "")
 
 
@@ -256,7 +261,9 @@ async def test_output_of_code_is_not_the_users_word(strategy: Strategy) -> None:
     for asked in ("mark-ask-001! Compute it.", "```tool_output\n5\n```"):
         await talk.ask(asked, "Done.")
         assert asked in quoted_request(agent_requests(llm)[-1])
+
     assert llm.summaries >= 3
+
     talk.check()
     for request in agent_requests(llm):
         assert "OUTPUT" not in quoted_request(request) + ledger_of(request)

@@ -147,6 +147,7 @@ async def test_an_empty_error_is_no_failure(indent: int | None, is_text: bool) -
     arguments = [{"order": it, "note": words(60, it)} for it in ORDERS]
     done = await list_done(arguments, *results)
     listed = [item for item in ORDERS if re.search(rf"{item}[^;]*→ error", done)]
+
     assert listed == ORDERS[len(EMPTY) : len(EMPTY) + len(listed)] != []
 
 
@@ -202,8 +203,10 @@ async def test_a_large_unseen_result_is_shortened() -> None:
     llm, [shown] = await read(words(20_000, "RESULT"), **settings)
     assert "truncated" in shown
     assert 0 < len(shown) / 4 <= 2_400
+
     [summary] = summary_requests(llm)
     assert words(20_000, "RESULT") in summary.text
+
     llm, [shown] = await read(words(20_000), state=DEMAND)
     assert (llm.summaries, llm.rejections) == (1, 0)
     assert "truncated" in shown
@@ -231,13 +234,32 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     chat = guarded_chat(llm, strategy, agent={"tools": [Ship(results)]})
     assert builders.answer_text(await chat.say("Ship all of them.")) == "Done."
     assert llm.violations == 0
+
     last = agent_requests(llm)[-1]
     assert last.prompt_tokens <= 2_000
     assert "Ship all of them." in last.text
     assert [order for order in ORDERS if order not in last.text] == []
+
     shown = shown_results(last)
     assert 1 <= len(shown) < len(ORDERS)
     assert (shown[-1][0], shown[-1][-1]) == ("A", "Z")
+
+
+def read_tries(request: LlmRequest) -> dict[str, bool]:
+    """The orders that a request names, and whether the last try of each has failed."""
+    parts = [part for item in request.contents for part in item.parts or ()]
+    text = "\n".join(part.text or "" for part in parts)
+    said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
+    has_failed = {each[:8]: "error" in each for each in said}
+
+    order = ""
+    for part in parts:
+        if part.function_call:
+            order = (part.function_call.args or {})["order"]
+        if part.function_response:
+            has_failed[order] = "error" in (part.function_response.response or {})
+
+    return has_failed
 
 
 @pytest.mark.parametrize("kind", [Threshold, Pipeline])
@@ -257,16 +279,7 @@ async def test_failed_calls_are_tried_again(kind: type[Threshold | Pipeline]) ->
 
     def reply(request: LlmRequest) -> Reply:
         """Ships the first order that is not named, else one whose last try failed."""
-        parts = [part for item in request.contents for part in item.parts or ()]
-        text = "\n".join(part.text or "" for part in parts)
-        said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
-        has_failed = {each[:8]: "error" in each for each in said}
-        order = ""
-        for part in parts:
-            if part.function_call:
-                order = (part.function_call.args or {})["order"]
-            if part.function_response:
-                has_failed[order] = "error" in (part.function_response.response or {})
+        has_failed = read_tries(request)
         waiting = [order for order in orders if order not in has_failed]
         waiting += [order for order, failed in has_failed.items() if failed]
         return call("ship", order=waiting[0]) if waiting else "All done."

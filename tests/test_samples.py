@@ -55,11 +55,13 @@ async def converse(
     chat = Chat(app.root_agent, app.plugins, is_streaming=is_streaming)
     events = [event for message in messages for event in await chat.say(message)]
     assert not any(event.error_code for event in events)
+
     for agent in (app.root_agent, *app.root_agent.sub_agents):
         assert isinstance(agent, LlmAgent)
         assert isinstance(agent.model, SimulatedLlm)
         assert agent.model.rejections == agent.model.violations == 0
         assert agent.model.largest_request_tokens <= agent.model.context_window
+
     return [event for event in events if not event.partial], await chat.state()
 
 
@@ -85,13 +87,16 @@ async def test_guarded_agent_compacts_within_a_few_messages(
     messages = ["Hello", "And staging?", "And monitoring?", "?", "Once more", "Thanks"]
     events, state = await converse(app, messages, is_streaming)
     assert count_compactions(events, "operator") == 1
+
     summary = state["__context_guard_summary_operator"]
     assert re.search(r"\n- production: 2 pods are down: production-api-\d+, ", summary)
     assert re.search(r"\n- monitoring: 2 pods are down: ", summary)
     assert '- The user asked: "Once more"' in summary
+
     calls = [call for event in events for call in event.get_function_calls()]
     inspected = [(call.args or {})["namespace"] for call in calls]
     assert inspected == ["production", "staging", "monitoring", *["production"] * 3]
+
     answers = [event for event in events if event.is_final_response()]
     assert len(answers) == len(messages)
     assert all("pods are down: " in answer_text([event]) for event in answers)
@@ -107,6 +112,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
     messages = ["find rice", "write it", "find tea", "find rice", "write it"] * 2
     with caplog.at_level(logging.INFO, "contextguard_adk"):
         events, state = await converse(app, [*first, *messages])
+
     calls = [(e.author, c.name) for e in events for c in e.get_function_calls()]
     assert calls[:7] == [
         ("coordinator", "transfer_to_agent"),
@@ -117,6 +123,7 @@ async def test_coordinator_guards_each_agent_in_its_own_way(
         ("writer", "transfer_to_agent"),
         ("researcher", "search_papers"),
     ]
+
     assert count_compactions(events, "researcher") >= 3
     assert count_compactions(events, "writer") >= 1
     assert "Compacted agent 'researcher' (turns)" in caplog.text

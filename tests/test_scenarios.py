@@ -103,6 +103,7 @@ async def test_a_conversation_stays_inside_the_window(
         call_ids=has_ids,
         summary_replies=_summarize_briefly if window_tokens > 8_000 else None,
     )
+
     caplog.set_level(logging.ERROR, "contextguard_adk")
     played = await play(
         conversation,
@@ -111,11 +112,13 @@ async def test_a_conversation_stays_inside_the_window(
         is_streaming=is_streaming,
         session_service=KeptSessions(),
     )
+
     assert not caplog.records, caplog.text
     check_provider(name, played)
     check_answers(name, played, [turn.answer for turn in conversation.turns])
     check_live_requests(name, played.calls)
     check_pauses(name, played.calls, window_tokens)
+
     paid = [call for call in played.calls if call.summary_count]
     # Counting messages, a summary can turn out longer than what it covers.
     most_unused = 0 if strategy is Threshold else 2
@@ -138,19 +141,31 @@ def _summarize_briefly(request: LlmRequest) -> str:
 def check_form(calls: list[AgentCall]) -> None:
     """A compacted request is the summary and the newest messages as they are, or the
     summary, the continuation and the newest steps."""
-    for call in (call for call in calls if call.is_compacted):
+    for call in calls:
+        if not call.is_compacted:
+            continue
         summary, *newest = take_apart(call.contents)
         assert text_of(summary).startswith(SUMMARY_BEGIN)
         if text_of(newest[0]).startswith("[System: The conversation"):
-            newest = newest[1:]
-            parts = [part for content in newest for part in content.parts or ()]
-            assert all(p.function_call or p.function_response for p in parts)
-            assert newest == call.contents[1:]
-            assert len(newest) % 2 == 0
+            check_steps(newest[1:], call)
         else:
-            assert call.turn.text in map(text_of, newest)
-            texts = [*map(text_of, call.original)]
-            assert [*map(text_of, newest)] == texts[-len(newest) :]
+            check_messages(newest, call)
+
+
+def check_steps(steps: list[types.Content], call: AgentCall) -> None:
+    """Behind the summary stand calls and their results alone."""
+    parts = [part for content in steps for part in content.parts or ()]
+    assert all(part.function_call or part.function_response for part in parts)
+    assert steps == call.contents[1:]
+    assert len(steps) % 2 == 0
+
+
+def check_messages(messages: list[types.Content], call: AgentCall) -> None:
+    """Behind the summary stand the newest messages, that of the turn among them."""
+    newest = [text_of(content) for content in messages]
+    assert call.turn.text in newest
+    texts = [text_of(content) for content in call.original]
+    assert newest == texts[-len(newest) :]
 
 
 # --- What a compaction must not lose, and must remove -----------------------------
@@ -221,6 +236,7 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
     for _ in range(2):
         steps = [[ToolUse("fetch", writer.result("log", 0.12))] for _ in range(8)]
         turns.append(Turn(writer.ask(0.02), steps, writer.text("prose", 0.02)))
+
     played = await play_fitting(
         turns,
         strategy(context_window=4_000, preview_tokens=None),
@@ -230,10 +246,11 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
         call_ids=has_ids,
     )
     assert sum(call.is_compacted for call in played.calls) >= 2
+
     covered_before = 0
     for call in played.calls:
         assert STATIC_RULE in call.record.system_instruction
-        assert sum(map(is_rule, call.contents)) == 1
+        assert sum(is_rule(content) for content in call.contents) == 1
         sent = without_head(call.contents)
         covered = len(call.original) - len(sent)
         spoken = [each for each in call.original if not is_rule(each)]
@@ -241,6 +258,7 @@ async def test_compaction_in_a_tool_loop_keeps_moving_instructions(
         assert sent == [each for each in call.original if id(each) not in gone]
         assert (covered > covered_before) is call.is_compacted
         covered_before = covered
+
     assert not any(r.is_summary and DYNAMIC_RULE in r.text for r in played.llm.requests)
 
 
@@ -266,6 +284,7 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
             fact = f"\nrelease key KX-{key:010x} is valid\n"
             steps.append([ToolUse("fetch", half + fact + half)])
         turns.append(Turn(writer.ask(0.01), steps, "Noted."))
+
     played = await play_fitting(
         turns,
         strategy(context_window=16_000, preview_tokens=None),
@@ -273,11 +292,13 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
             "Keys: " + ", ".join(find_facts(request.contents[-1:]))
         ),
     )
+
     compacted = [call for call in played.calls if call.is_compacted]
     assert len(compacted) >= 3
     assert all(call.summary_count <= 3 for call in compacted)
     prompts = [record for record in played.llm.requests if record.is_summary]
     shown = find_facts([content for record in prompts for content in record.contents])
+
     for call in played.calls:
         known = find_facts(call.original).keys()
         beside = find_facts(without_head(call.contents)).keys()

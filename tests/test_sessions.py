@@ -142,6 +142,7 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
     service, session = await load(path)
     said = await sessions.leave(service, session)
     assert "events give way to the summary of agent" in said
+
     llm = make_llm()
     app = dict[str, Any]()
     if way == "ADK's compaction":
@@ -153,11 +154,13 @@ async def test_a_session_goes_on_after_leave(path: Path, way: str) -> None:
             overlap_size=1,
         )
     chat = make_chat(llm, SqliteSessionService(str(path)), way == "the guard", **app)
+
     left = {k for k, v in (await chat.state()).items() if v is not None}
     assert left == {"todos", *(key for key in left if "pin" in key)}
     await ask(chat, range(50, 57))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries == 0 or way == "ADK's compaction"
+
     requests = agent_requests(llm)
     assert len(requests) == 14
     for text in (TOLD, RULE, "Never open a crate.", "Count shelf 99", "Count shelf 0."):
@@ -240,10 +243,12 @@ def test_reset_starts_from_the_whole_history(path: Path, capsys: Output) -> None
     said = change(path, capsys, "reset")
     assert "the summary of agent is gone; the next call has all messages" in said
     assert "no summary; 1 pins, 1 todos" in change(path, capsys, "show")
+
     llm = asyncio.run(go_on(path))
     [summary] = [each for each in llm.requests if each.is_summary]
     assert "Count shelf 0." in summary.text
     assert TOLD not in summary.text
+
     again = change(path, capsys, "reset", "--agent", "other")
     assert "nothing is changed: there is no summary of other" in again
 
@@ -253,13 +258,15 @@ def test_an_edited_summary_is_what_the_next_request_holds(
     path: Path, tmp_path: Path, capsys: Output, monkeypatch: Any, is_editor: bool
 ) -> None:
     """From a file or the editor; what stands beside it stays."""
-    (new := tmp_path / "new.md").write_text("Corrected: shelf 3 is empty.\n")
+    new = tmp_path / "new.md"
+    new.write_text("Corrected: shelf 3 is empty.\n")
     words = ["edit"] if is_editor else ["edit", "--text", str(new)]
     if is_editor:
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setenv("VISUAL", f"cp {new}")
     said = change(path, capsys, *words)
     assert f"the summary of agent has 28 characters, it had {len(TOLD)}" in said
+
     llm = asyncio.run(go_on(path))
     assert llm.summaries == 0
     [request, *_] = agent_requests(llm)
@@ -290,8 +297,10 @@ async def test_a_session_at_work_is_left_alone(path: Path) -> None:
     for act in (sessions.compact, sessions.reset, sessions.leave):
         with pytest.raises(sessions.SessionError, match="a run seems to be under way"):
             await act(service, session)
+
     asked.timestamp -= 700
     assert "compacts" in await sessions.compact(service, session)
+
     asked.timestamp += 700
     assert "is gone" in await sessions.reset(service, session, force=True)
 
@@ -310,6 +319,7 @@ async def test_leave_splits_no_call_from_its_result(path: Path) -> None:
     )
     session.events.insert(place, waiting)
     said = await sessions.leave(service, session)
+
     assert f" {place:,} events give way" in said
 
 
@@ -323,6 +333,7 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
             for tool in (part.function_call, part.function_response):
                 if tool:
                     tool.id = "call_0"
+
     again.state.update(session.state)
     again.events.pop()
     other = InMemorySessionService()
@@ -331,6 +342,7 @@ async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
     )
     for event in again.events:
         await other.append_event(named, event)
+
     assert await sessions.leave(other, named) == said
 
 
@@ -345,6 +357,7 @@ async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     await asyncio.sleep(0.01)
     count = llm.summaries
     assert count
+
     await sessions.edit(service, await chat.session(), "Corrected.")
     llm.summary_replies = lambda request: f"Known: {'Corrected.' in str(request)}"
     await chat.set_state({"context_guard:compact": True})
@@ -374,6 +387,7 @@ async def test_of_several_agents_all_have_a_text(path: Path) -> None:
         await sessions.edit(service, session, "New.")
     await sessions.leave(service, session)
     request = (await go_on(path, is_guarded=False)).requests[0]
+
     assert TOLD in request.text
     assert "Other: summary-2." in request.text
 
@@ -416,6 +430,7 @@ def test_what_is_no_database_is_said_in_one_line(
     tmp_path: Path, capsys: Output
 ) -> None:
     """An export is only shown."""
-    (path := tmp_path / "session.json").write_text('{"events": []}')
+    path = tmp_path / "session.json"
+    path.write_text('{"events": []}')
     assert main(["sessions", "compact", str(path)]) == 2
     assert "sessions: error: nothing is changed: " in capsys.readouterr().err

@@ -69,16 +69,20 @@ class Watch(BasePlugin):
         agent = callback_context.agent_name
         contents = llm_request.contents
         branch = callback_context.get_invocation_context().branch
+
         if self._first is None:
             self.contents[agent, branch] = list(contents)
             found = find_markers(contents)
             self.shown.setdefault(agent, set()).update(found)
             self.has_mixed |= len(items_of(found)) > 1
             return
+
         before = self._first.contents[agent, branch]
-        if added := find_markers(contents) - find_markers(before):
+        added = find_markers(contents) - find_markers(before)
+        if added:
             self.wrong.append(f"{agent} was shown {added}")
-        sent = "\n".join(map(text_of, contents))
+
+        sent = "\n".join(text_of(content) for content in contents)
         inputs = [c for c in before if c.role == "user" and text_of(c)]
         if agent.startswith("worker") and text_of(inputs[-1]) not in sent:
             self.wrong.append(f"{agent} has lost its input")
@@ -99,7 +103,7 @@ def working(finish: bool = False) -> Callable[[LlmRequest], Reply]:
     counts = Counter[str]()
 
     def work(request: LlmRequest) -> Reply:
-        found = ITEM.search("\n".join(map(text_of, request.contents)))
+        found = ITEM.search("\n".join(text_of(content) for content in request.contents))
         item = found[1] if found else "lost"
         counts[item] += 1
         if counts[item] % STEPS:
@@ -134,7 +138,8 @@ def delegating(**settings: Any) -> LlmAgent:
     numbers = itertools.count()
 
     def delegate(request: LlmRequest) -> Reply:
-        if (number := next(numbers)) % 2:
+        number = next(numbers)
+        if number % 2:
             return "It is done."
         return scripted_call("worker", request=f"Do mark-itema-{number:03}! now.")
 
@@ -245,8 +250,10 @@ async def converse(
     last = Watch(first)
     guard = ContextGuardPlugin(default=strategy)
     chat = Chat(root, [first, *by.get("before", ()), guard, last])
+
     for said in says:
         await chat.say(said)
+
     assert not last.wrong
     for own in workers:
         llm = own.model

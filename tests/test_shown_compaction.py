@@ -108,6 +108,7 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     prices = {"simulated": Costs(input=1, output=1)}
     chat = await open_chat(service, make_agent(model=llm), prices=prices)
     events = await chat.say("Look.")
+
     assert deltas(events) == [{ARTIFACT: 0}]
     event = next(event for event in events if event.actions.artifact_delta)
     assert event.get_function_calls()
@@ -119,10 +120,12 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
     assert "- Strategy: Threshold\n" in text
     assert f"````\n{SUMMARY}\n````\n" in text
     assert SUMMARY not in line
+
     await chat.tell([model(words(3_300)), user("More?"), model("No.")])
     assert deltas(await chat.say("Look.")) == [{ARTIFACT: 1}]
     assert (await chat.state())[KEY] != line
     assert "- Waited: " in await load(service, 1)
+
     sent = "\n".join(request.text for request in llm.requests)
     assert not re.search(r"Compaction of |compacted:agent| → ", sent)
 
@@ -170,13 +173,16 @@ async def test_where_there_is_no_artifact(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By default, or told to the model by a tool of ADK: the line alone, if that."""
-    if is_recorded := not (agent or guard):
+    is_recorded = not (agent or guard)
+    if is_recorded:
         monkeypatch.setenv("PYTEST_CURRENT_TEST", "rebuild")
+
     settings = {"name": "agent", "model": make_llm(), "tools": [look], **agent}
     service = InMemoryArtifactService()
     chat = await open_chat(service, LlmAgent(**settings), **guard)
     events = await chat.say("Look.")
     assert answer_text(events) == "It is done."
+
     state = await chat.state()
     assert bool(re.match(r"\d", str(state.get(KEY)))) is has_line
     assert not (is_recorded and "context_guard" in str(state))
@@ -196,21 +202,23 @@ class Broken(InMemoryArtifactService):
         raise RuntimeError("it quotes ORIGINAL words")
 
 
-@pytest.mark.parametrize("seconds", [0, 3_600])
+@pytest.mark.parametrize(("seconds", "most_seconds"), [(0, 0), (3_600, 2)])
 @in_virtual_time
 async def test_broken_service_ends_no_turn(
-    seconds: float, caplog: pytest.LogCaptureFixture
+    seconds: float, most_seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The turn goes on after two seconds at most; one warning says so, not its text."""
     chat = await open_chat(Broken(seconds=seconds))
     caplog.set_level(logging.WARNING, "contextguard_adk")
     events = await chat.say("Look.")
-    assert asyncio.get_running_loop().time() <= 2 * bool(seconds)
+    assert asyncio.get_running_loop().time() <= most_seconds
+
     await chat.set_state(DEMAND)
     await chat.say("Look.")
     assert answer_text(events) == "It is done."
     assert (await chat.state())[KEY]
     assert deltas(await chat.events()) == []
+
     said = [r.getMessage() for r in caplog.records if "artifact" in r.getMessage()]
     assert len(said) == 1
     assert "ORIGINAL" not in caplog.text

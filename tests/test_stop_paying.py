@@ -72,11 +72,13 @@ async def compacted_session() -> KeptSessions:
     llm = make_llm()
     plugin = ContextGuardPlugin(default=STRATEGIES["threshold"])
     chat = Chat(guarded_agent(llm, [look]), [plugin], session_service=sessions)
+
     number = 0
     while not any(SUMMARY in request.text for request in agent_requests(llm)):
         await chat.say(f"Question {number}?")
         number += 1
         assert number < 60
+
     return sessions
 
 
@@ -98,6 +100,23 @@ CELLS = [("plugin", name) for name in STRATEGIES]
 CELLS += [(place, "threshold") for place in PLACES[1:]]
 
 
+def make_plugin(place: str, name: str, folder: Path) -> ContextGuardPlugin:
+    """A guard that is told to pay for nothing, or that state will tell."""
+    strategy = STRATEGIES[name]
+    if place == "plugin":
+        return ContextGuardPlugin(default=strategy, summaries="stored")
+    if place == "agent":
+        stored = strategy.model_copy(update={"summaries": "stored"})
+        return ContextGuardPlugin(agents={"agent": stored})
+    if place == "state":
+        return ContextGuardPlugin(default=strategy)
+
+    file = folder / "guard.toml"
+    text = TOP if place == "file" else TABLE
+    file.write_text(text.replace("threshold", IN_FILES[name]))
+    return ContextGuardPlugin.from_file(file)
+
+
 @pytest.mark.parametrize(
     ("place", "name", "turns"),
     [
@@ -113,21 +132,9 @@ async def test_stored_summaries_stay_and_nothing_is_paid(
     place: str, name: str, turns: int, tmp_path: Path
 ) -> None:
     """Whatever says so, no turn is lost and no summary is asked for."""
-    strategy = STRATEGIES[name]
-    state = dict[str, Any]()
-    if place == "plugin":
-        plugin = ContextGuardPlugin(default=strategy, summaries="stored")
-    elif place == "agent":
-        stored = strategy.model_copy(update={"summaries": "stored"})
-        plugin = ContextGuardPlugin(agents={"agent": stored})
-    elif place == "state":
-        plugin = ContextGuardPlugin(default=strategy)
-        state = {"context_guard:summaries": "stored"}
-    else:
-        file = tmp_path / "guard.toml"
-        text = TOP if place == "file" else TABLE
-        file.write_text(text.replace("threshold", IN_FILES[name]))
-        plugin = ContextGuardPlugin.from_file(file)
+    plugin = make_plugin(place, name, tmp_path)
+    in_state = {"context_guard:summaries": "stored"}
+    state: dict[str, Any] = in_state if place == "state" else {}
 
     llm = await talk(plugin, await compacted_session(), turns, **state)
     assert (llm.rejections, llm.violations, llm.summaries) == (0, 0, 0)

@@ -94,10 +94,12 @@ async def test_state_survives_json() -> None:
     state = guard_keys(await chat.state())
     stored = json.loads(json.dumps(state, allow_nan=False))
     assert stored == state
+
     await chat.set_state(stored)
     sent = llm.requests[-1].contents
     await guarded_chat(llm, session_service=chat.sessions).say("And now?")
     assert llm.requests[-1].contents[: len(sent)] == sent
+
     other = guarded_chat(llm, session_service=chat.sessions, session_id="other")
     await seed(other, state=state)
     await other.say("Hello.")
@@ -144,6 +146,7 @@ async def test_a_broken_value_costs_no_turn(
         caplog.clear()
         sessions.kept["session"] = before.model_copy(deep=True)
         sessions.kept["session"].state[key] = value
+
         # A new process: nothing is remembered but what state holds.
         llm = make_llm("Written anew.")
         successor = guarded_chat(llm, PIPELINE, session_service=sessions)
@@ -153,6 +156,7 @@ async def test_a_broken_value_costs_no_turn(
         assert (await successor.state())[SUMMARY].startswith("Written anew.")
         assert "Written anew." in llm.requests[-1].text
         assert llm.violations == llm.rejections == 0
+
         warnings = guard_warnings(caplog)
         assert len(warnings) <= 1
         assert "SECRET" not in "".join(warnings)
@@ -178,12 +182,14 @@ async def test_a_summary_that_is_not_understood_is_ignored(
         assert answer_text(await chat.say("And now?"))
         assert "The task." in llm.requests[-1].text
         assert "All is known." not in llm.requests[-1].text
+
     if any(changed.values()):
         [warning] = guard_warnings(caplog)
         assert RECORD in warning
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     state = await chat.state()
+
     assert state[SUMMARY].startswith("All is known.")
     assert json.loads(state[RECORD])["version"] == 2
 
@@ -191,8 +197,14 @@ async def test_a_summary_that_is_not_understood_is_ignored(
 @pytest.mark.parametrize(
     ("agent", "value", "count"),
     [
-        *((None, True, 1), ("", True, 1), ("agent", True, 1), ("other", True, 0)),
-        *((None, None, 0), (None, False, 0), (None, 1, 0), (None, "yes", 0)),
+        (None, True, 1),
+        ("", True, 1),
+        ("agent", True, 1),
+        ("other", True, 0),
+        (None, None, 0),
+        (None, False, 0),
+        (None, 1, 0),
+        (None, "yes", 0),
     ],
 )
 async def test_requested_compaction(
@@ -324,16 +336,18 @@ async def test_sessions_at_once_do_not_mix(
             "session_id": f"session-{number % 5}",
         }
         await sessions.create_session(app_name="app", **place)
+
         for turn in range(5):
             asked = user(f"Question {turn} on secret-{number:03}!, please.")
             run = chat.runner.run_async(**place, new_message=asked)
             answer = answer_text([event async for event in run])
             assert answer == f"All about secret-{number:03}!."
+
         session = await sessions.get_session(app_name="app", **place)
         assert session is not None
         return session.state
 
-    states = await asyncio.gather(*map(converse, range(6)))
+    states = await asyncio.gather(*(converse(number) for number in range(6)))
     assert (llm.rejections, llm.violations) == (0, 0)
     assert llm.summaries >= len(states)
     assert "recall_history" in llm.requests[-1].config.model_dump_json()
@@ -359,8 +373,10 @@ async def test_a_record_of_an_earlier_version_is_ignored(
         await chat.say("Go on.")
     assert "What was summarized." not in llm.requests[-1].text
     assert "The task." in llm.requests[-1].text
+
     warned = [r for r in caplog.records if "a record of this version" in r.getMessage()]
     assert len(warned) == 1
+
     await chat.set_state(DEMAND)
     await chat.say(words(2_000))
     assert json.loads((await chat.state())[KEY.format("record")])["version"] == 2

@@ -104,6 +104,7 @@ async def send(
     surround: Any = {"before": [Changing(change)], "plugins": [tap]}
     guard = {"on_compaction": told.append}
     chat = guarded_chat(llm, strategy, guard=guard, agent=agent, **surround)
+
     *earlier, last = contents
     await seed(chat, *earlier, state=EXACT | (state or {}))
     await chat.say(last)
@@ -192,6 +193,7 @@ async def test_more_summaries_only_where_they_help(
     )
     asked = [r.config.max_output_tokens for r in summary_requests(done.llm)]
     assert asked == budgets
+
     (record,) = done.told
     assert record.attempts == len(budgets)
     assert record.is_mechanical is isinstance(reply, Exception)
@@ -315,6 +317,7 @@ async def test_a_pipeline_keeps_a_conversation_inside_the_window(
     )
     strategy = Pipeline(context_window=4_000)
     sessions = KeptSessions()
+
     played = await play(conversation, strategy, llm, session_service=sessions)
     check_provider(name, played)
     assert not caplog.records

@@ -80,7 +80,8 @@ async def test_a_streamed_turn_sends_the_state_once(
     """No partial event has it; the session has it after the turn."""
     sizes = {}
     for guards in (True, False):
-        (folder := tmp_path / str(guards)).mkdir()
+        folder = tmp_path / str(guards)
+        folder.mkdir()
         async with own_database(kind, folder) as store, store.open() as service:
             llm = streaming_llm()
             wide = Threshold(context_window=100_000)
@@ -90,11 +91,13 @@ async def test_a_streamed_turn_sends_the_state_once(
             chat = guarded_chat(llm, strategy, is_streaming=True, **place)
             await seed_long(chat)
             events = await chat.say("Go on.")
+
             assert sum(bool(event.partial) for event in events) == 201
             delta = last_delta(events)
             state = await chat.state()
             sizes[guards] = measure_bytes(events)
             assert llm.summaries == guards
+
             if guards:
                 assert delta == guard_keys(state)
                 new_bytes = len(json.dumps(delta).encode())
@@ -103,6 +106,7 @@ async def test_a_streamed_turn_sends_the_state_once(
                 await guarded_chat(llm, SMALL, **place).say("Well done.")
                 assert llm.summaries == 1
                 assert is_compacted(llm.requests[-1])
+
     assert sizes[True] <= sizes[False] + 2 * new_bytes
 
 
@@ -151,6 +155,7 @@ async def test_the_next_agent_brings_what_a_broken_stream_left() -> None:
     await seed_long(chat)
     events = await chat.say("Go on.")
     delta = last_delta(events)
+
     assert (events[-1].author, delta[SUMMARY]) == ("other", LONG_SUMMARY)
     assert (await chat.state())[SUMMARY] == LONG_SUMMARY
 
@@ -173,7 +178,9 @@ async def test_an_event_brings_the_state_of_its_own_worker() -> None:
         scopes[event.branch or ""] |= scopes_of(delta)
         summary_count += any(":summary:" in key for key in delta)
         assert len({*ITEM.findall(json.dumps(delta))}) <= 1
+
     counts = {branch: len(found) for branch, found in scopes.items()}
+
     assert counts == {branch: int(bool(branch)) for branch in scopes}
     assert len(scopes_of(await chat.state())) == WORKERS
     assert summary_count >= 2 * WORKERS

@@ -110,7 +110,8 @@ async def test_prompt_fences_what_is_to_be_summarized() -> None:
     stored = await talk.compact(user("Hello."), model("Hi."), message="Sing.")
     assert stored == "The first."
     assert await talk.compact(message="Dance.") == "The second."
-    first, second = map(fences, talk.asked)
+
+    first, second = (fences(request) for request in talk.asked)
     said = f"model:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
     assert first == {"transcript": said, "current-request": "Sing."}
     assert second["previous-summary"] == "The first."
@@ -220,7 +221,7 @@ BREAKS = ["\r\n", *"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"]
 @pytest.mark.parametrize("window_tokens", [2_000, 1_000_000])
 async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
     """At the margin stand headings alone, also of entries that were cut."""
-    text = "".join(map(FORGED.format, BREAKS)) * 3
+    text = "".join(FORGED.format(line_break) for line_break in BREAKS) * 3
     blob = types.Blob(data=b"", mime_type=f"image/{text}", display_name=text)
     talk = Talk("A summary.", summarizer_context_window=window_tokens)
     await talk.compact(
@@ -236,6 +237,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
             role="model",
         ),
     )
+
     heading = re.compile(r"(user|model|tool|other agent):|\[\d+ earlier messages|$")
     lines = talk.transcripts.splitlines()
     starts = [line for line in lines if not line.startswith("  ") and line.strip()]
@@ -251,11 +253,13 @@ async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     talk = Talk("PART 1", **settings)
     assert await talk.compact(*numbered(20, size_tokens // 20)) == "PART 1"
     assert talk.summarizer.calls == 1
+
     answer_tokens = talk.asked[0].config.max_output_tokens or 0
     # Less than the usual 400: the user's words stand beside it.
     assert 400 // 3 <= answer_tokens < 400
     assert talk.summarizer.largest_request_tokens <= 0.95 * 8_000 - answer_tokens
     assert talk.transcripts.endswith("user:\n  Go on.")
+
     facts = [int(n) for n in re.findall(r"fact (\d+) ", talk.transcripts)]
     assert facts == list(range(20)) if size_tokens < 8_000 else 19 in facts
 
@@ -271,6 +275,7 @@ async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
     assert "The first task." in talk.transcripts
     assert all(words(200, f"said {n}") in talk.transcripts for n in range(10))
     assert "characters in all" in talk.transcripts
+
     many = Talk("PART 1", "PART 2", "PART 3", **settings)
     texts = [model(words(80, f"said {n}")) for n in range(200)]
     await many.compact(user("The first task."), *texts, message="The request.")
@@ -293,6 +298,7 @@ async def test_only_what_a_model_says_aloud_is_the_summary() -> None:
     talk = Talk(said, CUT, f"HEAD {words(5_000)} TAIL", WHOLE)
     assert await talk.compact(user("Hello."), model("Hi.")) == "One, two."
     assert await talk.compact(user("Hello.")) == words(300).strip()
+
     summary = await talk.compact(model(words(2_000)))
     assert (summary[:4], summary[-4:]) == ("HEAD", "TAIL")
     assert 200 <= len(summary) / 4 <= 400 < len(WHOLE) / 4
@@ -401,8 +407,10 @@ async def test_what_a_model_wrote_outlives_later_failures() -> None:
         summary = await talk.compact(*numbered(14, 500, name))
         assert summary.startswith("By a model.\n")
         assert summary.count("first 0 ") == 1
+
     summary = await talk.compact(*numbered(3, 500, "third"))
     assert summary == "A good one."
+
     last = fences(talk.asked[-1])
     assert last["previous-summary"] == "By a model."
     assert words(500, "first 0") in last["transcript"]
@@ -442,9 +450,11 @@ async def test_place_of_the_summary(
     await talk.compact(*contents)
     sent = talk.llm.requests[-1].contents
     assert [len(each.parts or ()) for each in sent] == [1] * len(sent)
+
     said = take_apart(sent)
     kinds = [kind_of(part) for each in said for part in each.parts or ()]
     assert " ".join(kinds) == expected
+
     summary = text_of(said[0])
     assert summary.startswith(f"{SUMMARY_BEGINS}Known. ")
     assert summary.endswith(SUMMARY_ENDS)
@@ -466,15 +476,18 @@ async def test_squeezing_touches_the_users_request_last() -> None:
         assert talk.records[0].tokens_after <= 3_880
         request = talk.llm.requests[-1]
         assert request.prompt_tokens <= 4_000
-        head, continuation = map(text_of, take_apart(request.contents))
+        texts = [text_of(content) for content in take_apart(request.contents)]
+        head, continuation = texts
         quoted = continuation.partition("`")[2].partition("`")[0]
         messages = head.partition("\n[Values")[0]
         kept.append((messages.count("\n- "), len(summary), len(quoted)))
+
     whole = kept[0]
     assert whole == (30, 4 * 390, 4 * 1_100)
     for listed_count, summary_chars, quoted_chars in kept:
         assert listed_count == 0 or quoted_chars == whole[2]
         assert summary_chars < whole[1] / 2 or quoted_chars == whole[2]
+
     columns = list(zip(*kept, strict=True))
     assert all(list(column) == sorted(column, reverse=True) for column in columns)
     assert all(column[-1] < column[0] for column in columns)
@@ -490,6 +503,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         user_messages=4_000,
         session_service=KeptSessions(),
     )
+
     names = [f"order-{number:02}{number:02}" for number in range(20)]
     filler = model(FILLER)
     await talk.compact(user(task), filler, filler, message="No,\n  wait.\tStop.")
@@ -504,4 +518,5 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
         assert len(head.encode()) < 3 * 4_000 + 250
+
     assert [name for name in names if f"{name} " not in head] == []

@@ -95,6 +95,7 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     for _ in range(3):
         await talk_and_demand(chat)
     assert kinds(llm) == ["at the end"] * 3
+
     agent = agent_requests(llm)
     for request in summary_requests(llm):
         before = llm.requests[llm.requests.index(request) - 1]
@@ -102,7 +103,9 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
         assert request.cached_tokens >= 0.75 * request.prompt_tokens
         assert request.system_instruction == agent[0].system_instruction
         assert request.config.tools == agent[0].config.tools
+
     assert llm.rejections == llm.violations == 0
+
     # The ledger and the current request do not depend on how it was asked for.
     shown = (SUMMARY, "Question 0.", "Question 4.")
     assert all(text in agent[-1].text for text in shown)
@@ -117,6 +120,7 @@ async def test_what_is_no_history_does_not_stand_before_the_question() -> None:
     chat = make_chat(llm, own, static_instruction="Help.", instruction=moving)
     await talk(chat, 14)
     assert set(kinds(llm)) == {"at the end"}
+
     for request in llm.requests:
         assert (moving in request.text) is not is_at_end(request)
     assert "Write a haiku of 600 words." in summary_requests(llm)[0].text
@@ -132,13 +136,17 @@ PLACES: dict[str, tuple[Strategy, bool, dict[str, Any], str]] = {
     # What stays word for word must not stand in the summary as well.
     "of a part": (
         SlidingWindow(context_window=WINDOW, max_messages=7, reuse_prompt_cache=True),
-        *(True, {}, "transcript"),
+        True,
+        {},
+        "transcript",
     ),
     # What ends or forms an answer is the agent's, and the question would share it.
     "built-in": (make_strategy(), True, {"tools": [FUNCTION, SEARCH]}, "transcript"),
     "schema": (
-        *(make_strategy(), True),
-        *({"response_json_schema": {"type": "object"}}, "transcript"),
+        make_strategy(),
+        True,
+        {"response_json_schema": {"type": "object"}},
+        "transcript",
     ),
     "stop": (make_strategy(), True, {"stop_sequences": ["\n\n"]}, "transcript"),
 }
@@ -182,7 +190,9 @@ async def test_a_model_that_gives_no_summary_is_shown_a_transcript(
     with caplog.at_level("INFO", "contextguard_adk"):
         for _ in range(2):
             await talk_and_demand(chat)
+
     assert kinds(llm) == ["at the end", "transcript", "transcript"]
+
     messages = [record.getMessage() for record in caplog.records]
     [said] = [message for message in messages if "transcript" in message]
     assert "Question" not in said

@@ -52,6 +52,7 @@ async def test_thinking_is_off_or_has_room(name: str) -> None:
     await written.compact()
     found = written.asked[0].thinking_config
     assert (found.thinking_budget if found else None) == expected
+
     budget_tokens = plan_budgets(window_tokens).summary_tokens
     assert written.asked[0].max_output_tokens == budget_tokens + headroom_tokens
 
@@ -71,7 +72,8 @@ class Limited(Registry):
 @pytest.mark.parametrize(("limit", "asked"), [(500, 500), (None, 10_000)])
 async def test_a_registry_may_know_output_limits(limit: int | None, asked: int) -> None:
     """One that fails knows none."""
-    guard = {"registry": (registry := Limited(100_000))}
+    registry = Limited(100_000)
+    guard = {"registry": registry}
     registry.limit_tokens = limit
     written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
     await written.compact()
@@ -89,14 +91,17 @@ async def test_a_call_that_failed_is_made_again() -> None:
     assert first.max_output_tokens == 800
     assert first.thinking_config
     assert (second.max_output_tokens, second.thinking_config) == (None, None)
+
     busy = Written(ProviderBusyError("secret"), ProviderBusyError("secret"), GOOD)
     assert await busy.compact() == GOOD
     assert [config.max_output_tokens for config in busy.asked] == [800] * 3
+
     invalid = ProviderError("max_tokens is too large")
     invalid.status_code = 422
     unprocessable = Written(invalid, GOOD)
     assert await unprocessable.compact() == GOOD
     assert unprocessable.asked[1].max_output_tokens is None
+
     later = ProviderBusyError("later")
     later.response = SimpleNamespace(headers={"Retry-After": "3600"})
     waiting = Written(later, GOOD)
@@ -191,6 +196,7 @@ async def test_a_failing_summarizer_is_asked_less_often(
         await seed(written.chat, user(words(600)), model(words(600)), state=DEMAND)
         await written.chat.say(f"{number} {words(225)}")
         asked.append(written.llm.summaries - before)
+
     assert asked == expected
 
 

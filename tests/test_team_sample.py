@@ -28,6 +28,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+
     folder = tmp_path / "team"
     shutil.copytree(TEAM, folder)
     file = f"sqlite+aiosqlite:///{tmp_path / 'sessions.db'}"
@@ -39,12 +40,14 @@ def address(tmp_path: Path) -> Iterator[str]:
         "SESSION_SERVICE_URI": database,
     }
     environment.pop("MODEL", None)
+
     command = [sys.executable, "-m", "uvicorn", "server:app", f"--port={port}"]
     with (tmp_path / "log").open("wb") as log:
         server = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
     address = f"http://127.0.0.1:{port}"
+
     try:
         for _ in range(300):
             try:
@@ -87,6 +90,7 @@ def test_both_apps_are_guarded_by_one_file(address: str) -> None:
         assert "tokens" in state[f"context_guard:compacted:{app}"]
         request.method = "DELETE"
         urllib.request.urlopen(request, timeout=30).close()
+
     lines = ask(f"{address}/metrics/").splitlines()
     for app, strategy in ("support", "SlidingWindow"), ("billing", "Threshold"):
         [line] = [
@@ -104,11 +108,13 @@ def test_the_settings_and_the_agents_pass_their_check(
     """As the image checks them; each table names an agent of one of the apps."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(["check", str(TEAM / "guard.toml")]) == 0
+
     capsys.readouterr()
     tables = tomllib.loads((TEAM / "guard.toml").read_text("utf-8"))
     assert all(
         (TEAM / "agents" / name / "agent.py").exists() for name in tables["agents"]
     )
+
     copied = (TEAM / "Dockerfile").read_text("utf-8")
     for name in ("guard.toml", "server.py", "agents/", "requirements.txt"):
         assert name in copied

@@ -83,6 +83,7 @@ def test_tokens_are_counted() -> None:
         (" " * 1_000_000, None, 7_813),  # Tiktoken alone panics.
     ):
         assert count_tokens([text], ratio) == pytest.approx(expected_tokens, rel=0.001)
+
     # An instruction in any form; names, descriptions and schemas of tools.
     halves = ["x" * 20, types.Part(text="x" * 20)]
     for instruction in ("x" * 40, user("x" * 40), halves):
@@ -125,6 +126,7 @@ async def test_an_overflow_is_told_in_the_words_of_a_provider(
         await answer(llm, ask(user("x" * 600)))
     assert isinstance(caught.value, SimulatedProviderError)
     assert caught.value.status_code == 400
+
     record = llm.requests[-1]
     assert (record.rejected, record.prompt_tokens) == ("overflow", 150)
     assert (record.response, llm.billed_tokens) == (None, billed_tokens)
@@ -180,6 +182,7 @@ async def test_a_stream_ends_with_the_complete_response() -> None:
     *partials, final = await stream(llm, ask(ASK))
     assert len(partials) == 3 + 3 + 2
     assert all(partial.partial for partial in partials)
+
     contents = [partial.content for partial in partials if partial.content]
     pieces = [part for piece in contents for part in piece.parts or []]
     assert "".join(p.text for p in pieces if p.text and not p.thought) == text
@@ -197,8 +200,10 @@ async def test_summaries_hold_nothing_of_what_asks_for_them() -> None:
     for number in range(2):
         await chat.tell([user(f"Fact {number}."), model("notebooks " * 1_900)])
         await chat.say("Go on.")
+
     summaries = [text_of(each.response) for each in llm.requests if each.is_summary]
     assert ["Fact 0." in summary for summary in summaries[:2]] == [True, True]
+
     for summary in summaries:
         assert not re.search("write the summary|keep whatever|transcript", summary)
 
@@ -212,10 +217,12 @@ async def test_summary_replies_script_the_summarizer() -> None:
     assert text_of(await answer(llm, ask(ASK))) == "agent"
     assert "key 12" in text_of(await answer(llm, summary_request("key 12")))
     assert (llm.calls, llm.summaries) == (4, 3)
+
     said = user("please find order ORD-4711"), model("it is in \\warehouse nine")
     events = [event(content) for content in said]
     assert await LlmEventSummarizer(llm=llm).maybe_summarize_events(events=events)
     assert llm.summaries == 4
+
     text = "user: please find order ORD-4711\nagent: it is in \\warehouse nine"
     assert text_of(llm.requests[-1].response) == text
 
@@ -229,6 +236,7 @@ async def test_requests_are_recorded() -> None:
     request.contents.clear()
     request.config.system_instruction = "changed"
     [record] = llm.requests
+
     assert record.text == 'hi\nf\n{}\nf\n{"found":"K-17"}'
     assert record.system_instruction == "be\nbrief"
     assert record.config.system_instruction == ["be", "brief"]
@@ -261,9 +269,15 @@ async def test_a_prompt_cache_serves_what_an_earlier_prompt_began_with() -> None
 def test_wrong_settings_are_refused() -> None:
     """A mistake in the settings fails when the model is made."""
     wrong: list[dict[str, Any]] = [
-        *({"context_windw": 1}, {"context_window": 0}, {"token_ratio": 0}),
-        *({"media_tokens": -1}, {"error_style": "nobody"}, {"usage": "sometimes"}),
-        *({"script": "text"}, {"keep_requests": -1}, {"latency_seconds": -1}),
+        {"context_windw": 1},
+        {"context_window": 0},
+        {"token_ratio": 0},
+        {"media_tokens": -1},
+        {"error_style": "nobody"},
+        {"usage": "sometimes"},
+        {"script": "text"},
+        {"keep_requests": -1},
+        {"latency_seconds": -1},
     ]
     for setting in wrong:
         with pytest.raises(ValidationError):
@@ -286,10 +300,12 @@ async def test_an_agent_with_a_tool_runs(is_streamed: bool) -> None:
     assert [answer_text(events) for events in turns] == ["first", "Done."]
     assert any(event.partial for event in turns[0]) is is_streamed
     assert (llm.calls, llm.violations, llm.rejections) == (4, 0, 0)
+
     last = llm.requests[-1]
     assert last.stream is is_streamed
     assert "You help." in last.system_instruction
     assert all(f'"value":"{key}"' in last.text for key in "ABC")
+
     parts = [part for content in last.contents for part in content.parts or []]
     ids = [part.function_call.id for part in parts if part.function_call]
     assert ids == (["call_1", "call_2", "call_3"] if is_streamed else [None] * 3)

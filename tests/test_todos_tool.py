@@ -53,6 +53,7 @@ async def test_the_list_is_written_and_read() -> None:
     llm, chat = chat_with(write_once(todos=TODOS))
     assert "3 todos are stored, 2 of them open" in answer_text(await chat.say("todos"))
     stored = [*TODOS[:2], {"status": "pending", **TODOS[2]}]
+
     for todos, complaint in (
         ("Fix it", "todos.: Input should be a valid list"),
         ([{"content": "a", "status": "done"}], "todos.0.status: Input should be"),
@@ -63,6 +64,7 @@ async def test_the_list_is_written_and_read() -> None:
         assert complaint in answer
         assert "Each item needs `content`" in answer
         assert (await chat.state())[KEY] == stored
+
     llm.script = write_once()
     assert "'status': 'in_progress'" in answer_text(await chat.say("todos"))
     llm.script = write_once(todos=[])
@@ -133,6 +135,7 @@ async def test_a_long_list_is_cut_and_not_left_out() -> None:
     await chat.say("Go on.")
     text = llm.requests[-1].text
     count = text.count("- [pending] task")
+
     assert 30 < count < 300
     assert "- [completed]" not in text
     assert "task 0 " in text

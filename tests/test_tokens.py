@@ -72,11 +72,14 @@ def test_part_counts_what_the_model_reads(part: types.Part, size_bytes: int) -> 
     ("mime_type", "size_bytes", "tokens"),
     [
         ("IMAGE/JPEG", 900, 1_120),
-        *(("audio/mpeg", 80_000, 320), ("audio/mpeg", None, 1_920)),
+        ("audio/mpeg", 80_000, 320),
+        ("audio/mpeg", None, 1_920),
         ("audio/l16;rate=16000", 320_000, 320),
         ("video/mp4", 1_250_000, 2_630),
-        *(("application/pdf", 500_000, 5_600), ("application/pdf", 10**9, 560_000)),
-        *(("text/csv", 4_001, 1_001), ("application/ld+json; charset=x", 4_000, 1_000)),
+        ("application/pdf", 500_000, 5_600),
+        ("application/pdf", 10**9, 560_000),
+        ("text/csv", 4_001, 1_001),
+        ("application/ld+json; charset=x", 4_000, 1_000),
     ],
 )
 def test_media_count_by_kind(

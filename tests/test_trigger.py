@@ -91,6 +91,7 @@ async def test_a_history_is_compacted_at_the_token(
         await seed(chat, *told, state=EXACT)
         await chat.say("Go on.")
         size = size or calls[0].estimated_tokens
+
     assert len(compactions) == (0 if beyond else 1)
 
 
@@ -125,6 +126,7 @@ async def test_a_long_instruction_above_the_trigger_neither_loops_nor_fails() ->
     agent = {"instruction": words(fixed_tokens)}
     chat, calls, compactions = open_chat(llm, TRIGGER, agent=agent)
     await talk(chat, 16, 1_500)
+
     assert llm.rejections == 0
     assert 1 <= len(compactions) <= 5
     assert all(each.tokens_before >= 2 * fixed_tokens for each in compactions)
@@ -142,6 +144,7 @@ async def test_what_a_compaction_leaves_does_not_set_off_the_next_one() -> None:
     assert answer_text(await chat.say(live)) == "Done."
     assert 1 <= len(compactions) <= 2
     assert all(live in request.text for request in agent_requests(llm))
+
     left = compactions[0].tokens_after
     assert all(each.tokens_before >= 1.9 * left for each in compactions[1:])
 
@@ -152,13 +155,16 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
     chat, _, compactions = open_chat(llm, TRIGGER)
     await talk(chat, 7)
     assert llm.summaries == 0
+
     await talk(chat, 1)
     asked = llm.summaries
     assert asked >= 1
     assert not compactions
     assert "turn-0" in llm.requests[-1].text
+
     await chat.say("A little more.")
     assert llm.summaries == asked
+
     llm.summary_replies = lambda _: "A summary."
     await talk(chat, 2)
     assert len(compactions) == 1

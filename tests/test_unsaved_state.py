@@ -119,7 +119,9 @@ async def test_code_costs_no_more_summaries_than_a_tool(
                     assert answer_text(await chat.say(message(number)))
         assert (llm.rejections, llm.violations) == (0, 0)
         summaries.append(llm.summaries)
+
     of_tool, *of_code = summaries
+
     assert of_tool >= 4
     assert max(of_code) <= 1.2 * of_tool
 
@@ -162,16 +164,19 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     dropping = Dropping("dropping")
     tools = {"tools": [looking_tool(2 * FOUND_WORDS)]}
     chat = guarded_chat(llm, SMALL, before=[dropping], agent=tools)
+
     assert answer_text(await chat.say("Go.")) == "Found."
     paid_count = llm.summaries
     assert paid_count >= 2
     assert not (await chat.state()).get(SUMMARY)
+
     dropping.is_on = False
     if is_late:
         other = guarded_chat(llm, SMALL, agent=tools, session_service=chat.sessions)
         await other.say("Is anybody there?")
         assert llm.summaries == paid_count + 1
         paid_count = llm.summaries
+
     await chat.say("Are you there?")
     assert llm.summaries == paid_count
     assert (await chat.state())[SUMMARY].startswith(f"Summary {paid_count}.")
@@ -187,6 +192,7 @@ async def test_a_failed_call_leaves_its_summary() -> None:
     with suppress(ConnectionError):
         await chat.say("Go on.")
     await guarded_chat(llm, SMALL, session_service=chat.sessions).say("Are you there?")
+
     assert llm.summaries == 1
     assert SUMMARY_BEGIN in llm.requests[-1].text
 
@@ -197,32 +203,41 @@ async def test_state_survives_a_plugin_that_replaces_events(
     serve: Callable[..., str], is_streaming: bool
 ) -> None:
     """Each turn starts anew: the session has all keys, seals and summaries."""
-    found: list[dict[str, Any]] = []
-    for before in ([], [Replacing("stamps")]):
-        serve(fake := FakeClaude())
-        player = play_claude(
-            fake,
-            strategy=Threshold(context_window=5_000),
-            before=lambda before=before: before,
-            is_streaming=is_streaming,
-        )
-        for number in range(4):
-            await player.say(player.steps(3, has_log=not number))
-            await player.change()  # Nothing is left but the session.
-        check_played(player, compactions=1)
-        events = await player.events()
-        metadata = [event.custom_metadata or {} for event in events]
-        assert any("tenant" in each for each in metadata) is bool(before)
-        found.append(
-            {
-                "keys": {k for e in events for k in e.actions.state_delta},
-                "seals": [{key for key in e if "seal" in key} for e in metadata],
-                "requests": [each.body for each in fake.exchanges],
-            }
-        )
-    assert any("summary" in key for key in found[0]["keys"])
-    assert any(found[0]["seals"]) or is_streaming
-    assert found[1] == found[0]
+    alone = await play_replaced([], serve, is_streaming=is_streaming)
+    stamped = await play_replaced(
+        [Replacing("stamps")], serve, is_streaming=is_streaming
+    )
+
+    assert any("summary" in key for key in alone["keys"])
+    assert any(alone["seals"]) or is_streaming
+    assert stamped == alone
+
+
+async def play_replaced(
+    before: list[BasePlugin], serve: Callable[..., str], *, is_streaming: bool
+) -> dict[str, Any]:
+    """The keys and seals in a session behind such plugins, and what was asked."""
+    fake = FakeClaude()
+    serve(fake)
+    player = play_claude(
+        fake,
+        strategy=Threshold(context_window=5_000),
+        before=lambda: before,
+        is_streaming=is_streaming,
+    )
+    for number in range(4):
+        await player.say(player.steps(3, has_log=not number))
+        await player.change()  # Nothing is left but the session.
+    check_played(player, compactions=1)
+
+    events = await player.events()
+    metadata = [event.custom_metadata or {} for event in events]
+    assert any("tenant" in each for each in metadata) is bool(before)
+    return {
+        "keys": {key for event in events for key in event.actions.state_delta},
+        "seals": [{key for key in each if "seal" in key} for each in metadata],
+        "requests": [each.body for each in fake.exchanges],
+    }
 
 
 async def test_a_demand_in_each_step_is_met_and_gone() -> None:

@@ -135,8 +135,8 @@ async def check(
     most_seconds = 3 * max(clean.seconds) + 0.3
     if max(played.seconds) >= most_seconds:  # By the garbage collector, perhaps.
         again = await play(strategy, attack, turn, usage=usage)
-        seconds = map(min, zip(played.seconds, again.seconds, strict=False))
-        assert max(seconds) < most_seconds
+        both = zip(played.seconds, again.seconds, strict=False)
+        assert max(min(pair) for pair in both) < most_seconds
 
 
 def write(**values: Any) -> Attack:

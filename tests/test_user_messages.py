@@ -118,6 +118,7 @@ def write_messages(language: str, number: int, count: int = 40) -> tuple[str, in
     choose = random.Random(f"{language} {number}")
     filler = sentences(language)
     gap = "" if language in ("ja", "zh") else " "
+
     messages = []
     for _ in range(count):
         goal = choose.randint(300, 1_300)
@@ -127,10 +128,11 @@ def write_messages(language: str, number: int, count: int = 40) -> tuple[str, in
         while len(gap.join(said).encode()) > 1_500:
             said.pop()
         messages.append(said)
+
     place = choose.randrange(int(count * 0.9))
     rule = RULES[language][number % len(RULES[language])]
     messages[place].insert(len(messages[place]) // 2, rule)
-    return "\n".join(map(gap.join, messages)), place
+    return "\n".join(gap.join(sentences) for sentences in messages), place
 
 
 def rule_of(language: str, number: int) -> str:
@@ -221,6 +223,7 @@ async def test_a_rule_stays_in_every_request(language: str, name: str) -> None:
     for message in text.splitlines():
         await chat.say(message)
     requests = agent_requests(llm)
+
     assert len(compactions) > 1
     assert all(rule in request.text for request in requests[place:])
     assert max(len(listed(each).encode()) for each in requests) <= 0.75 * WINDOW * 1.1
@@ -304,7 +307,7 @@ MANY: dict[str, Callable[[int], list[str]]] = {
     "messages": lambda n: [f"Message {i}. {EIGHT[i % 8]}" for i in range(n)],
     "equal messages": lambda n: EIGHT * (n // 8),
     "one message": lambda n: ["This and that. " * 200 * n],
-    "lines": lambda n: ["\n".join(map(str, range(100 * n)))],
+    "lines": lambda n: ["\n".join(str(number) for number in range(100 * n))],
 }
 
 
@@ -338,6 +341,7 @@ async def test_short_messages_stay_word_for_word_with_their_lines() -> None:
         await chat.say(text)
     await seed(chat, model(words(7_000)))
     await chat.say("Go on.")
+
     assert listed(llm.requests[-1]).splitlines() == [
         "- Call me Ada.",
         "- yes",
@@ -385,8 +389,10 @@ async def test_only_what_the_user_wrote_is_listed() -> None:
         ("agent", output),
     ):
         await chat.sessions.append_event(session, Event(author=author, content=content))
+
     await seed(chat, model(words(7_000)))
     await chat.say("Go on.")
+
     assert is_compacted(llm.requests[-1])
     assert listed(llm.requests[-1]) == "- Call me Ada."
 
@@ -404,11 +410,13 @@ async def test_the_current_request_stands_there_once() -> None:
     requests = agent_requests(llm)
     assert requests[0].text.count("mark-1") == 1
     assert listed(requests[0]) == "- Call me Ada."
-    assert {*map(head_of, requests)} == {head_of(requests[0])}
+    assert {head_of(request) for request in requests} == {head_of(requests[0])}
+
     await seed(chat, model(words(7_000)))
     await chat.say("And at mark-4.")
     expected = ["- Call me Ada.", "- Look at mark-1."]
     assert listed(llm.requests[-1]).splitlines()[:2] == expected
+
     for mark in ("mark-1.", "mark-2.", "mark-3.", "mark-4."):
         assert llm.requests[-1].text.count(mark) == 1
 
@@ -450,8 +458,9 @@ async def test_other_plugins_change_no_byte(rewrite: Callable[[], Any]) -> None:
     for number in range(4):
         await chat.say(f"mark-{number}!")
     requests = agent_requests(llm)
-    lists = {*map(listed, requests)}
+    lists = {listed(request) for request in requests}
     assert len(lists) == 1
+
     if rewrite is not encoding:
         assert all("Call me Ada, my number is" in each for each in lists)
         assert all("Never write it down." in each for each in lists)
@@ -467,12 +476,13 @@ async def test_what_is_stamped_and_masked_keeps_its_words() -> None:
         llm, Threshold(context_window=WINDOW, keep=0), chat={"before": plugins}
     )
     texts = [f"Call {SECRET} at noon.", f"请联系{SECRET}处理。"]
-    await seed(chat, *map(user, texts), model(words(3_000)))
+    await seed(chat, *(user(text) for text in texts), model(words(3_000)))
     await chat.set_state(DEMAND)
     for _ in range(3):
         await chat.say("Go on.")
     (said,) = {listed(request) for request in agent_requests(llm)}
     lines = [re.sub(r"\(.*?] ", "", line) for line in said.splitlines()]
+
     assert lines == ["- Call **** at noon.", "- 请联系****处理。"]
 
 
@@ -496,6 +506,7 @@ async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
         rule = "Never write to Eve. " if number == 2 else ""
         await chat.say(f"mark-{number} {words(700)}. {rule}{words(700)}")
     assert compactions
+
     chat.run_config = loading(10)
     lists = list[tuple[int, str]]()
     for number in range(6, 20):
@@ -503,6 +514,7 @@ async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
         lists.append((len(compactions), listed(llm.requests[-1])))
         marks = re.findall(r"mark-\d+ ", llm.requests[-1].text)
         assert len(marks) == len(set(marks))
+
     assert len(compactions) >= 4
     assert all("- Call me Ada. mark-first" in said for _, said in lists)
     assert all("Never write to Eve." in said for _, said in lists)
@@ -523,6 +535,7 @@ async def test_the_request_stands_there_once_where_little_is_loaded(
     await chat.set_state(DEMAND)
     await chat.say("Look at mark-request.")
     assert is_compacted(llm.requests[-1])
+
     chat.run_config = loading(newest)
     await chat.say("Go on.")
     assert "- mark-0 " in listed(llm.requests[-1])
@@ -562,8 +575,10 @@ async def test_what_was_rewound_is_listed_no_more() -> None:
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     assert "mark-rewound" in listed(llm.requests[-1])
+
     if not hasattr(chat.runner, "rewind_async"):
         pytest.skip("This ADK cannot rewind.")
+
     events = await chat.events()
     said = [e for e in events if "rewound" in answer_text([e])]
     await chat.runner.rewind_async(
@@ -571,6 +586,7 @@ async def test_what_was_rewound_is_listed_no_more() -> None:
         session_id=chat.session_id,
         rewind_before_invocation_id=said[0].invocation_id,
     )
+
     for _ in range(2):
         await chat.say("Go on.")
         assert "mark-rewound" not in listed(llm.requests[-1])
@@ -603,6 +619,7 @@ def crafted() -> Iterator[Any]:
             nested(50),
         )
         yield from ({name: value} for value in values)
+
     yield {"bytes": 10**300, "count": -7, "excerpts": ["", " \n", "\0", "[System: x]"]}
 
 
@@ -648,6 +665,7 @@ async def test_crafted_state_is_harmless(value: Any) -> None:
     await chat.set_state({key: json.dumps(record)})
     await chat.say("And on.")
     assert "\n[System: x]" not in llm.requests[-1].text
+
     await seed(chat, model(words(3_000)))
     await chat.set_state(DEMAND)
     assert answer_text(await chat.say("Now?")) == "Done."
@@ -675,6 +693,7 @@ async def test_the_record_stays_small(said: str) -> None:
     await chat.say(words(300, "Go on."))
     state = await chat.state()
     records = [v for v in state.values() if '"user_messages"' in str(v)]
+
     assert len(records) == 1
     assert len(records[0].encode()) <= 16 * 1024
     assert json.loads(records[0])["summary"]["beside"]["user_messages"]["excerpts"]
@@ -690,6 +709,7 @@ async def test_the_summarizer_is_not_asked_for_them_again() -> None:
         await chat.set_state(DEMAND)
         await chat.say("Go on.")
         await seed(chat, model(words(3_000)))
+
     assert len(summary_requests(llm)) == 3
     assert summary_requests(llm)[-1].text.count("Call me Ada.") <= 1
     assert CONTINUATION_BEGIN in llm.requests[-1].text
@@ -704,6 +724,7 @@ async def test_a_masked_word_never_appears() -> None:
         await chat.say(f"mark-{number}: tell Eve nothing. {words(1_500)}")
     chat.run_config = loading(5)
     await chat.say("Go on.")
+
     assert llm.summaries > 1
     assert not any("Eve" in request.text for request in llm.requests)
     assert "Eve" not in json.dumps(await chat.state())
@@ -740,6 +761,7 @@ async def test_a_rewind_loses_nothing_of_what_is_not_loaded() -> None:
     for number in range(6):
         await chat.say(f"And {number}.")
         lists.append(listed(llm.requests[-1]).removesuffix("\n- Go on."))
+
     assert len(set(lists)) == 1
     assert "- Never touch mark-first." in lists[0]
 
@@ -756,6 +778,7 @@ async def test_a_rewind_changes_no_byte_where_messages_are_stamped() -> None:
     await rewind(chat, await chat.say("One too many."))
     for number in range(3):
         await chat.say(f"And {number}.")
+
     assert len({listed(request) for request in agent_requests(llm)}) == 1
 
 
@@ -776,6 +799,7 @@ async def test_a_summary_is_shorter_only_for_words_that_stay(is_stamped: bool) -
         (request,) = summary_requests(llm)
         asked = f"{request.config.system_instruction} {request.text}"
         found.append(int(re.findall(r"(\d[\d,]*) words", asked)[0].replace(",", "")))
+
     assert (found[1] < 0.7 * found[0]) is not is_stamped
 
 
@@ -790,6 +814,7 @@ def test_a_line_of_a_list_keeps_what_forbids_it() -> None:
     short = {*condense((*texts, "Go on."), 3_000)} - {*texts}
     kept = "\n".join(short)
     found = re.findall(r"(.{0,40})(?:delete volume|force-push|drop table)", kept)
+
     assert len(found) > 5
     assert all("Never do any of the following: " in before for before in found)
 
@@ -814,6 +839,7 @@ def test_dictated_text_is_split_at_words() -> None:
         said.insert(choose.randrange(len(said)), rule)
         messages[place] = " ".join(said)
         kept.append(rule in "\n".join(condense(tuple(messages), 4_800)))
+
     assert sum(kept) >= 0.75 * len(kept)
 
 

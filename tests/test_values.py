@@ -172,9 +172,10 @@ def test_what_is_known_of_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     for n in range(50):
         assert not read_values({"said": "so " * (n + 30)})
     assert len(known._found) == 8
+
     for n in range(50):
         assert len(read_values([f"ref_{n}_{m}" for m in range(30)])) == 30
-        assert sum(map(len, known._found.values())) <= 100
+        assert sum(len(found) for found in known._found.values()) <= 100
 
 
 def test_a_long_number_that_is_no_card_is_listed() -> None:
@@ -275,6 +276,7 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
         text = llm.requests[-1].text
         listed = text.partition(VALUES)[2].partition("\n\n")[0]
         sizes.append((asked.config.max_output_tokens or 0, len(listed)))
+
     assert sizes[0][0] == 800
     assert sizes[1][0] < 300
     assert sizes[1][1] < 0.7 * sizes[0][1]
@@ -289,6 +291,7 @@ def test_the_last_resort_names_what_it_cuts() -> None:
         p.function_response for c in cut for p in c.parts or () if p.function_response
     ]
     shown = said.response or {}
+
     assert "/var/data/part-200.csv" not in shown["result"]
     assert shown[NAMES_KEY].count("/var/data/part-") > 5
 
@@ -303,6 +306,7 @@ def test_names_are_read_of_the_payload_not_of_its_json() -> None:
     part = types.Part(function_response=answer)
     shown = Preview(100)(types.Content(role="user", parts=[part]))
     assert shown
+
     [said] = [p.function_response for p in shown.parts or () if p.function_response]
     names = (said.response or {})[NAMES_KEY]
     assert names.split(", ") == ["ord_48213", "src/shop/pay.py", "INV_22911"]
@@ -327,7 +331,8 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
     def mask(request: LlmRequest) -> None:
         time = f"[12:03:{next(times)}] "
         for index, content in enumerate(request.contents):
-            if content.role == "user" and (text := content_text(content)):
+            text = content_text(content)
+            if content.role == "user" and text:
                 masked = text.replace("ref_secret_1", "(hidden)")
                 request.contents[index] = user(time + masked)
 

@@ -40,6 +40,7 @@ async def test_stored_sessions_go_on_without_a_new_summary(path: Path) -> None:
     events = await chat.say("Which shelf comes next?")
     assert answer_text(events) == "Counted."
     assert llm.summaries == llm.rejections == 0
+
     for request in agent_requests(llm):
         head = request.text.split("[End of summary")[0]
         assert head.startswith(f"{SUMMARY_BEGIN}\n{stored_states.SUMMARY}")
@@ -75,6 +76,7 @@ async def test_fields_of_a_later_release_stay() -> None:
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
     assert llm.summaries == 2
+
     record = json.loads((await chat.state())[RECORD])
     assert record["later"] == ["a", {"b": 1}]
     assert record["learned"]["simulated"]["seen"] == {"at": 3}
@@ -108,21 +110,28 @@ async def test_a_later_record_is_left_as_it_is(
     await chat.set_state(DEMAND)  # For whoever can serve it.
     before = guard_keys(await chat.state())
     assert before[RECORD] == stored
+
     ahead = guarded_chat(llm, AHEAD, chat={"session_service": chat.sessions})
     requests = await grow(ahead, llm)
     assert guard_keys(await chat.state()) == before
     assert len(requests) == 12
+
     for number, request in enumerate(requests):
         assert not request.is_summary
         assert request.rejected is None
         assert f"Question {number}." in request.text
         assert ("A summary." in request.text) == is_readable
     assert "answer-10" in requests[-1].text
-    said = "version 3, from a later release, and "
-    said += "is used" if is_readable else "cannot be read"
-    warned = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    warned = [r for r in warned if r.name.startswith("contextguard_adk.state")]
-    assert [said in r.getMessage() for r in warned] == [True]
+
+    what_follows = "is used" if is_readable else "cannot be read"
+    said = f"version 3, from a later release, and {what_follows}"
+    warnings = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.WARNING
+        and record.name.startswith("contextguard_adk.state")
+    ]
+    assert [said in warning for warning in warnings] == [True]
 
 
 # --- Processes of two releases on one session ---------------------------------------
@@ -165,14 +174,15 @@ async def ask(chat: Chat, llm: SimulatedLlm, number: int) -> int:
     place = len(llm.requests)
     events = await chat.say(f"Find {number}. {'Please. ' * 20}")
     assert answer_text(events) == "Found."
+
     for request in llm.requests[place:]:
         assert request.rejected is None
         if not request.is_summary:
             assert request.prompt_tokens <= WINDOW
-            missing = set(range(number)) - {
-                *map(int, re.findall(r"fact-(\d+)", request.text))
-            }
+            facts = {int(fact) for fact in re.findall(r"fact-(\d+)", request.text)}
+            missing = set(range(number)) - facts
             assert not missing
+
     return llm.summaries - count
 
 
@@ -187,13 +197,15 @@ async def serve(url: str) -> None:
     await sessions.close()
 
 
-SERVE = "import asyncio, sys; from tests.test_versions import serve; "
-SERVE += "asyncio.run(serve(sys.argv[1]))"
+SERVE = (
+    "import asyncio, sys; from tests.test_versions import serve; "
+    "asyncio.run(serve(sys.argv[1]))"
+)
 
 
 def start(url: str, package: Path) -> subprocess.Popen[str]:
     """Starts a process with the package of a folder."""
-    path = os.pathsep.join(map(str, (package, ROOT)))
+    path = os.pathsep.join(str(folder) for folder in (package, ROOT))
     command = [sys.executable, "-P", "-W", "ignore", "-c", SERVE, url]
     return subprocess.Popen(
         command,
@@ -227,6 +239,7 @@ def before(tmp_path: Path) -> Path:
         made = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip(f"needs git and the commit {BEFORE}")
+
     folder = tmp_path / "before"
     folder.mkdir()
     subprocess.run(["tar", "-x", "-C", str(folder)], input=made, check=True)
@@ -252,5 +265,6 @@ async def test_releases_alternate_without_a_summary_twice(
             for process in processes:
                 end(process)
             counts.append(count)
+
     assert counts[0] >= 5
     assert counts[1] <= counts[0]

@@ -121,7 +121,7 @@ def told(contents: list[types.Content]) -> Iterator[str]:
 @functools.lru_cache  # The requests of a session repeat their texts.
 def find_forged_in(text: str) -> tuple[str, ...]:
     """Lines of a text that begin like one of the guard's, and are not."""
-    lines = map(plain, text.splitlines())
+    lines = (plain(line) for line in text.splitlines())
     like = [line for line in lines if line.lower().startswith(OPENINGS)]
     return tuple(x for x in like if FORGED in x[:60] or not OWN.fullmatch(x))
 
@@ -208,6 +208,7 @@ async def test_a_request_that_is_cut_to_fit_quotes_what_it_cuts() -> None:
     for _ in range(3):
         await chat.say(f"Look. {'And see. ' * 50}")
     assert llm.rejections
+
     sent = [each for each in agent_requests(llm) if not each.rejected]
     assert "middle left out" in sent[-2].text
     assert [find_forged(each.contents) for each in sent] == [[] for _ in sent]

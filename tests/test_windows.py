@@ -100,12 +100,15 @@ def test_order_of_lookup(tmp_path: Path) -> None:
         "m-4": chat(40_000),
         "deepseek.r1-v1:0": chat(50_000),
     }
+
     registry = registry_of(tmp_path, table)
     expected = """10000 proxy/m-1, 11000 a/m-1 proxy/a/m-1, 12000 m-1,
         20000 m-2 proxy/m-2, 30000 a/m-3-20260101 a/m-3:8b m.3, 31000 a/m-3-20250101,
         40000 m-4-preview-001, None m-4-8192 m-4-turbo r1"""
-    for tokens, *names in map(str.split, expected.split(",")):
+    for row in expected.split(","):
+        tokens, *names = row.split()
         assert {str(registry.context_window(name)) for name in names} == {tokens}
+
     thinking = [registry.supports_reasoning(n) for n in ("x/m-1", "b/m-1", "x/m-2")]
     assert thinking == [True, False, False]
     thinking = [REAL.supports_reasoning(name) for name in ("openai/gpt-5", "gpt-4o")]
@@ -159,8 +162,10 @@ def test_order_of_sources(
         assert expected == resolve_context_window(
             model, configured=configured, registry=registry, agent="writer"
         )
+
     told = caplog.messages
     assert len(told) == 2 * warnings
+
     if warnings == 2:
         assert repr(answer) in told[0]
     for model, text in zip(("m-1", "m-2"), told[warnings - 1 :: 2], strict=False):
@@ -171,10 +176,14 @@ def test_order_of_sources(
 @pytest.mark.parametrize(
     ("window", "reserved", "buffer", "summary"),
     [
-        *((1_000_000, 0, 20_000, 10_000), (200_000, 0, 20_000, 10_000)),
+        (1_000_000, 0, 20_000, 10_000),
+        (200_000, 0, 20_000, 10_000),
         (199_999, 0, 39_999, 19_999),
-        *((8_000, 0, 1_600, 800), (1, 0, 0, 0), (200_000, 8_192, 20_000, 10_000)),
-        *((200_000, 64_000, 64_000, 10_000), (200_000, 160_000, 150_000, 10_000)),
+        (8_000, 0, 1_600, 800),
+        (1, 0, 0, 0),
+        (200_000, 8_192, 20_000, 10_000),
+        (200_000, 64_000, 64_000, 10_000),
+        (200_000, 160_000, 150_000, 10_000),
     ],
 )
 def test_budgets_of_a_window(

@@ -132,8 +132,10 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
     assert_type(threshold.context_window, int | None)
     assert_type(threshold.max_tokens, int | None)
     assert_type(threshold.trigger_tokens(8_000), int | None)
+
     sliding = cg.SlidingWindow(max_turns=30, max_tokens=8_000, trigger=4_000)
     assert_type(sliding.max_messages + sliding.max_turns, int)
+
     pipeline = cg.Pipeline(
         max_tokens=None,
         trigger="auto",
@@ -167,6 +169,7 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
         reducers=(OwnReducer(), strategies.TokenWindow(budget_tokens=4_000)),
         compression_threshold=0.7,
     )
+
     bare = cg.Pipeline(
         window=strategies.TokenWindow(budget_tokens=0.4, preserve_system=False),
         tool_output=None,
@@ -174,6 +177,7 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
     )
     own = OwnStrategy(keep_count=5, max_tokens=8_000, summarizer="gemini-2.5-flash")
     plain = cg.SlidingWindow(max_messages=30, ahead=None)
+
     return {
         "a": threshold,
         "b": sliding,
@@ -206,10 +210,12 @@ def make_app(model: BaseLlm) -> App:
         before_compaction=before_compaction,
         name="guard",
     )
+
     windows = {"a": cg.SlidingWindow(), "b": cg.SlidingWindow(max_turns=9)}
     exempt: dict[str, cg.Threshold | None] = {"a": cg.Threshold(), "b": None}
     of_subclass = cg.ContextGuardPlugin(agents=windows, default=cg.Threshold())
     some = cg.ContextGuardPlugin(agents=exempt, on_compaction=records.append)
+
     from_file = cg.ContextGuardPlugin.from_file(
         Path("contextguard.toml"),
         registry=registry,
@@ -219,6 +225,7 @@ def make_app(model: BaseLlm) -> App:
         before_compaction=put_off,
         name="guard",
     )
+
     chosen = cg.ContextGuardPlugin(agents={"a": choose, "b": None}, default=choose)
     plugins: list[BasePlugin] = [cg.ContextGuardPlugin(), plugin, of_subclass, some]
     plugins.append(chosen)

@@ -49,7 +49,8 @@ async def work(
         return f"{item} step-{step}! " + "notebooks " * words
 
     def reply(request: LlmRequest) -> Reply:
-        step = 1 + max(map(int, re.findall(r"step-(\d+)!", say(request))), default=0)
+        numbers = [int(step) for step in re.findall(r"step-(\d+)!", say(request))]
+        step = 1 + max(numbers, default=0)
         [item] = set(ITEM.findall(say(request)))  # It sees no other branch.
         done = step == call_count
         return "Done." if done else scripted_call("look", step=step, item=item)

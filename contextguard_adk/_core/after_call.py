@@ -1,4 +1,8 @@
-"""What is done with a model's answer: its token count is stored, the call reported."""
+"""What is done with a model's answer: its token count is stored, the call reported.
+
+A provider's count is evidence of a request's size, but not always the size: it may
+leave out cached tokens, or add up several requests.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import is_
+from typing import NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
@@ -24,6 +28,7 @@ from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, med
 from contextguard_adk._providers.clients import read_tokens
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
+from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._runtime.runs import Guard, Run, SentCall, call_key
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.facts import Count
@@ -32,66 +37,111 @@ from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
 logger = logging.getLogger("contextguard_adk.answers")
 
-# Of bytes / 4, less what the scripts of a text may save: Georgian takes 0.42 of it,
-# Hindi 0.45. A lower count leaves out what a cache held, or what was cut.
+# A count below this ratio to bytes / 4 leaves out cached or truncated text. The savings
+# of the text's scripts are subtracted before: Georgian takes 0.42 of bytes / 4, Hindi
+# 0.45.
 _LEAST_RATIO = 0.5
-_LEAST_SENT_TOKENS = 4_000  # Of less, bytes / 4 say little.
+_LEAST_SENT_TOKENS = 4_000  # Of smaller requests, bytes / 4 say little.
 
-# How many times the estimate of the very request a count may be: at first, later than
-# what was usual, with room for a chat template. More is believed if it is repeated.
+# The first count is believed up to 5 times the estimate of its request. Later ones are
+# believed up to 2.5 times the lowest ratio so far. Room for a chat template is added.
+# A higher count is believed if it is repeated.
 _MOST_RATIO = 5.0
 _USUAL_RATIO = 2.5
 _TEMPLATE_TOKENS = 500
 
-Sent = tuple[Sequence[types.Content], types.GenerateContentConfig | None, int]
+_SAME_RATIO = 0.1  # Two ratios that differ by less are the same one, repeated.
+_SAME_EXCESS = 0.03  # The same of two excesses, in tokens above the estimate.
+
+# Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
+_LARGE_RATIO = 0.4
+
+
+class _SentRequest(NamedTuple):
+    """A request as callbacks after the guard have left it, and its bytes / 4."""
+
+    contents: Sequence[types.Content]
+    config: types.GenerateContentConfig | None
+    heuristic_tokens: int
 
 
 async def take_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
-    """Stores what the provider counted, if it did, and reports the call once."""
-    run = guard.run(context.get_invocation_context())
+    """Stores the provider's count, if there is one, and reports the call once."""
+    invocation = context.get_invocation_context()
+    run = guard.run(invocation)
     key = call_key(context)
-    if (call := run.calls.get(key)) is None:
+    call = run.calls.get(key)
+    if call is None:
         return
+
     usage = response.usage_metadata
-    real = read_tokens(usage.prompt_token_count) or None if usage else None
-    if real or (response.content and response.content.parts):
+    real_tokens = (read_tokens(usage.prompt_token_count) or None) if usage else None
+    has_content = response.content is not None and bool(response.content.parts)
+    if real_tokens or has_content:
         call.is_answered = True
     if response.partial:
         return
+
+    # A count that is stored releases the call, which forgets this function.
     after_answer = call.after_answer
-    state = guard.state(context)
-    may_lose = _may_lose_events(context, plugin)
-    memo = run.memo(context.get_invocation_context())
-    count = _weigh_count(call, real, memo) if real else None
-    event = Answered(guard, context, run, call, response, real, count, state, may_lose)
-    for listener in _listeners.LISTENERS:
-        with log_failures(logger, f"{type(listener).__name__} failed"):
-            listener.answered(event)
-    review_limits(event)
-    if count:
-        _note_count(event, count)
-    if may_lose:
-        invocation = context.get_invocation_context()
-        context.state.update(run.writes.give(key[1], invocation.session.state))
+    may_lose_event = _may_lose_events(context, plugin)
+    memo = run.memo(invocation)
+    event = Answered(
+        guard=guard,
+        context=context,
+        run=run,
+        call=call,
+        response=response,
+        real_tokens=real_tokens,
+        count=_weigh_count(call, real_tokens, memo) if real_tokens else None,
+        state=guard.state(context),
+        may_lose_event=may_lose_event,
+    )
+    _learn(event)
+    if may_lose_event:
+        scope = key[1]
+        context.state.update(run.writes.give(scope, invocation.session.state))
+
     if call.is_reported:
         return
     call.is_reported = True
-    if after_answer and call.is_answered:
-        after_answer(real or call.estimated_tokens)
+    if after_answer is not None and call.is_answered:
+        after_answer(real_tokens or call.estimated_tokens)
+    await _report(event)
+
+
+def _learn(event: Answered) -> None:
+    """Tells the listeners of an answer, and remembers what its count shows."""
+    for listener in _listeners.LISTENERS:
+        if listener.is_on(event.guard):
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.answered(event)
+
+    review_limits(event)
+    if event.count is not None:
+        _note_count(event, event.count)
+
+
+async def _report(event: Answered) -> None:
+    """Tells the next event, the log and the user's function of an answered call."""
     record = _describe(event)
     # Not onto the response: a plugin may hand the same one out again.
-    run.describe(key, METADATA_KEY, describe_call(record))
+    key = call_key(event.context)
+    event.run.describe(key, METADATA_KEY, describe_call(record))
     logger.debug(
         "Agent %r: about %d tokens were sent, %s counted, window %d.",
-        *(record.agent, record.estimated_tokens, real, record.window_tokens),
+        record.agent,
+        record.estimated_tokens,
+        event.real_tokens,
+        record.window_tokens,
     )
-    await guard.observers.tell(record)
+    await event.guard.observers.tell(record)
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
-    """Whether a plugin before this one may keep events from it."""
+    """Returns whether a plugin before this one may keep events from it."""
     plugins = context.get_invocation_context().plugin_manager.plugins
     usual = BasePlugin.on_event_callback
     before = itertools.takewhile(lambda each: each is not plugin, plugins)
@@ -99,102 +149,144 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
-    """Compares a count with what was sent, as later callbacks have left it.
-
-    None where the answer was counted before.
-    """
+    """Compares a count with what was sent; None where the answer was counted before."""
     if not call.sent_contents:
         return None
-    sent = contents, config, heuristic_tokens = _read_sent(call, memo)
-    parts = itertools.chain.from_iterable(map(parts_of, contents))
-    media_tokens = sum(map(media_bytes, parts)) // 4
-    is_behind = False
-    least_tokens = heuristic_tokens * _LEAST_RATIO
-    if real_tokens < least_tokens and heuristic_tokens > _LEAST_SENT_TOKENS:
-        discount = media_tokens + request_script_discount(contents, config, memo)
-        is_behind = real_tokens < least_tokens - discount * _LEAST_RATIO
-    is_size = not is_behind and _is_size(call, real_tokens, sent, memo)
-    text_tokens = heuristic_tokens - media_tokens
-    return Count(real_tokens, heuristic_tokens, text_tokens, is_size)
+
+    sent = _read_sent(call, memo)
+    parts = itertools.chain.from_iterable(parts_of(each) for each in sent.contents)
+    media_tokens = sum(media_bytes(part) for part in parts) // 4
+
+    least_tokens = sent.heuristic_tokens * _LEAST_RATIO
+    is_incomplete = False
+    if real_tokens < least_tokens and sent.heuristic_tokens > _LEAST_SENT_TOKENS:
+        script_tokens = request_script_discount(sent.contents, sent.config, memo)
+        discount_tokens = media_tokens + script_tokens
+        is_incomplete = real_tokens < least_tokens - discount_tokens * _LEAST_RATIO
+
+    return Count(
+        real_tokens=real_tokens,
+        heuristic_tokens=sent.heuristic_tokens,
+        text_tokens=sent.heuristic_tokens - media_tokens,
+        is_size=not is_incomplete and _is_size(call, real_tokens, sent, memo),
+    )
 
 
-def _read_sent(call: SentCall, memo: Memo) -> Sent:
-    """Returns what was sent, and its bytes / 4: callbacks after the guard may edit."""
-    sent = call.sent_contents
-    config = call.sent_config
+def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
+    """Returns the request that was sent: callbacks after the guard may edit it."""
+    remembered = _SentRequest(
+        call.sent_contents, call.sent_config, call.heuristic_tokens
+    )
     request = call.request()
-    # ADK's Gemini class takes out of the request what a cache holds.
-    edited = request.contents if request and not request.config.cached_content else sent
-    if request is None or (len(edited) == len(sent) and all(map(is_, edited, sent))):
-        return sent, config, call.heuristic_tokens
-    tokens = memo.estimate_tokens(edited) + estimate_config_tokens(request.config)
-    return edited, request.config, tokens
+    if request is None:
+        return remembered
+    if request.config.cached_content:
+        # ADK's Gemini class has taken out the contents that the cache holds.
+        return remembered
+
+    contents = request.contents
+    is_same_length = len(contents) == len(call.sent_contents)
+    pairs = zip(contents, call.sent_contents, strict=False)
+    if is_same_length and all(now is before for now, before in pairs):
+        return remembered
+    config_tokens = estimate_config_tokens(request.config)
+    tokens = memo.estimate_tokens(contents) + config_tokens
+    return _SentRequest(contents, request.config, tokens)
 
 
-def _is_size(call: SentCall, real_tokens: int, sent: Sent, memo: Memo) -> bool:
-    """Whether a count may be the size of one request, not the sum of several."""
-    contents, config, heuristic_tokens = sent
+def _is_size(call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo) -> bool:
+    """Returns whether a count may be the size of one request, not a sum of several."""
     window_tokens = call.stated_window_tokens
-    if real_tokens > (window_tokens or real_tokens) and not call.is_observed:
+    is_above_window = bool(window_tokens) and real_tokens > window_tokens
+    if is_above_window and not call.is_observed:
         return False
-    if config is not None and config.cached_content:
-        return True  # It counts what nobody here sees.
-    model = call.model
-    seen = call.memory.facts.of(model)
-    more_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
-    estimated_tokens = max(1, heuristic_tokens)  # It is at least that.
-    if more_tokens > heuristic_tokens * _USUAL_RATIO:
-        estimated_tokens = estimate_prompt_tokens(
-            heuristic_tokens, None, None, contents, config=config, memo=memo
-        )
-    ratio = more_tokens / estimated_tokens
-    usual = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
-    is_usual = ratio <= (usual if seen.lowest_ratio else _MOST_RATIO)
-    # A vocabulary that takes more for a script, or what a gateway adds to all requests.
+    if sent.config is not None and sent.config.cached_content:
+        return True  # It also counts the cache, whose contents nobody here sees.
+
+    seen = call.memory.facts.of(call.model)
+    counted_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
+    estimated_tokens = _estimate_sent(sent, counted_tokens, memo)
+    ratio = counted_tokens / estimated_tokens
+    excess_tokens = counted_tokens - estimated_tokens
+
+    most_ratio = _MOST_RATIO
+    if seen.lowest_ratio:
+        most_ratio = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
+    if ratio <= most_ratio:
+        lowest_ratio = min(ratio, seen.lowest_ratio or ratio)
+        usual = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest_ratio)
+        call.memory.see(call.model, usual)
+        return True
+
+    call.memory.see(call.model, replace(seen, doubted=(ratio, excess_tokens)))
+    return _is_repeated(seen, ratio, excess_tokens)
+
+
+def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
+    """Estimates a request: by bytes / 4, or more closely if the count is far higher."""
+    if counted_tokens <= sent.heuristic_tokens * _USUAL_RATIO:
+        return max(1, sent.heuristic_tokens)
+    return estimate_prompt_tokens(
+        sent.heuristic_tokens,
+        None,
+        None,
+        sent.contents,
+        config=sent.config,
+        memo=memo,
+    )
+
+
+def _is_repeated(seen: Seen, ratio: float, excess_tokens: int) -> bool:
+    """Returns whether the count before was unusual by the same ratio or excess.
+
+    A vocabulary may take more tokens for a script; a gateway may add the same tokens to
+    all requests.
+    """
     doubted_ratio, doubted_tokens = seen.doubted
-    is_same = ratio <= _MOST_RATIO and _is_near(ratio, doubted_ratio, 0.1)
-    is_same |= _is_near(more_tokens - estimated_tokens, doubted_tokens, 0.03)
-    if is_usual:
-        lowest = min(ratio, seen.lowest_ratio or ratio)
-        shown = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest)
-    else:
-        shown = replace(seen, doubted=(ratio, more_tokens - estimated_tokens))
-    call.memory.see(model, shown)
-    return is_usual or is_same
+    if ratio <= _MOST_RATIO and _is_near(ratio, doubted_ratio, _SAME_RATIO):
+        return True
+    return _is_near(excess_tokens, doubted_tokens, _SAME_EXCESS)
 
 
-def _is_near(value: float, before: float, most: float) -> bool:
-    return bool(before) and abs(value / before - 1) < most
+def _is_near(value: float, before: float, most_ratio: float) -> bool:
+    """Returns whether a value differs by less than a ratio from one before, if any."""
+    return bool(before) and abs(value / before - 1) < most_ratio
 
 
 def _note_count(event: Answered, count: Count) -> None:
-    """Keeps what the provider counted; a recovery needs the contents no more."""
+    """Stores a count; the call's contents are forgotten, as no recovery needs them."""
     call = event.call
-    memory = event.call.memory
-    state = event.state
+    memory = call.memory
     real_tokens = count.real_tokens
     cached_ratio = event.usage.cached_tokens / real_tokens
     memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
     call.release()
-    if not count.is_size:  # What led to it may have been wrong as well.
-        state.write("real_tokens", None)
+    if not count.is_size:  # The count before may have been wrong as well.
+        event.state.write("real_tokens", None)
         return
-    seen = memory.facts.of(call.model)
-    most_tokens = max(real_tokens, seen.accepted_tokens)
+
     accepted = event.guard.accepted
     if real_tokens > accepted.get(call.client, 0):
         accepted[call.client] = real_tokens
-    counted = real_tokens, count.heuristic_tokens
-    memory.see(call.model, replace(seen, accepted_tokens=most_tokens, counted=counted))
+
+    seen = memory.facts.of(call.model)
+    shown = replace(
+        seen,
+        accepted_tokens=max(real_tokens, seen.accepted_tokens),
+        counted=(real_tokens, count.heuristic_tokens),
+    )
+    memory.see(call.model, shown)
     memory.facts = replace(memory.facts, counting_model=call.model)
-    state.write("real_tokens", real_tokens)
-    state.write("last_heuristic", count.heuristic_tokens)
+    event.state.write("real_tokens", real_tokens)
+    event.state.write("last_heuristic", count.heuristic_tokens)
 
 
 def _describe(event: Answered) -> CallRecord:
+    """Returns the record of a call, with the summary calls that preceded it."""
     call = event.call
     guard = event.guard
     usage = event.usage
+
     costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
     summary_usage, summary_cost = call.memory.take_costs()
     return CallRecord(
@@ -215,15 +307,17 @@ def _describe(event: Answered) -> CallRecord:
 
 
 def end_run(run: Run) -> None:
-    """Warns of model calls of a run that came to nothing."""
+    """Warns of large requests of a run that had no answer at all."""
     run.forget_delivered()
     for (agent, _), call in run.calls.items():
-        # Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
-        is_large = call.estimated_tokens >= 0.4 * call.window_tokens
+        is_large = call.estimated_tokens >= _LARGE_RATIO * call.window_tokens
         if is_large and not call.is_answered:
             logger.warning(
                 "The model of agent %r answered nothing, not even usage, to a request "
                 "of about %d tokens; its window is %d. Some servers do so instead of "
                 "rejecting what is too long; %s.",
-                *(agent, call.estimated_tokens, call.window_tokens, call.origin.place),
+                agent,
+                call.estimated_tokens,
+                call.window_tokens,
+                call.origin.place,
             )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.genai import types
 
 from contextguard_adk._core.call import Call
 from contextguard_adk._core.look import least_tokens
@@ -39,32 +41,38 @@ async def answer_error(
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
     key = call_key(context)
-    if (sent := run.calls.get(key)) is not None:
-        sent.is_answered = True
-    overflow = _read_overflow(error, request, sent)
+    known = run.calls.get(key)
+    if known is not None:
+        known.is_answered = True
+
+    overflow = _read_overflow(error, request, known)
     refusal = parse_refusal(error, request.contents)
     if strategy is None or not (overflow or refusal):
-        if sent is not None:
-            sent.release()
+        if known is not None:
+            known.release()
         return None
-    if (llm := await resolve_llm(invocation)) is None:
+
+    llm = await resolve_llm(invocation)
+    if llm is None:
         return None
+
     sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
-    requests = restore_requests(sent, request, invocation, plugin)
-    before, rejected = requests or (request, request)
-    call = Call(guard, context, before, strategy)
+    restored = restore_requests(sent, request, invocation, plugin)
+    call = Call(guard, context, restored.original, strategy)
     call.asked_model = sent.model
-    recovery = Recovery(call, sent, rejected, llm)
-    if requests is None:
+    recovery = Recovery(call, sent, restored.rejected, llm)
+    if restored.may_be_masked:
         if overflow:  # The next request has to fit.
             recovery.learn(overflow)
         return None
+
     # In a task of its own: an error in there would else have the rejection
     # as its context, and be taken for another one.
     answer = await asyncio.create_task(recovery.recover(overflow, refusal))
     if sent.is_recovered:
         run.calls[key] = sent
         return answer
+
     # The agent's own callbacks may have an answer that is no error.
     names = "canonical_on_model_error_callbacks"
     return None if getattr(invocation.agent, names, None) else answer
@@ -76,6 +84,7 @@ def _read_overflow(
     """Reads whether the request was too long, for its window or a rate limit."""
     if sent is None:
         return read_overflow(error, request, 0)
+
     seen = sent.memory.facts.of(sent.model)
     sent_tokens = sent.heuristic_tokens
     if seen.counted is not None:
@@ -83,63 +92,115 @@ def _read_overflow(
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
         return overflow
+
     # Such limits do not count what a cache serves.
     is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
     return None if is_accepted else overflow
 
 
+class Restored(NamedTuple):
+    """A rejected request, before and after the guard had changed it.
+
+    Attributes:
+        original: As the guard was given it.
+        rejected: As the provider was sent it.
+        may_be_masked: Whether a later callback may have masked a part that is missing
+            here. Then nothing is sent again.
+    """
+
+    original: LlmRequest
+    rejected: LlmRequest
+    may_be_masked: bool = False
+
+
 def restore_requests(
     sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
-) -> tuple[LlmRequest, LlmRequest] | None:
-    """Returns the request before the guard changed it, and as it was rejected.
+) -> Restored:
+    """Returns a rejected request as it was before and after the guard changed it.
 
-    Both are the rejected one where another callback has put other contents into it:
-    they may be masked. Both hold what others have added, and what ADK's Gemini class
-    has taken out because it is cached. None where later callbacks may have masked what
-    was taken out: then nothing is sent again.
+    Both forms hold what later callbacks have added. They also hold the instruction, the
+    tools and the first messages, which ADK's Gemini class takes out of a request when a
+    cache of the provider has them. Where a later callback has replaced messages, both
+    forms are the rejected request: the new messages may be masked ones.
     """
-    present = {id(content) for content in rejected.contents}
-    config = rejected.config
-    stripped = dict[str, object]()
-    was_cached = sent.sent_config and sent.sent_config.cached_content
-    if config.cached_content and sent.sent_config and not was_cached:
-        tail = sent.sent_contents[-len(rejected.contents) :]
-        masks = getattr(run.agent, "canonical_before_model_callbacks", None)
-        is_last = run.plugin_manager.plugins[-1] is plugin
-        if masks or not is_last or present != set(map(id, tail)):
-            return None
-        names = ("cached_content", "system_instruction", "tools", "tool_config")
-        stripped = {name: getattr(sent.sent_config, name) for name in names}
-    # By what they say: an agent's own callback may have copied them.
-    missing = Counter(map(fingerprint, sent.sent_contents))
-    added = []
+    is_cached = _was_cached_later(sent, rejected)
+    if is_cached and _may_be_masked(sent, rejected, run, plugin):
+        return Restored(rejected, rejected, may_be_masked=True)
+
+    added, is_complete = _find_added(sent, rejected)
+    if not (is_complete or is_cached):
+        return Restored(rejected, rejected)
+
+    config = _uncache(sent, rejected.config) if is_cached else rejected.config
+    update = {"config": config.model_copy()}
+    before = {**update, "contents": [*sent.original_contents, *added]}
+    after = {**update, "contents": [*sent.sent_contents, *added]}
+    return Restored(
+        rejected.model_copy(update=before), rejected.model_copy(update=after)
+    )
+
+
+def _was_cached_later(sent: SentCall, rejected: LlmRequest) -> bool:
+    """Whether the model's class has put a cache in place of a part of the request."""
+    if sent.sent_config is None or sent.sent_config.cached_content:
+        return False
+    return bool(rejected.config.cached_content)
+
+
+def _may_be_masked(
+    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
+) -> bool:
+    """Whether a later callback may have changed the part that a cache holds."""
+    if getattr(run.agent, "canonical_before_model_callbacks", None):
+        return True
+    if run.plugin_manager.plugins[-1] is not plugin:
+        return True
+
+    sent_last = sent.sent_contents[-len(rejected.contents) :]
+    present_ids = {id(content) for content in rejected.contents}
+    return present_ids != {id(content) for content in sent_last}
+
+
+def _find_added(
+    sent: SentCall, rejected: LlmRequest
+) -> tuple[list[types.Content], bool]:
+    """Returns the contents that were added later, and whether all sent ones are there.
+
+    Contents are compared by what they say: an agent's own callback may have copied
+    them.
+    """
+    missing = Counter(fingerprint(content) for content in sent.sent_contents)
+    added: list[types.Content] = []
     for content in rejected.contents:
         said = fingerprint(content)
         if missing[said]:
             missing[said] -= 1
         elif not any(content is original for original in sent.original_contents):
             added.append(content)
-    if not stripped and missing.total():
-        # Another callback has replaced or removed contents.
-        return rejected, rejected
-    update: dict[str, object] = {"config": config.model_copy(update=stripped)}
-    before = update | {"contents": [*sent.original_contents, *added]}
-    after = update | {"contents": [*sent.sent_contents, *added]}
-    return rejected.model_copy(update=before), rejected.model_copy(update=after)
+    return added, not missing.total()
+
+
+def _uncache(
+    sent: SentCall, config: types.GenerateContentConfig
+) -> types.GenerateContentConfig:
+    """Puts back what a cache has in place of the config's own."""
+    names = ("cached_content", "system_instruction", "tools", "tool_config")
+    return config.model_copy(
+        update={name: getattr(sent.sent_config, name) for name in names}
+    )
 
 
 def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
     """Describes a request that the guard did not get to measure."""
-    heuristic = estimate_config_tokens(request.config)
-    heuristic += memo.estimate_tokens(request.contents)
-    estimated = int(heuristic * DEFAULT_CORRECTION)
+    heuristic_tokens = estimate_config_tokens(request.config)
+    heuristic_tokens += memo.estimate_tokens(request.contents)
+    estimated_tokens = int(heuristic_tokens * DEFAULT_CORRECTION)
     contents = tuple(request.contents)
-    model = request.model or ""
     return SentCall(
-        heuristic_tokens=heuristic,
-        estimated_tokens=estimated,
-        window_tokens=estimated,
-        model=model,
+        heuristic_tokens=heuristic_tokens,
+        estimated_tokens=estimated_tokens,
+        window_tokens=estimated_tokens,
+        model=request.model or "",
         original_contents=contents,
         sent_contents=contents,
     )

@@ -97,7 +97,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
         draft=Draft(stored.model_text, frozenset(), model_chars=stored.model_chars),
         stored=stored.model_copy(update={"beside": {}, "truncation": None}),
         facts={**facts, "was_ahead": True},
-        run_id=planned.history.invocation_id,
+        run_id=planned.origin.invocation_id,
         is_background=True,
     )
     payer.memory.facts = replace(payer.memory.facts, ready=paid)

@@ -20,14 +20,14 @@ from contextguard_adk.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a request has to respect beside its model's limits.
+    """The bounds that a request has to respect beside its model's limits.
 
     Attributes:
         is_rejected: Whether the provider found the request too long.
         is_rendered: Whether the stored summary is already in its contents.
-        threshold_ratio: Which part of the usual threshold counts.
-        window_tokens: A window for this request alone; None for that of the model.
-        correction: Real tokens per heuristic token; None for what is known.
+        threshold_ratio: The part of the usual threshold at which a compaction is due.
+        window_tokens: A window for this request alone; None for the model's window.
+        correction: Real tokens per heuristic token; None for the known correction.
     """
 
     is_rejected: bool = False
@@ -38,7 +38,28 @@ class Bounds:
 
 
 class Call:
-    """A model call, from its request to what is sent."""
+    """A model call, from the request that ADK has built to the one that is sent.
+
+    Attributes:
+        guard: The memory of the plugin.
+        context: The context of ADK's callback.
+        request: The request; it is changed when it is sent.
+        strategy: The strategy of the agent.
+        is_observed: Whether the guard only watches.
+        llm: The client of the agent's model; None if it is not known.
+        scope: The scope in which a summary of this agent is valid.
+        origin: Whose request it is, for the log and for records.
+        asked_model: The model that was asked in truth, if a fallback has changed the
+            request's; else "".
+        history: The request's history, once it was read.
+        counts: The provider's last count, and its correction.
+        compaction: The record of this call's compaction; None for none.
+        is_compacted: Whether it was compacted by a summary that was paid for in it.
+        is_recovery_paid: Whether the recovery from a rejection has let the strategy
+            compact, which it does once.
+        tokens_before: The estimate before any compaction.
+        started_seconds: When the call began, or was compacted, on the loop's clock.
+    """
 
     def __init__(
         self,
@@ -48,51 +69,66 @@ class Call:
         strategy: Strategy,
         is_observed: bool = False,
     ) -> None:
+        invocation = context.get_invocation_context()
+        session = invocation.session
+        app = session.app_name
+        user = session.user_id
+
         self.guard = guard
         self.context = context
         self.request = request
         self.strategy = strategy
         self.is_observed = is_observed
-        self.invocation = invocation = context.get_invocation_context()
+        self.invocation = invocation
         self.llm = find_llm(invocation.agent)
         self.agent = context.agent_name
         self.scope = summary_scope(invocation)
-        app = invocation.session.app_name
-        user = invocation.session.user_id
-        user = user if guard.settings.user_ids == "plain" else digest([app, user])
-        names = {"app": app, "user": user, "strategy": type(strategy).__name__}
-        names["invocation_id"] = invocation.invocation_id
-        self.origin = Origin(self.agent, invocation.session.id, **names)
+        self.origin = Origin(
+            agent=self.agent,
+            session_id=session.id,
+            app=app,
+            user=user if guard.settings.user_ids == "plain" else digest([app, user]),
+            strategy=type(strategy).__name__,
+            invocation_id=invocation.invocation_id,
+        )
+
+        # What is remembered: in session state, in the process, and of the run.
         self.state = guard.state(context)
         self.memory = guard.memory(invocation, self.agent, self.scope)
-        self.asked_model = ""  # Where a fallback has changed the request's.
         self.run = guard.run(invocation)
         self.memo = self.run.memo(invocation)
+
+        # What is found out during the call.
+        self.asked_model = ""
         self.history: History | None = None
         self.counts = Counts()
         self.compaction: CompactionRecord | None = None
-        self.is_compacted = False  # By a summary that was paid for in this call.
-        self.is_recovery_paid = False  # The recovery has compacted once.
-        self.tokens_before = 0  # The estimate before any compaction.
+        self.is_compacted = False
+        self.is_recovery_paid = False
+        self.tokens_before = 0
         self.started_seconds = asyncio.get_running_loop().time()
 
     @property
     def model(self) -> str:
         """The name of the model that the request goes to first."""
         named = self.asked_model or self.request.model
-        return named or (self.llm.model if self.llm else "")
+        if named:
+            return named
+        return self.llm.model if self.llm else ""
 
     @property
     def client(self) -> tuple[str, int]:
-        """Whose limits count: a model's name, and the object that asks it, if it stays.
+        """The client whose limits count: a model's name, and the id of its object.
 
-        Two agents may ask models of one name with keys, or at servers, of their own.
+        Two agents may ask models of one name at different servers, or with different
+        keys. The id is 0 where the agent names its model by a string.
         """
         agent: Any = self.invocation.agent
         while agent is not None and not getattr(agent, "model", None):
             agent = getattr(agent, "parent_agent", None)  # It inherits the model.
         model = getattr(agent, "model", None)
-        return self.model, id(model) if isinstance(model, BaseLlm) else 0
+        object_id = id(model) if isinstance(model, BaseLlm) else 0
+        return self.model, object_id
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""

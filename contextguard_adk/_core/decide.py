@@ -24,7 +24,13 @@ class Step(Enum):
 
 
 class Row(NamedTuple):
-    """A row of the table; `why` goes to the log, and to whoever asked."""
+    """A row of the table.
+
+    Attributes:
+        holds: Returns whether the row is about a model call.
+        step: What the guard then does.
+        why: The reason, for the log and for whoever asked for a compaction.
+    """
 
     holds: Callable[[Turn], bool]
     step: Step
@@ -42,85 +48,102 @@ def is_worth_it(turn: Turn) -> bool:
 
 
 def _is_ready(turn: Turn) -> bool:
-    """Whether a finished summary is to be put in now."""
-    ready = turn.facts.ready
-    if turn.facts.find_lost(turn.record.summary):
+    """Returns whether a finished summary is to be put in place now."""
+    if turn.facts.find_lost(turn.record.summary) is not None:
         return True
-    if ready is None or not ready.is_background:
-        return ready is not None
+    ready = turn.facts.ready
+    if ready is None:
+        return False
+    if not ready.is_background:
+        return True
+    # A summary from the background was written without the user's focus.
     return _is_wanted(turn) and not turn.focus
 
 
 def _is_wanted(turn: Turn) -> bool:
+    """Returns whether somebody asks for a compaction, or the strategy wants one."""
     return turn.is_demanded or turn.nearness >= 1
 
 
 def _is_early_and_unpaid(turn: Turn) -> bool:
-    """Whether it would be compacted before it has to, with no summary written."""
+    """Returns whether the request is below the threshold, and no summary is paid for.
+
+    Excerpts without a model would lose more than such a request has to.
+    """
     is_early = not (turn.is_due or turn.is_demanded)
     return is_early and turn.settings.summaries == "stored"
 
 
 def _was_just_compacted(turn: Turn) -> bool:
-    """Whether the call before was compacted for its size, and this one has room."""
+    """Returns whether the call before was compacted for its size, and this one fits."""
     was_for_size = bool(turn.facts.compacted_run) and turn.facts.was_full
     return was_for_size and not turn.is_overfull
 
 
-def _is_repeated(turn: Turn) -> bool:
-    """Whether it is asked for again in a run whose last call was compacted."""
-    is_same_run = turn.facts.compacted_run == turn.history.invocation_id != ""
-    return turn.reason == "requested" and is_same_run
+def _is_in_compacted_run(turn: Turn) -> bool:
+    """Returns whether the last call of this very run was compacted."""
+    run_id = turn.history.invocation_id
+    return run_id != "" and turn.facts.compacted_run == run_id
 
 
 def _gains_nothing(turn: Turn) -> bool:
-    """Whether a summary of all that may be summarized would save nothing."""
-    if turn.reason != "requested":
-        return False
+    """Returns whether even a summary without any new text would save nothing."""
     covered = turn.older_than(0)
+    if not covered:
+        return True
+
     stored = turn.history.stored
     known = stored.model_text if stored else ""
     draft = Draft(known, covered, turn.summarized, len(known), turn.reason)
-    gains = compose(turn, draft).tokens < turn.measure(turn.contents)
-    return not (covered and gains)
+    return compose(turn, draft).tokens >= turn.measure(turn.contents)
 
 
 def may_begin_in_background(turn: Turn) -> bool:
-    """Returns whether a summary may be begun once this request is answered."""
+    """Returns whether a summary may be begun once this request is answered.
+
+    One is tried between two compactions, by strategies with the setting `ahead`.
+    """
     ahead = turn.settings.ahead
+    if ahead is None or turn.settings.summaries == "stored":
+        return False
+
     facts = turn.facts
-    if turn.settings.summaries == "stored":
-        return False
     is_tried = facts.ready or facts.is_background_tried or turn.is_writing
-    if ahead is None or is_tried or turn.record.is_newer:
+    if is_tried or turn.record.is_newer:
         return False
-    # A strategy that does not say how near it is has an infinite one.
+    # The nearness is infinite for a strategy that does not know it.
     return ahead <= turn.nearness < math.inf
 
 
 def _has_no_room_to_compact(turn: Turn) -> bool:
+    """Returns whether no compaction can make a rejected request fit."""
     is_full = turn.fixed_tokens >= turn.budgets.window_tokens
     return turn.reason == "overflow" and is_full
 
 
 def _has_hardly_grown(turn: Turn) -> bool:
-    """Whether the last try gained nothing, and little has come since."""
+    """Returns whether the last try gained nothing, and the request is hardly larger."""
     tried_tokens = turn.facts.fruitless_tokens
     if tried_tokens is None or turn.is_overfull:
         return False
-    # Far below the window nothing presses, and each try is paid for.
-    is_early = tried_tokens < turn.budgets.full_tokens
-    step_tokens = turn.budgets.summary_tokens // 2
-    step_tokens = max(step_tokens, tried_tokens // 8 if is_early else 0)
-    return turn.tokens - tried_tokens < step_tokens
+
+    least_tokens = turn.budgets.summary_tokens // 2
+    if tried_tokens < turn.budgets.full_tokens:
+        # Far below the window nothing presses, and each try is paid for.
+        least_tokens = max(least_tokens, tried_tokens // 8)
+    return turn.tokens - tried_tokens < least_tokens
 
 
 def _is_trigger_too_low(turn: Turn) -> bool:
-    """Whether what no compaction removes is half of the request already."""
+    """Returns whether the part that no compaction removes is half of the request."""
     return turn.tokens < min(turn.budgets.full_tokens, 2 * fixed_part_tokens(turn))
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
+    """Returns whether instruction and tools alone reach the threshold.
+
+    A request that may be rejected is compacted all the same, if that can make it fit.
+    """
     fixed_tokens = fixed_part_tokens(turn)
     budgets = turn.budgets
     if fixed_tokens < budgets.full_tokens:
@@ -129,30 +152,34 @@ def _is_fixed_part_too_large(turn: Turn) -> bool:
 
 
 def _is_little_new(turn: Turn) -> bool:
-    """Whether what could be summarized takes less than half a summary."""
+    """Returns whether the messages to summarize take less than half a summary."""
     if turn.is_overfull:
         return False
-    # The current request would be quoted again, the newest steps would stay.
+
+    # The newest steps would stay, and the current request would be quoted again.
     history = turn.history
-    stays = {*turn.kept.indexes}
+    staying = set(turn.kept.indexes)
     if turn.quoted_chars < 0 and history.request_index is not None:
-        stays.add(history.request_index)
-    new = [history.shown[i] for i in turn.uncovered if i not in stays]
+        staying.add(history.request_index)
+    new = [history.shown[i] for i in turn.uncovered if i not in staying]
     return turn.measure_alone(new) < turn.budgets.summary_tokens // 2
 
 
 def fixed_part_tokens(turn: Turn) -> int:
-    """Returns what no compaction removes, on the scale of the estimate."""
-    fixed_tokens = turn.fixed_tokens
-    size = turn.size
+    """Returns the size of the part that no compaction removes.
+
+    It is on the scale of the estimate, which may follow a count of the provider.
+    """
     memo = turn.history.memo
-    heuristic_tokens = memo.estimate_tokens(turn.contents) + size.config_tokens
+    fixed_tokens = turn.fixed_tokens
+    contents_tokens = memo.estimate_tokens(turn.contents)
+    heuristic_tokens = contents_tokens + turn.size.config_tokens
     if turn.tokens >= heuristic_tokens:
         return fixed_tokens
-    # Below bytes / 4, this part is lowered as far as its scripts explain it.
-    contents = turn.fixed_contents
-    config = turn.config
-    discount_tokens = request_script_discount(contents, config, memo)
+
+    # The count is below bytes / 4. The fixed part is lowered in proportion, but only
+    # as far as the scripts of its own text explain it.
+    discount_tokens = request_script_discount(turn.fixed_contents, turn.config, memo)
     lowered_tokens = fixed_tokens * turn.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)
 
@@ -170,6 +197,7 @@ _WORTH = (
     Row(_is_little_new, Step.SEND, "there is little to summarize"),
     Row(lambda turn: True, Step.COMPACT, "the threshold is reached"),
 )
+"""Whether a compaction that is wanted is worth its price."""
 
 TABLE = (
     Row(lambda turn: turn.is_observed, Step.SEND, "the guard only observes"),
@@ -187,8 +215,16 @@ TABLE = (
     ),
     Row(lambda turn: turn.is_settled, Step.SEND, "this call already tried to compact"),
     Row(lambda turn: turn.is_writing, Step.SEND, "a summary is under way"),
-    Row(_is_repeated, Step.REFUSE, "the call before was compacted as well"),
-    Row(_gains_nothing, Step.REFUSE, "nothing would be gained"),
+    Row(
+        lambda turn: turn.reason == "requested" and _is_in_compacted_run(turn),
+        Step.REFUSE,
+        "the call before was compacted as well",
+    ),
+    Row(
+        lambda turn: turn.reason == "requested" and _gains_nothing(turn),
+        Step.REFUSE,
+        "nothing would be gained",
+    ),
     Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
     Row(_is_early_and_unpaid, Step.SEND, "only stored summaries are used"),
     Row(
@@ -200,3 +236,4 @@ TABLE = (
     Row(lambda turn: turn.is_demanded, Step.COMPACT, "it is demanded"),
     *_WORTH,
 )
+"""What becomes of a request: the first row that holds decides."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
@@ -16,16 +18,17 @@ from contextguard_adk._history.contents import (
     pair_boundaries,
     parts_of,
 )
+from contextguard_adk._history.joining import join_new_texts
+from contextguard_adk._history.moved_media import MediaMover
+from contextguard_adk._history.order import put_in_order
+from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._history.truncation import list_names, name_rest
-from contextguard_adk._measuring.budgets import shorten_to_tokens
+from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import json_form
-from contextguard_adk._shapes.moved_media import MediaMover
-from contextguard_adk._shapes.one_text import join_new_texts
-from contextguard_adk._shapes.repair import put_in_order
 from contextguard_adk._summaries.compose import (
     render_head,
     shorten_stored,
@@ -37,136 +40,258 @@ from contextguard_adk._turn.turn import Turn
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
 
-def reduce_contents(
-    contents: Sequence[types.Content],
-    room_tokens: int,
-    correction: float | None = None,
-    head: Sequence[types.Content] = (),
-    request_index: int | None = None,
-    turn: Collection[int] | None = None,
-    memo: Memo | None = None,
-) -> list[types.Content]:
-    """Keeps the head or a notice, the user's request, and the newest contents that fit.
-
-    `request_index` is None where the head quotes the request, or where it is not known.
-    Calls of the running `turn`, by default what follows the request, that are left out
-    are listed.
-    """
-    factor = correction or DEFAULT_CORRECTION
-    scale = _Scale(factor, memo or Memo())
-    first = list(head) or [types.UserContent(NOTICE)]
-    if scale.cost([*first, *contents]) <= room_tokens:
-        return join_messages(first, contents)
-    if request_index is None and not head:
-        texts = (i for i, item in enumerate(contents) if is_user_text(item))
-        request_index = max(texts, default=None)
-    if turn is None:
-        turn = range(-1 if request_index is None else request_index, len(contents))[1:]
-    count = token_counter(factor)
-    # Without a list of its calls the agent repeats them. That of those that are left
-    # out may take no more than the list of all.
-    most_tokens = int(room_tokens * 0.20)
-    listed = tell_left_out(contents, turn, most_tokens, count, scale.memo)
-    done_tokens = count(listed)
-    room_tokens -= done_tokens
-    kept: dict[int, types.Content] = {}
-    if request_index is not None:
-        most = room_tokens * 0.30
-        kept[request_index] = scale.shorten(contents[request_index], most)
-    room = room_tokens - scale.cost([*first, *kept.values()])
-    boundaries = pair_boundaries(contents)
-    cuts = [index for index, splits_no_pair in enumerate(boundaries) if splits_no_pair]
-    for start, end in reversed(list(itertools.pairwise(cuts))):
-        group = {i: contents[i] for i in range(start, end) if i not in kept}
-        cost = scale.cost(group.values())
-        if group and cost > room:
-            if end == len(contents):
-                ratio = max(0.0, room) / cost
-                for i, item in group.items():
-                    most = scale.cost([item]) * ratio
-                    group[i] = scale.shorten(item, most)
-                kept |= group if scale.cost(group.values()) <= room else {}
-            break
-        kept |= group
-        room -= cost
-    left_out = [index for index in turn if index not in kept]
-    if done := tell_left_out(contents, left_out, done_tokens, count, scale.memo):
-        first = [*head, types.UserContent(done if head else f"{NOTICE}\n\n{done}")]
-    rest = [kept[index] for index in sorted(kept)]
-    return join_messages(first, rest)
-
-
-def minimize(turn: Turn, room_tokens: int, factor: float) -> list[types.Content]:
-    """Returns summary, current request and the newest contents that fit."""
-    history = turn.history
-    head = list[types.Content]()
-    mover = MediaMover.of(turn)
-    short = None
-    for short in shorten_stored(turn, history.stored):
-        head = [render_head(history, short, history.covered, mover)]
-        if history.memo.estimate_tokens(head) * factor <= room_tokens * 0.5:
-            break
-    else:  # A notice takes its place, but not that of sections that stand alone.
-        head = [] if short and short.text else head
-    request = history.request_index
-    # A continuation in the head may quote it.
-    if head and short and short.has_continuation and request is not None:
-        is_quoted = short.request == history.fingerprint(request).hex()
-        request = None if is_quoted else request
-    args = factor, head, request, history.running_turn, history.memo
-    return put_in_order(reduce_contents(history.shown, room_tokens, *args), mover)
-
-
-def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
-    """Cuts a request to a model that is too large, after a compaction that failed."""
-    memo = Memo(form=json_form(llm))
-    config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
-    room = max_tokens - config_tokens
-    if _Scale(DEFAULT_CORRECTION, memo).cost(request.contents) > room:
-        mover = MediaMover(llm, request.model or "", max_tokens // 10)
-        contents = reduce_contents(request.contents, room, memo=memo)
-        contents = put_in_order(contents, mover)
-        request.contents = join_new_texts(contents, request.contents)
-        request.cache_metadata = None  # It describes a prefix that is gone.
-
-
 @dataclass(frozen=True)
-class _Scale:
-    """Tokens of contents, by the larger of correction and density."""
+class Scale:
+    """Measures contents, by the larger of a correction and the density of each text.
 
-    factor: float
-    memo: Memo
+    Attributes:
+        correction: Tokens of the model per byte / 4.
+        memo: What is known of the contents.
+    """
 
-    def cost(self, contents: Iterable[types.Content]) -> int:
+    correction: float = DEFAULT_CORRECTION
+    memo: Memo = field(default_factory=Memo)
+
+    @cached_property
+    def count(self) -> TokenCounter:
+        """Estimates a text, in tokens of the model."""
+        return token_counter(self.correction)
+
+    def measure(self, contents: Iterable[types.Content]) -> int:
+        """Estimates contents, in tokens of the model."""
         tokens = 0
-        for part in itertools.chain.from_iterable(map(parts_of, contents)):
-            density = estimate_text_density(self.memo.part_text(part))
-            size_bytes = self.memo.part_bytes(part)
-            tokens += math.ceil(size_bytes / 4 * max(self.factor, density))
+        for content in contents:
+            for part in parts_of(content):
+                density = estimate_text_density(self.memo.part_text(part))
+                size_bytes = self.memo.part_bytes(part)
+                tokens += math.ceil(size_bytes / 4 * max(self.correction, density))
         return tokens
 
     def shorten(self, content: types.Content, max_tokens: float) -> types.Content:
         """Shortens texts and results of a copy; calls and media stay as they are."""
-        cost = self.cost([content])
-        if cost <= max_tokens:
+        tokens = self.measure([content])
+        if tokens <= max_tokens:
             return content
-        ratio = max_tokens / cost * 0.95
-        count = token_counter(self.factor)
-        parts = []
-        for part in parts_of(content):
-            response = part.function_response
-            result = response and response.response
-            text = quote(part.text or (payload_text(result) if result else ""))
-            most_tokens = count(text) * ratio * (0.6 if response else 1.0)
-            shortened = shorten_to_tokens(text, most_tokens, count)
-            update: dict[str, object] = {}
-            if part.text:
-                update["text"] = shortened or "…"
-            elif response and result:
-                values = list_names(result)
-                named = name_rest(values, {"result": shortened}, len(shortened) // 4)
-                update["function_response"] = response.model_copy(
-                    update={"response": named}
-                )
-            parts.append(part.model_copy(update=update) if update else part)
+
+        ratio = max_tokens / tokens * 0.95
+        parts = [self._shorten_part(part, ratio) for part in parts_of(content)]
         return content.model_copy(update={"parts": parts})
+
+    def _shorten_part(self, part: types.Part, ratio: float) -> types.Part:
+        if part.text:
+            text = quote(part.text)
+            shortened = shorten_to_tokens(text, self.count(text) * ratio, self.count)
+            return part.model_copy(update={"text": shortened or "…"})
+
+        response = part.function_response
+        if response is None or not response.response:
+            return part
+
+        # Some room is left for values that the shortened result does not show.
+        text = quote(payload_text(response.response))
+        max_tokens = self.count(text) * ratio * 0.6
+        shortened = shorten_to_tokens(text, max_tokens, self.count)
+        values = list_names(response.response)
+        named = name_rest(values, {"result": shortened}, len(shortened) // 4)
+        short_response = response.model_copy(update={"response": named})
+        return part.model_copy(update={"function_response": short_response})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is known of contents that are to be cut.
+
+    Attributes:
+        request_index: Where the user's request stands; None where it is not known, or
+            where the head quotes it.
+        running_turn: Indexes of what follows the request.
+        head: The message with the summary; empty where there is none.
+    """
+
+    request_index: int | None
+    running_turn: Collection[int]
+    head: Sequence[types.Content] = ()
+
+
+def reduce_contents(
+    contents: Sequence[types.Content],
+    room_tokens: int,
+    scale: Scale | None = None,
+    frame: Frame | None = None,
+) -> list[types.Content]:
+    """Keeps the head or a notice, the user's request, and the newest contents that fit.
+
+    Calls of the running turn that are left out are listed.
+
+    Args:
+        contents: What is to be cut.
+        room_tokens: What may be left.
+        scale: Measures contents; None is the usual scale.
+        frame: What is known of the contents; None is for contents of any origin, in
+            which the newest message of the user is taken for the request.
+    """
+    scale = scale or Scale()
+    frame = frame or _guess_frame(contents)
+    first = _begin(frame.head, calls="")
+    if scale.measure([*first, *contents]) <= room_tokens:
+        return join_messages(first, contents)
+
+    # Without a list of its calls the agent repeats them. The list of those that are
+    # left out may take no more than the list of all.
+    turn = frame.running_turn
+    max_list_tokens = int(room_tokens * 0.20)
+    full_list = tell_left_out(contents, turn, max_list_tokens, scale.count, scale.memo)
+    list_tokens = scale.count(full_list)
+    left_tokens = room_tokens - list_tokens
+
+    request: dict[int, types.Content] = {}
+    if frame.request_index is not None:
+        whole = contents[frame.request_index]
+        request[frame.request_index] = scale.shorten(whole, left_tokens * 0.30)
+    left_tokens -= scale.measure([*first, *request.values()])
+    newest = _keep_newest(contents, request, left_tokens, scale)
+    kept = {**request, **newest}
+
+    gone = [index for index in turn if index not in kept]
+    calls = tell_left_out(contents, gone, list_tokens, scale.count, scale.memo)
+    newest_last = [kept[index] for index in sorted(kept)]
+    return join_messages(_begin(frame.head, calls), newest_last)
+
+
+def _begin(head: Sequence[types.Content], calls: str) -> list[types.Content]:
+    """Returns the head, else a notice, with a list of the calls that are left out."""
+    if not head:
+        notice = f"{NOTICE}\n\n{calls}" if calls else NOTICE
+        return [types.UserContent(notice)]
+    return [*head, types.UserContent(calls)] if calls else [*head]
+
+
+def _guess_frame(contents: Sequence[types.Content]) -> Frame:
+    """Takes the newest message of the user for the request."""
+    request_index = _find_newest_message(contents)
+    turn_start = 0 if request_index is None else request_index + 1
+    return Frame(request_index, range(turn_start, len(contents)))
+
+
+def _find_newest_message(contents: Sequence[types.Content]) -> int | None:
+    texts = [index for index, content in enumerate(contents) if is_user_text(content)]
+    return texts[-1] if texts else None
+
+
+def _keep_newest(
+    contents: Sequence[types.Content],
+    request: Collection[int],
+    room_tokens: int,
+    scale: Scale,
+) -> dict[int, types.Content]:
+    """Keeps the newest contents that fit, by index; splits no call from its result.
+
+    The very newest are shortened where they do not fit whole. The request is left out:
+    it has its own room.
+    """
+    boundaries = pair_boundaries(contents)
+    cuts = [cut for cut, splits_no_pair in enumerate(boundaries) if splits_no_pair]
+    kept: dict[int, types.Content] = {}
+    left_tokens = room_tokens
+    for start, end in reversed(list(itertools.pairwise(cuts))):
+        group = {i: contents[i] for i in range(start, end) if i not in request}
+        group_tokens = scale.measure(group.values())
+        if group and group_tokens > left_tokens:
+            if end == len(contents):
+                kept |= _shorten_group(group, left_tokens, scale)
+            break
+
+        kept |= group
+        left_tokens -= group_tokens
+    return kept
+
+
+def _shorten_group(
+    group: Mapping[int, types.Content], room_tokens: int, scale: Scale
+) -> Mapping[int, types.Content]:
+    """Shortens contents alike until they fit; returns none where they still do not."""
+    ratio = max(0.0, room_tokens) / scale.measure(group.values())
+    shortened = {
+        index: scale.shorten(content, scale.measure([content]) * ratio)
+        for index, content in group.items()
+    }
+    fits = scale.measure(shortened.values()) <= room_tokens
+    return shortened if fits else {}
+
+
+def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Content]:
+    """Returns summary, current request and the newest contents that fit.
+
+    Args:
+        turn: The model call.
+        room_tokens: What the contents may take.
+        correction: Tokens of the model per byte / 4.
+    """
+    history = turn.history
+    head = _render_short_head(turn, room_tokens * 0.5, correction)
+    before = [] if head is None else [head.content]
+    frame = Frame(_find_request(turn, head), history.running_turn, before)
+    scale = Scale(correction, history.memo)
+    return reduce_contents(history.shown, room_tokens, scale, frame)
+
+
+class _Head(NamedTuple):
+    """A message with a stored summary that was shortened."""
+
+    stored: StoredSummary
+    content: types.Content
+
+
+def _render_short_head(
+    turn: Turn, max_tokens: float, correction: float
+) -> _Head | None:
+    """Returns the message with the summary, as short as it has to be.
+
+    None where no summary fits: a notice takes its place. Sections that stand alone,
+    as pins, stay in any case.
+    """
+    history = turn.history
+    head: _Head | None = None
+    for stored in shorten_stored(turn, history.stored):
+        content = render_head(history, stored, history.covered, turn.media_mover)
+        head = _Head(stored, content)
+        if history.memo.estimate_tokens([content]) * correction <= max_tokens:
+            return head
+
+    if head is None or head.stored.text:
+        return None
+    return head
+
+
+def _find_request(turn: Turn, head: _Head | None) -> int | None:
+    """Returns where the user's request stands; None where the head quotes it."""
+    history = turn.history
+    request = history.request_index
+    if head is None:
+        return _find_newest_message(history.shown) if request is None else request
+    if request is None or not head.stored.has_continuation:
+        return request
+
+    is_quoted = head.stored.request == history.fingerprint(request).hex()
+    return None if is_quoted else request
+
+
+def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
+    """Cuts a request to a model that is too large, after a compaction that failed.
+
+    Args:
+        request: Its contents are replaced where they do not fit.
+        max_tokens: What contents, instruction and tools may take together.
+        llm: The model as ADK calls it; None where it is not known.
+    """
+    scale = Scale(memo=Memo(form=json_form(llm)))
+    config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
+    room_tokens = max_tokens - config_tokens
+    if scale.measure(request.contents) <= room_tokens:
+        return
+
+    mover = MediaMover(llm, request.model or "", max_tokens // 10)
+    reduced = reduce_contents(request.contents, room_tokens, scale)
+    ordered = put_in_order(reduced, mover)
+    request.contents = join_new_texts(ordered, request.contents)
+    request.cache_metadata = None  # It describes a prefix that is gone.

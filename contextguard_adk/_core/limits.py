@@ -1,9 +1,10 @@
-"""What the model of a call takes: its window, its output, and what it has shown."""
+"""The limits of a call's model: its window, its output, and those it has shown."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._history.stored import Learned
@@ -18,7 +19,7 @@ from contextguard_adk._providers.registry import (
     MIN_WINDOW_TOKENS,
     resolve_context_window,
 )
-from contextguard_adk._runtime.memory import Limit
+from contextguard_adk._runtime.memory import Limit, Seen
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import ModelFacts
 from contextguard_adk._turn.units import Answered
@@ -36,12 +37,12 @@ TRY_AGAIN_CALLS = 20
 
 
 def find_limits(call: Call) -> Learned:
-    """Returns what the model has shown, as far as it is believed.
+    """Returns the limits that the model has shown, as far as they are believed.
 
-    What this process has seen a provider show holds, whatever session state says. It
-    does not trust limits that only session state says, which may be anybody's, those
-    of a fallback model, and those below what was accepted before: they hold for 20
-    answered calls, and are tried again.
+    Limits that a provider has shown to this process hold, whatever session state says.
+    Others are not trusted: those of session state alone, which anybody may have put
+    there, those of a fallback model, and those below a size that was accepted before.
+    They hold for 20 answered calls, and are tried again.
     """
     seen = call.memory.facts.of(call.model)
     if seen.limits is not None and seen.limit_calls is None:
@@ -59,7 +60,7 @@ def learn(
     correction: float | None = None,
     is_trusted: bool | None = None,
 ) -> None:
-    """Remembers what a provider has shown, in place of what only session state says.
+    """Remembers limits that a provider has shown, in place of those of session state.
 
     Args:
         call: The model call.
@@ -70,33 +71,46 @@ def learn(
     """
     seen = call.memory.facts.of(call.model)
     stored = call.state.record.of(call.model)
-    if is_trusted is not None:
-        limit_calls = None if is_trusted else 0
-    elif seen.limits is None:  # What is stored stays, as little trusted as before.
-        limit_calls = None if stored == Learned() else 0
-    else:
-        limit_calls = seen.limit_calls
-
-    limits = seen.limits or stored
-    if window_tokens is not None:
-        limits = limits.model_copy(update={"window_tokens": window_tokens})
-    if output_tokens is not None:
-        limits = limits.model_copy(update={"output_tokens": output_tokens})
-    if correction is not None:
-        limits = limits.model_copy(update={"correction": correction})
-
+    shown = {
+        "window_tokens": window_tokens,
+        "output_tokens": output_tokens,
+        "correction": correction,
+    }
+    news = {name: value for name, value in shown.items() if value is not None}
+    limits = (seen.limits or stored).model_copy(update=news)
     call.state.learn(call.model, limits)
+
+    limit_calls = _count_calls(seen, stored, is_trusted)
     call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
 
 
+def _count_calls(seen: Seen, stored: Learned, is_trusted: bool | None) -> int | None:
+    """Returns where to begin to count answered calls; None for limits to trust.
+
+    If `is_trusted` is None, limits are trusted as much as before: those of session
+    state are not.
+    """
+    if is_trusted is not None:
+        return None if is_trusted else 0
+    if seen.limits is not None:
+        return seen.limit_calls
+    return None if stored == Learned() else 0
+
+
 def use_hearsay(call: Call) -> None:
-    """Notes a compaction; limits that only session state says are good for two."""
+    """Notes that a compaction used limits that only session state says.
+
+    They are good for two compactions. After the second they are replaced by the limits
+    that this process has seen.
+    """
     seen = call.memory.facts.of(call.model)
+    shown = seen.limits or Learned()
     said = call.state.record.of(call.model)
-    if vars(said) == vars(seen.limits or Learned()):
+    if vars(said) == vars(shown):
         return
+
     if said.is_used:
-        call.state.learn(call.model, seen.limits or Learned())
+        call.state.learn(call.model, shown)
     else:
         call.state.learn(call.model, said.model_copy(update={"is_used": True}))
 
@@ -104,18 +118,21 @@ def use_hearsay(call: Call) -> None:
 def review_limits(event: Answered) -> None:
     """Counts an answered call, and forgets a window that its prompt has exceeded."""
     call = event.call
-    state = event.state
-    count = event.count
     if call.is_observed or call.is_reported or not call.is_answered:
         return
+
     model = call.model
     seen = call.memory.facts.of(model)
     limits = seen.limits or Learned()
-    known_tokens = limits.window_tokens or state.record.of(model).window_tokens
-    if known_tokens and count and count.is_size and count.real_tokens > known_tokens:
-        limits = limits.model_copy(update={"window_tokens": None})
-        state.learn(model, limits)
-        call.memory.see(model, replace(seen, limits=limits, limit_calls=None))
+    stored = event.state.record.of(model)
+    known_tokens = limits.window_tokens or stored.window_tokens
+    count = event.count
+    prompt_tokens = count.real_tokens if count and count.is_size else 0
+
+    if known_tokens and prompt_tokens > known_tokens:
+        wider = limits.model_copy(update={"window_tokens": None})
+        event.state.learn(model, wider)
+        call.memory.see(model, replace(seen, limits=wider, limit_calls=None))
     elif seen.limit_calls is not None and seen.limit_calls < TRY_AGAIN_CALLS:
         call.memory.see(model, replace(seen, limit_calls=seen.limit_calls + 1))
 
@@ -124,79 +141,93 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     """Returns what is known of the model; a provider's word narrows its window."""
     name = call.model
     registry = call.guard.registry
-    strategy = call.strategy
-    resolved = resolve_context_window(
-        name, configured=strategy.context_window, registry=registry, agent=call.agent
+    stated = resolve_context_window(
+        name,
+        configured=call.strategy.context_window,
+        registry=registry,
+        agent=call.agent,
     )
-    shown = find_limits(call)
+
     seen = call.memory.facts.of(name)
-    unlimited = Limit(resolved.tokens)
+    unlimited = Limit(stated.tokens)
     limit = call.guard.limits.get(call.client, seen.kept or unlimited)
     if limit.tokens < seen.accepted_tokens:
         limit = unlimited  # What this very session was shown says more.
-    known = min(resolved.tokens, limit.tokens)
+
+    shown = find_limits(call)
+    known_tokens = min(stated.tokens, limit.tokens)
     if shown.window_tokens:
         accepted_tokens = 0 if seen.has_shown(shown) else seen.accepted_tokens
         shown_tokens = max(shown.window_tokens, accepted_tokens, MIN_WINDOW_TOKENS)
-        known = min(known, shown_tokens)
+        known_tokens = min(known_tokens, shown_tokens)
+
     client = Client.of(call.llm)
     default = client.default_output_tokens(name, registry) or shown.output_tokens
     return ModelFacts(
         name=name,
         llm=call.llm,
-        known_window_tokens=known,
-        window_tokens=min(known, bounds.window_tokens or known),
+        known_window_tokens=known_tokens,
+        window_tokens=min(known_tokens, bounds.window_tokens or known_tokens),
         reserved_output_tokens=client.set_output_tokens(call.request.config) or 0,
         default_output_tokens=default or 0,
         is_rate=limit.is_rate,
         sum_tokens=limit.sum_tokens,
-        stated_window_tokens=resolved.tokens,
-        window_source=resolved.source,
+        stated_window_tokens=stated.tokens,
+        window_source=stated.source,
     )
 
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     """Returns the sizes that a call has to respect."""
-    window = model.window_tokens
-    stored = call.state.record.summary
-    trigger = call.strategy.trigger_tokens(window)
-    # Of a rate limit the other half is left for output.
+    window_tokens = model.window_tokens
+    trigger_tokens = call.strategy.trigger_tokens(window_tokens)
+    # Half of a rate limit is left for output already.
     reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens
-    budgets = plan_budgets(window, reserved_tokens, trigger)
+    budgets = plan_budgets(window_tokens, reserved_tokens, trigger_tokens)
+
     # A trigger below twice what the last compaction left would fire again at once.
-    least = min(budgets.full_tokens, 2 * stored.left_tokens if stored else 0)
-    due_tokens = max(budgets.threshold_tokens, least)
-    due_tokens = int(due_tokens * bounds.threshold_ratio)
-    full_tokens = int(budgets.full_tokens * bounds.threshold_ratio)
-    return replace(budgets, threshold_tokens=due_tokens, full_tokens=full_tokens)
+    stored = call.state.record.summary
+    left_tokens = stored.left_tokens if stored else 0
+    least_tokens = min(budgets.full_tokens, 2 * left_tokens)
+    due_tokens = max(budgets.threshold_tokens, least_tokens)
+
+    ratio = bounds.threshold_ratio
+    return replace(
+        budgets,
+        threshold_tokens=int(due_tokens * ratio),
+        full_tokens=int(budgets.full_tokens * ratio),
+    )
 
 
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     """Lowers the output that a request asks for to what the window leaves.
 
-    A limit that somebody has set stays until the sum of input and output was refused
-    once, or counts against a rate limit. A tenth stays free: what is known of the
-    prompt is an estimate.
+    A limit that somebody has set stays, until the provider has refused the sum of input
+    and output once, or where the sum counts against a rate limit. A tenth of the room
+    stays free, because the size of the prompt is an estimate.
     """
-    was_refused = find_limits(call).output_tokens is not None
-    is_sum = was_refused or model.sum_tokens > 0
-    if model.reserved_output_tokens and not is_sum:
+    was_sum_refused = find_limits(call).output_tokens is not None
+    is_sum_limited = was_sum_refused or model.sum_tokens > 0
+    if model.reserved_output_tokens and not is_sum_limited:
         return
+
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
-    window_tokens = model.sum_tokens or model.window_tokens
-    if not is_sum and prompt_tokens + output_tokens > window_tokens:
-        window_tokens = _largest_window_tokens(call, model)
-    if prompt_tokens + output_tokens > window_tokens:
-        reserve_output(call, int((window_tokens - prompt_tokens) * 0.9))
+    sum_tokens = prompt_tokens + output_tokens
+    most_tokens = model.sum_tokens or model.window_tokens
+    if sum_tokens > most_tokens and not is_sum_limited:
+        most_tokens = _largest_window_tokens(call, model)
+    if sum_tokens > most_tokens:
+        reserve_output(call, int((most_tokens - prompt_tokens) * 0.9))
 
 
 def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
-    """Returns what a model takes in truth, where a smaller window is configured.
+    """Returns the model's own window, where a smaller one is configured.
 
-    A rate limit is none of that.
+    A rate limit does not count.
     """
     if find_limits(call).window_tokens:
         return model.known_window_tokens
+
     usual = resolve_context_window(
         model.name, registry=call.guard.registry, is_quiet=True
     )
@@ -205,27 +236,31 @@ def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
 
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
-    """Lets the request reserve so much output; False where that is too little."""
+    """Has the request ask for so much output; False where that is too little."""
     config = call.request.config
     # Less than 256 is too little for an answer.
     if output_tokens < 256 + thinking_tokens(call.llm, config):
         return False
-    call.request.config = config.model_copy(update={"max_output_tokens": output_tokens})
+
+    update = {"max_output_tokens": output_tokens}
+    call.request.config = config.model_copy(update=update)
     return True
 
 
 def warn_reserved_output(agent: str, budgets: Budgets) -> None:
-    """Says once that the output limit that was set leaves no room for a history."""
+    """Warns once that the output limit that was set leaves no room for a history."""
     output_tokens = budgets.reserved_output_tokens
     window_tokens = budgets.window_tokens
-    if output_tokens > most_buffer_tokens(window_tokens):
-        message = (
-            "Agent %r: the output limit of %s tokens takes more than three quarters of "
-            "the context window, %s tokens; a quarter is used for the prompt. Lower "
-            "`max_output_tokens` (or the model's `max_tokens`), or set a larger "
-            "context_window on the agent's strategy."
-        )
-        warn_once(logger, message, agent, f"{output_tokens:,}", f"{window_tokens:,}")
+    if output_tokens <= most_buffer_tokens(window_tokens):
+        return
+
+    message = (
+        "Agent %r: the output limit of %s tokens takes more than three quarters of the "
+        "context window, %s tokens; a quarter is used for the prompt. Lower "
+        "`max_output_tokens` (or the model's `max_tokens`), or set a larger "
+        "context_window on the agent's strategy."
+    )
+    warn_once(logger, message, agent, f"{output_tokens:,}", f"{window_tokens:,}")
 
 
 def learn_window(
@@ -233,40 +268,79 @@ def learn_window(
 ) -> Bounds:
     """Remembers the limit that a rejection shows; it never widens the window.
 
-    A limit below what this client has accepted in the process is believed when it is
-    named again; until then the rejection counts as one without numbers. It is not
-    trusted, nor is one of a fallback model. Returns the bounds for the next try.
+    A limit of a fallback model is not trusted. Nor is one below a size that this client
+    has accepted in the process: it is believed when it is named again, until then the
+    rejection counts as one without numbers.
+
+    Args:
+        call: The model call.
+        bounds: What the rejected request had to respect.
+        overflow: What the rejection says.
+        estimated_tokens: The size of the rejected request.
+
+    Returns:
+        What the next request has to respect.
     """
-    shown_tokens = int(estimated_tokens * 0.85)
     if overflow.in_bytes or overflow.is_quotation:
-        return replace(bounds, window_tokens=max(shown_tokens, MIN_LIMIT_TOKENS))
+        smaller_tokens = max(_lower(estimated_tokens), MIN_LIMIT_TOKENS)
+        return replace(bounds, window_tokens=smaller_tokens)
     if overflow.period:
         return _keep_to_rate(call, bounds, overflow, estimated_tokens)
+
+    shown = _read_window(call, overflow, estimated_tokens)
     model = resolve_model(call, bounds)
-    named = overflow.limit_tokens
-    seen = call.memory.facts.of(model.name)
-    is_foreign = not _is_same_model(overflow.model, model.name)
-    accepted_tokens = call.guard.accepted.get(call.client, 0)
-    is_contradicted = (named or shown_tokens) < accepted_tokens
-    was_doubted = seen.limits is not None and seen.limit_calls is not None
-    if named and (is_foreign or was_doubted or not is_contradicted):
-        learned = max(named, MIN_WINDOW_TOKENS)
-    else:
-        learned = max(seen.accepted_tokens, shown_tokens, MIN_WINDOW_TOKENS)
-    is_trusted = not (is_foreign or is_contradicted)
-    if learned < model.window_tokens:
-        learn(call, window_tokens=learned, is_trusted=is_trusted)
-        is_named = learned == named
-        _warn_window(call.agent, model, learned if is_named else None, estimated_tokens)
-    elif not is_trusted:
-        learn(call, is_trusted=is_trusted)
+    if shown.tokens < model.window_tokens:
+        learn(call, window_tokens=shown.tokens, is_trusted=shown.is_trusted)
+        _warn_window(call.agent, model, shown, estimated_tokens)
+    elif not shown.is_trusted:
+        learn(call, is_trusted=False)
     return bounds
+
+
+class _Window(NamedTuple):
+    """A window that a rejection shows.
+
+    Attributes:
+        tokens: Its size.
+        is_named: Whether the provider has named it, or it follows from the request.
+        is_trusted: Whether it holds until it is contradicted.
+    """
+
+    tokens: int
+    is_named: bool
+    is_trusted: bool
+
+
+def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
+    """Returns the window that a rejection names, or one below the rejected request."""
+    seen = call.memory.facts.of(call.model)
+    lower_tokens = _lower(estimated_tokens)
+    named_tokens = overflow.limit_tokens
+    is_foreign = not _is_same_model(overflow.model, call.model)
+    accepted_tokens = call.guard.accepted.get(call.client, 0)
+    is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
+    is_trusted = not (is_foreign or is_contradicted)
+
+    # A limit that contradicts what was accepted is doubted, until it is named again.
+    was_doubted = seen.limits is not None and seen.limit_calls is not None
+    is_believed = is_foreign or was_doubted or not is_contradicted
+    if named_tokens and is_believed:
+        tokens = max(named_tokens, MIN_WINDOW_TOKENS)
+    else:
+        tokens = max(seen.accepted_tokens, lower_tokens, MIN_WINDOW_TOKENS)
+    return _Window(tokens, tokens == named_tokens, is_trusted)
+
+
+def _lower(rejected_tokens: float) -> int:
+    """Returns the size that is tried after a rejection without numbers."""
+    return int(rejected_tokens * 0.85)
 
 
 def _is_same_model(named: str, asked: str) -> bool:
     """Whether both name one model: clients leave out the provider in front."""
-    ends = [name.lower().rpartition("/")[2] for name in (named, asked)]
-    return not named or ends[0] == ends[1]
+    named_end = named.lower().rpartition("/")[2]
+    asked_end = asked.lower().rpartition("/")[2]
+    return not named or named_end == asked_end
 
 
 def _keep_to_rate(
@@ -274,9 +348,9 @@ def _keep_to_rate(
 ) -> Bounds:
     """Keeps the prompts of this process at half of a rate limit of its key.
 
-    The other half is for the summary that makes room, and for output, also where only
-    the provider knows of it. Below the limit of a fallback, or one that contradicts
-    what was accepted, only the next try is kept.
+    The other half is for the summary that makes room, and for output, even if only the
+    provider knows how much that is. A limit of a fallback model, or one that
+    contradicts what was accepted, holds for the next request alone.
     """
     limit_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
@@ -284,43 +358,54 @@ def _keep_to_rate(
     if is_foreign or limit_tokens < accepted_tokens:
         return replace(bounds, window_tokens=limit_tokens)
 
-    most_tokens = min(limit_tokens, int(estimated_tokens)) // 2
-    prompt_tokens = max(most_tokens, MIN_WINDOW_TOKENS)
-    # Who names the request counts the output that it asks for as well.
+    half_tokens = min(limit_tokens, int(estimated_tokens)) // 2
+    prompt_tokens = max(half_tokens, MIN_WINDOW_TOKENS)
+    # A provider that names the size of the request counts the output in it as well.
     sum_tokens = limit_tokens if overflow.prompt_tokens else 0
-    limit = Limit(prompt_tokens, True, sum_tokens)
+    limit = Limit(prompt_tokens, is_rate=True, sum_tokens=sum_tokens)
     call.guard.limits[call.client] = limit
+
     seen = call.memory.facts.of(call.model)
     believed_tokens = min(seen.accepted_tokens, prompt_tokens)
-    call.memory.see(
-        call.model, replace(seen, accepted_tokens=believed_tokens, kept=limit)
-    )
+    kept = replace(seen, accepted_tokens=believed_tokens, kept=limit)
+    call.memory.see(call.model, kept)
+
+    sent_tokens = overflow.prompt_tokens or int(estimated_tokens)
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
         "%s: no wait helps. Prompts stay below %s tokens from now on, in this process. "
         "Set context_window=%d on the agent's strategy, or have the limit raised."
     )
-    sent_tokens = overflow.prompt_tokens or int(estimated_tokens)
-    figures = f"{sent_tokens:,}", f"{limit_tokens:,}", overflow.period
-    kept = f"{prompt_tokens:,}", prompt_tokens
-    warn_once(logger, message, call.model, *figures, *kept)
+    warn_once(
+        logger,
+        message,
+        call.model,
+        f"{sent_tokens:,}",
+        f"{limit_tokens:,}",
+        overflow.period,
+        f"{prompt_tokens:,}",
+        prompt_tokens,
+    )
     return bounds
 
 
 def _warn_window(
-    agent: str, model: ModelFacts, named_tokens: int | None, rejected_tokens: float
+    agent: str, model: ModelFacts, shown: _Window, rejected_tokens: float
 ) -> None:
-    """Says once for an agent and its model that the window is not as wide."""
-    said = f"{model.stated_window_tokens:,}, as {_WHO_SAID[model.window_source]}"
+    """Warns once for an agent and its model that the window is smaller than stated."""
     about = f"Agent {agent!r}, model {model.name!r}"
-    if named_tokens is not None:
-        message = "%s: the context window is %s tokens, as the provider says, not "
-        message += "%s. Set context_window=%d on the agent's strategy."
-        warn_once(logger, message, about, f"{named_tokens:,}", said, named_tokens)
+    stated = f"{model.stated_window_tokens:,}, as {_WHO_SAID[model.window_source]}"
+    if shown.is_named:
+        message = (
+            "%s: the context window is %s tokens, as the provider says, not %s. Set "
+            "context_window=%d on the agent's strategy."
+        )
+        warn_once(logger, message, about, f"{shown.tokens:,}", stated, shown.tokens)
         return
+
     message = (
-        "%s: the provider rejected a request of about %s tokens as too long, "
-        "although the context window is %s. Smaller ones are sent from now on; set "
+        "%s: the provider rejected a request of about %s tokens as too long, although "
+        "the context window is %s. Smaller ones are sent from now on; set "
         "context_window on the agent's strategy to what the model really takes."
     )
-    warn_once(logger, message, about, f"{rejected_tokens:,.0f}", said)
+    warn_once(logger, message, about, f"{rejected_tokens:,.0f}", stated)

@@ -36,7 +36,13 @@ logger = logging.getLogger("contextguard_adk.call")
 
 
 def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
-    """Returns the call as a value, with the request as it would be sent."""
+    """Returns the call as a value, with the request as it would be sent.
+
+    Args:
+        call: The model call.
+        bounds: What the request has to respect beside its model's limits.
+        is_settled: Whether this call has already tried to compact.
+    """
     state = call.state
     request = call.request
     model = resolve_model(call, bounds)
@@ -44,14 +50,16 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         tool.is_possible(request, call.invocation.agent, call.strategy)
         for tool in _recall.TOOLS
     )
-    is_plain = call.is_observed or bounds.is_rendered
-    stored = None if is_plain else state.load_summary(call.scope)
-    if stored and stored.has_recall and not has_recall:
-        # A call of a tool that is not declared would end the turn.
-        stored = without_recall(stored)
+    stored = _load_summary(call, bounds, has_recall)
+
     focus = state.requested_focus
-    reason: Reason = "tokens" if focus is None else "requested"
-    turn = Turn(
+    reason: Reason = "tokens"
+    if bounds.is_rejected:
+        reason = "overflow"
+    elif focus is not None:
+        reason = "requested"
+
+    given = Turn(
         agent=call.agent,
         origin=call.origin,
         scope=call.scope,
@@ -64,7 +72,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         facts=call.memory.facts,
         budgets=plan_call(call, model, bounds),
         counts=call.counts,
-        reason="overflow" if bounds.is_rejected else reason,
+        reason=reason,
         focus=focus or "",
         has_recall=has_recall,
         has_used_tools=stored is not None and shows_tool_use(stored),
@@ -73,42 +81,52 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         is_writing=call.memory.pending.is_under_way,
         config=request.config,
     )
-    turn = _measure(_render(turn), bounds)
-    return replace(turn, nearness=call.strategy.fullness(turn))
+    measured = _measure(_render(given), bounds)
+    return replace(measured, nearness=call.strategy.fullness(measured))
 
 
 def read_counts(call: Call) -> Counts:
-    """Returns what the provider counted last, and what follows from it.
+    """Returns the provider's last count of this agent's requests, and its correction.
 
-    What no answer of this process has shown is no count where it is more than the
-    window, or far more than what was sent.
+    The count is read from session state, which is untrusted. It is left out if it
+    exceeds the window, or is far above what was sent, and no answer of this process
+    has shown such a size. It is also left out if another model has counted.
     """
-    state = call.state
     facts = call.memory.facts
     model = call.model
-    real = int(state.read("real_tokens") or 0)
-    last = int(state.read("last_heuristic") or 0)
+    real_tokens = int(call.state.read("real_tokens") or 0)
+    heuristic_tokens = int(call.state.read("last_heuristic") or 0)
+
     window_tokens = resolve_model(call, Bounds()).known_window_tokens
-    most_tokens = min(window_tokens, MAX_RATIO * last or window_tokens)
-    if real > max(most_tokens, facts.of(model).accepted_tokens):
-        real = 0
+    most_tokens = min(window_tokens, MAX_RATIO * heuristic_tokens or window_tokens)
+    is_credible = real_tokens <= max(most_tokens, facts.of(model).accepted_tokens)
+
     learned = find_limits(call).correction
     if facts.counting_model not in ("", model):
-        # What another model counted, by its own vocabulary, says nothing of this one.
+        # Another model has counted by a vocabulary of its own.
         counted = facts.of(model).counted
-        learned = correction_factor(*counted) if counted else learned
-        real = last = 0
-    if not (real and last):
-        return Counts(real or None, last or None, learned, learned)
-    correction = correction_factor(real, last)
-    measured = max(correction, min(real / last, MAX_RATIO))
-    return Counts(real, last, correction, measured)
+        own = correction_factor(*counted) if counted else learned
+        return Counts(correction=own, measured_correction=own)
+    if not (real_tokens and heuristic_tokens and is_credible):
+        return Counts(
+            real_tokens=real_tokens if real_tokens and is_credible else None,
+            heuristic_tokens=heuristic_tokens or None,
+            correction=learned,
+            measured_correction=learned,
+        )
+
+    correction = correction_factor(real_tokens, heuristic_tokens)
+    measured = max(correction, min(real_tokens / heuristic_tokens, MAX_RATIO))
+    return Counts(real_tokens, heuristic_tokens, correction, measured)
 
 
 def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
-    """Returns what a request takes at least, by the provider's last count.
+    """Returns the tokens that a request takes at least, by the provider's last count.
 
-    Half of bytes / 4 where it has counted nothing in this process.
+    Args:
+        seen: What the answers of the model have shown.
+        heuristic_tokens: Bytes / 4 of the request. Half of it is returned if the
+            provider has counted nothing in this process.
     """
     if seen.counted is None:
         return heuristic_tokens // 2
@@ -117,9 +135,9 @@ def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
 
 
 def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
-    """Returns the turn without what has no room, where it is known not to fit.
+    """Returns the turn without the oldest contents, where it is known not to fit.
 
-    This is what is left where no compaction has helped, or none may be stored.
+    This is the last resort where no compaction has helped, or none may be stored.
     """
     if turn.is_observed or not _is_too_large(turn):
         return turn
@@ -128,8 +146,9 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
     config_tokens = turn.size.config_tokens * turn.correction
     left_tokens = budgets.window_tokens - config_tokens
     room_tokens = max(budgets.full_tokens - config_tokens, 0.8 * left_tokens)
-    if room_tokens <= 0:  # What no compaction removes does not fit itself.
+    if room_tokens <= 0:  # Instruction and tools alone do not fit.
         room_tokens = budgets.window_tokens / 10
+
     contents = shape(turn, minimize(turn, int(room_tokens), turn.correction))
     smaller = _measure(replace(turn, contents=contents), bounds)
     if smaller.tokens >= turn.tokens:
@@ -143,41 +162,69 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
 
 
 def _is_too_large(turn: Turn) -> bool:
+    """Returns whether the provider is certain to reject the request.
+
+    Where a later release has stored the record, nothing can be compacted: then it is
+    enough that there is no room for an answer.
+    """
     if turn.record.is_newer:
         return not replace(turn, reason="tokens").has_room
-    # The estimate may be too high: of prose less is counted than bytes / 4.
+    if not turn.is_overfull:
+        return False
+    # The estimate may be too high: prose takes fewer tokens than bytes / 4.
     seen = turn.facts.of(turn.model.name)
     known_tokens = least_tokens(seen, turn.size.heuristic_tokens)
-    return turn.is_overfull and known_tokens > turn.budgets.window_tokens
+    return known_tokens > turn.budgets.window_tokens
+
+
+def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary | None:
+    """Returns the stored summary that is to stand in the request; None for none."""
+    if call.is_observed or bounds.is_rendered:
+        return None
+    stored = call.state.load_summary(call.scope)
+    if stored is None or has_recall or not stored.has_recall:
+        return stored
+
+    # Its note names a tool that is not declared, and a call of it would end the turn.
+    return without_recall(stored)
 
 
 def _read_history(
     call: Call, stored: StoredSummary | None, window_tokens: int, has_recall: bool
 ) -> History:
     """Returns the request's history; what is known of it is kept for the call."""
-    if call.history is None:
-        contents = [*call.request.contents]
-        said = call.context.user_content
-        history = History(contents, call.invocation, said, stored, call.memo)
-        config = getattr(call.invocation.run_config, "get_session_config", None)
-        is_partial = call.guard.settings.recent_events or config is not None
-        history.loads_part = is_partial
-        history.redactor = call.guard.redactor
-        form = call.memo.form
-        history.preview = call.strategy.preview(window_tokens, has_recall, form)
-        call.history = history
-    elif call.history.stored != stored:
-        call.history = call.history.with_summary(stored)
-    return call.history
+    if call.history is not None:
+        if call.history.stored != stored:
+            call.history = call.history.with_summary(stored)
+        return call.history
+
+    history = History(
+        [*call.request.contents],
+        call.invocation,
+        call.context.user_content,
+        stored,
+        call.memo,
+    )
+    # Sessions are loaded in part by a setting, or by one of the run.
+    run_config = call.invocation.run_config
+    session_config = getattr(run_config, "get_session_config", None)
+    history.loads_part = call.guard.settings.recent_events or session_config is not None
+    history.redactor = call.guard.redactor
+
+    form = call.memo.form
+    history.preview = call.strategy.preview(window_tokens, has_recall, form)
+    call.history = history
+    return history
 
 
 def _render(turn: Turn) -> Turn:
     """Returns the turn with the contents and tools that would be sent."""
     if turn.is_observed:
         return replace(turn, contents=turn.request.contents)
-    if missing := [tool for tool in _recall.TOOLS if tool.is_wanted(turn)]:
-        turn = replace(turn, config=_declare(turn, [t.declaration for t in missing]))
-    return replace(turn, contents=shape(turn, render_unshaped(turn)))
+
+    wanted = [tool.declaration for tool in _recall.TOOLS if tool.is_wanted(turn)]
+    declared = replace(turn, config=_declare(turn, wanted)) if wanted else turn
+    return replace(declared, contents=shape(declared, render_unshaped(declared)))
 
 
 def render_unshaped(turn: Turn) -> list[types.Content]:
@@ -191,12 +238,15 @@ def render_unshaped(turn: Turn) -> list[types.Content]:
 def _declare(
     turn: Turn, declarations: list[types.FunctionDeclaration]
 ) -> types.GenerateContentConfig:
-    """Returns the request's config with tools that the guard adds when it is sent."""
+    """Returns the request's config with tools that the guard adds when it is sent.
+
+    They stand where ADK adds them, so the same bytes are in the provider's cache.
+    """
     config = turn.request.config
-    new = [d for d in declarations if d.name not in turn.request.tools_dict]
+    new = [each for each in declarations if each.name not in turn.request.tools_dict]
     if not new:
         return config
-    # Where ADK adds them: the same bytes are in the provider's prompt cache.
+
     tools = list(config.tools or ())
     for place, tool in enumerate(tools):
         if isinstance(tool, types.Tool) and tool.function_declarations:
@@ -226,16 +276,19 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         memo=memo,
         margin=first_margin(turn.model.name, ratio),
     )
+
+    compacted_config_tokens = config_tokens
     if turn.has_recall:
-        # What a compaction adds: the tools are declared from then on.
+        # From a compaction on, the tools of the guard are declared.
         later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
-        config_tokens = estimate_config_tokens(later)
-    correction = bounds.correction or counts.measured_correction
+        compacted_config_tokens = estimate_config_tokens(later)
+
+    known_correction = bounds.correction or counts.measured_correction
     size = Size(
         tokens=tokens,
         heuristic_tokens=heuristic_tokens,
-        config_tokens=config_tokens,
-        correction=correction or tokens / max(1, heuristic_tokens),
+        config_tokens=compacted_config_tokens,
+        correction=known_correction or tokens / max(1, heuristic_tokens),
         uncounted_tokens=max(0, tokens - (counts.real_tokens or 0)),
     )
     return replace(turn, size=size)

@@ -247,19 +247,24 @@ async def send(call: Call, turn: Turn) -> None:
     warn_reserved_output(turn.agent, budgets)
 
     if not call.is_observed:
-        if turn.is_changed(turn.contents):
+        is_changed = turn.is_changed(turn.contents)
+        if is_changed:
             request.contents = list(turn.contents)
         declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
-        event = Sent(memory, turn, call.compaction is not None)
-        for watcher in _listeners.WATCHERS:
-            with log_failures(logger, f"{type(watcher).__name__} failed"):
-                watcher.sent(event)
+        if is_changed:
+            event = Sent(memory, turn, call.compaction is not None)
+            for watcher in _listeners.WATCHERS:
+                with log_failures(logger, f"{type(watcher).__name__} failed"):
+                    watcher.sent(event)
 
         run_id = call.run.invocation_id
         compacted_run = run_id if call.is_compacted else ""
         memory.facts = replace(memory.facts, compacted_run=compacted_run)
-        memory.forget_arrived(run_id)
+        put_in = memory.facts.put_in
+        if put_in is not None and put_in.run_id != run_id:
+            # The session has the summary of another run by now.
+            memory.facts = replace(memory.facts, put_in=None)
     elif turn.is_due:
         logger.info(
             "Observing agent %r: a compaction would be due at %d tokens, the "

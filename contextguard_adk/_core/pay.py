@@ -18,6 +18,7 @@ from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.draft import Draft
 from contextguard_adk._runtime.memory import AgentMemory, Paid
 from contextguard_adk._runtime.runs import Guard
+from contextguard_adk._runtime.state import MAX_FOCUS_CHARS
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
@@ -28,12 +29,17 @@ from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.call")
 
-MAX_FOCUS_CHARS = 1_000  # Of what `before_compaction` returns.
-
 
 @dataclass(frozen=True)
 class Payer:
-    """Lets a strategy compact; holds nothing of the run, which may have ended."""
+    """Lets a strategy compact; holds nothing of the run, which may have ended.
+
+    Attributes:
+        guard: The memory of the plugin.
+        memory: What the process remembers of the agent; it has the shelf.
+        strategy: The strategy of the agent.
+        agent: ADK's agent, whose model writes summaries unless another one is set.
+    """
 
     guard: Guard
     memory: AgentMemory
@@ -73,41 +79,52 @@ class Payer:
         Returns:
             The turn, with the focus if one was given; None to put the compaction off.
         """
-        observers = self.guard.observers
         new = turn.older_than(0) - turn.summarized
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
-        if observers.listeners.before_compaction is None or is_unclear or not new:
+        has_listener = self.guard.observers.listeners.before_compaction is not None
+        if not has_listener or is_unclear or not new:
             return turn
 
-        answer: object = None
-        with log_failures(logger, "before_compaction could not be asked"):
-            planned = PlannedCompaction(
-                **vars(turn.origin),
-                reason=turn.reason if turn.is_due else self.strategy.early_reason,
-                messages=tuple(copy.deepcopy([turn.messages[i] for i in sorted(new)])),
-                tokens=turn.tokens,
-                window_tokens=turn.budgets.window_tokens,
-                threshold_tokens=threshold_tokens,
-                summary_tokens=turn.summary_tokens,
-                is_ahead=is_ahead,
-            )
-            answer = await observers.tell(planned)
-            if isinstance(answer, str):
-                focus = f"{turn.focus}\n{answer[:MAX_FOCUS_CHARS]}".strip()
-                return replace(turn, focus=focus)
-
+        answer = await self._ask(turn, new, threshold_tokens, is_ahead)
+        if isinstance(answer, str):
+            focus = f"{turn.focus}\n{answer[:MAX_FOCUS_CHARS]}".strip()
+            return replace(turn, focus=focus)
         if answer is not None and answer is not False:
             message = "before_compaction returned %s, no str, False or None: ignored."
             warn_once(logger, message, type(answer).__name__)
 
-        # Putting it off is only possible while the request fits.
+        # A compaction can only be put off while the request fits.
         has_room = replace(turn, reason="tokens").has_room
         if answer is not False or turn.reason == "overflow" or not has_room:
             return turn
         message = "A compaction of agent %r is put off; %s."
         logger.info(message, turn.agent, turn.origin.place)
         self._note_fruitless(turn)
+        return None
+
+    async def _ask(
+        self, turn: Turn, new: frozenset[int], threshold_tokens: int, is_ahead: bool
+    ) -> object:
+        """Returns the answer of `before_compaction`; None if it fails or is late.
+
+        `new` holds the indexes of the messages that no summary covers yet.
+        """
+        observers = self.guard.observers
+        with log_failures(logger, "before_compaction could not be asked"):
+            messages = copy.deepcopy([turn.messages[i] for i in sorted(new)])
+            planned = PlannedCompaction(
+                **vars(turn.origin),
+                reason=turn.reason if turn.is_due else self.strategy.early_reason,
+                messages=tuple(messages),
+                tokens=turn.tokens,
+                window_tokens=turn.budgets.window_tokens,
+                threshold_tokens=threshold_tokens,
+                summary_tokens=turn.summary_tokens,
+                is_ahead=is_ahead,
+            )
+            answer: object = await observers.tell(planned)
+            return answer
         return None
 
     async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
@@ -154,8 +171,12 @@ class Payer:
             logger.info(message, turn.agent, tokens, outcome.tokens, place)
             return
 
-        run_id = turn.history.invocation_id
-        paid = Paid(whole, outcome.stored, facts, run_id)
+        paid = Paid(
+            draft=whole,
+            stored=outcome.stored,
+            facts=facts,
+            run_id=turn.origin.invocation_id,
+        )
         self.memory.facts = replace(self.memory.facts, ready=paid)
 
     def _note_fruitless(self, turn: Turn) -> None:

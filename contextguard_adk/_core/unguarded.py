@@ -1,4 +1,4 @@
-"""Warns where a session that was compacted sends its whole history again."""
+"""Warns when a session that was compacted sends its whole history again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ def warn_of_whole_history(
 ) -> None:
     """Warns once for an agent of a session whose stored summary is left aside.
 
-    Only where the request is as large again as the one that was compacted.
+    It warns when the request is as large again as the one that was compacted.
+
+    Args:
+        guard: The guard of the app.
+        context: That of the model call.
+        request: The request, which nobody changes.
+        why: The reason, as words after a comma.
     """
     state = guard.state(context)
-    invocation = context.get_invocation_context()
     compacted_tokens = state.read("summarized_at")
     if compacted_tokens is None or state.record.summary is None:
         return
+
+    invocation = context.get_invocation_context()
     memo = guard.run(invocation).memo(invocation)
     heuristic_tokens = memo.estimate_tokens(request.contents)
     heuristic_tokens += estimate_config_tokens(request.config)

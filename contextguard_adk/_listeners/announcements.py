@@ -18,15 +18,19 @@ class LogLine(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         record = event.record
-        usage = event.record.usage
+        usage = record.usage
+        sizes = describe_compaction(record).replace("→", "to")  # A log may be ASCII.
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
             "%d written; %s.",
-            *(record.agent, record.reason),
-            # A log may be ASCII.
-            one_line(describe_compaction(record).replace("→", "to")),
-            *(event.turn.budgets.threshold_tokens, usage.prompt_tokens),
-            *(usage.cached_tokens, usage.output_tokens, record.place),
+            record.agent,
+            record.reason,
+            one_line(sizes),
+            event.turn.budgets.threshold_tokens,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.output_tokens,
+            record.place,
         )
 
 
@@ -42,20 +46,23 @@ class Spans(Listener):
             "context_guard.compact",
             start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
         )
-        own = sorted(vars(record).keys() - {"model", "usage", "cost", "failure"})
-        span.set_attributes({f"context_guard.{k}": vars(record)[k] for k in own})
+        fields = vars(record)
+        names = sorted(fields.keys() - {"model", "usage", "cost", "failure"})
+        span.set_attributes({f"context_guard.{name}": fields[name] for name in names})
         if record.cost is not None:
             span.set_attribute("context_guard.cost_usd", record.cost)
+
         if record.model:
-            # Of "generate_content" ADK's page of traces asks for the span's event.
+            # For "generate_content" ADK's page of traces asks for the span's event.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
-        if (usage := record.usage) != Usage():
-            read = usage.prompt_tokens
-            cached = usage.cached_tokens
-            span.set_attribute("gen_ai.usage.input_tokens", read)
-            span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached)
+        usage = record.usage
+        if usage != Usage():
+            cached_tokens = usage.cached_tokens
+            span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+            span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
+
         if record.failure:
             span.set_attribute("error.type", record.failure)
             span.set_status(trace.StatusCode.ERROR, record.failure)
@@ -71,12 +78,22 @@ class StateLines(Listener):
 
     def answered(self, event: Answered) -> None:
         """Writes how full the window is, where the count is believed to be a size."""
-        if event.guard.settings.usage_in_state and event.count and event.count.is_size:
-            tokens = event.count.real_tokens
-            most = event.call.window_tokens
-            said = f"{tokens:,} of {most:,} tokens, {100 * tokens / most:.0f} %"
-            name = event.context.agent_name
-            event.state.set(USAGE_KEY + name, said)
-            if COMPACTED_KEY + name not in event.context.state:
-                # The web UI shows keys as they came: it then stands above our own.
-                event.state.set(COMPACTED_KEY + name, "none so far")
+        count = event.count
+        if (
+            not event.guard.settings.usage_in_state
+            or count is None
+            or not count.is_size
+        ):
+            return
+
+        tokens = count.real_tokens
+        window_tokens = event.call.window_tokens
+        percent = 100 * tokens / window_tokens
+        line = f"{tokens:,} of {window_tokens:,} tokens, {percent:.0f} %"
+        agent = event.context.agent_name
+        event.state.set(USAGE_KEY + agent, line)
+
+        if COMPACTED_KEY + agent not in event.context.state:
+            # The web UI shows keys in the order they came. Written now, this line will
+            # stand above the keys that are not for people.
+            event.state.set(COMPACTED_KEY + agent, "none so far")

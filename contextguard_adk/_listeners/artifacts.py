@@ -26,14 +26,14 @@ class Artifacts(Listener):
 
     async def compacted(self, event: Compacted) -> None:
         """Saves the artifact; the next event of the agent without text names it."""
-        guard = event.guard
         record = event.record
         invocation = event.context.get_invocation_context()
-        service = invocation.artifact_service
         session = invocation.session
+        service = invocation.artifact_service
         # A model that is shown artifacts would be told of one that is not for it.
         if service is None or _shows_artifacts(invocation):
             return
+
         name = f"compaction-{record.agent}.md"
         data = _write_markdown(record, event.outcome.stored.text)
         try:
@@ -48,16 +48,19 @@ class Artifacts(Listener):
                     ),
                 )
         except Exception as error:  # noqa: BLE001 - a service may raise anything.
-            message = "The artifact %r could not be saved: %s. Later failures are not "
-            message += "logged."
+            message = (
+                "The artifact %r could not be saved: %s. Later failures are not logged."
+            )
             warn_once(logger, message, name, type(error).__name__)
-        else:
-            key = name_session(invocation), *call_key(event.context)
-            guard.artifacts[key] = name, version
+            return
+
+        agent, scope = call_key(event.context)
+        key = name_session(invocation), agent, scope
+        event.guard.artifacts[key] = name, version
 
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
-    """Whether an agent of the app, or of one that calls it, lists all artifacts."""
+    """Returns whether an agent of the app, or of a calling app, lists all artifacts."""
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if any(isinstance(node, LoadArtifactsTool) for node in tree):
         return True
@@ -71,13 +74,14 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
     The rest is ASCII, which is all that ADK's chat page decodes correctly.
     """
-    used = record.usage
+    usage = record.usage
     line = describe_compaction(record).replace("→", "to")
+    read = f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"
     facts = {
         "Reason": REASONS.get(record.reason, record.reason),
         "Strategy": record.strategy,
-        "Read": f"{used.prompt_tokens:,} tokens, {used.cached_tokens:,} of them cached",
-        "Written": f"{used.output_tokens:,} tokens",
+        "Read": read,
+        "Written": f"{usage.output_tokens:,} tokens",
         "Waited": f"{record.waited_seconds:.1f} s",
     }
     if record.was_ahead:
@@ -86,7 +90,10 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
     head = f"# Compaction of {record.agent}\n\n{line}\n\n{listed}\n\n"
     if not text:
         return f"{head}No summary was needed: older messages were left out.\n"
+
     kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
-    runs = re.findall("`{3,}", text)
-    fence = "`" * (max(map(len, runs), default=2) + 1)
+    # A fence longer than any in the text.
+    fences = re.findall("`{3,}", text)
+    longest_chars = max((len(each) for each in fences), default=2)
+    fence = "`" * (longest_chars + 1)
     return f"{head}## {kind}\n\n{fence}\n{text}\n{fence}\n"

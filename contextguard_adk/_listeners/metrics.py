@@ -92,20 +92,27 @@ class Metrics(Listener):
 
 @log_failures(logging.getLogger("contextguard_adk.metrics"), "Nothing is counted")
 def _count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
-    """Adds to a metric; no attribute names what is unbounded, as sessions are."""
-    own = {"context_guard.app": origin.app, "context_guard.strategy": origin.strategy}
-    whose = {"gen_ai.agent.name": origin.agent, **own, **by}
-    _instruments(metrics.get_meter_provider())[name](value, whose)
+    """Adds to a metric. No attribute may be unbounded, as the names of sessions are."""
+    attributes = {
+        "gen_ai.agent.name": origin.agent,
+        "context_guard.app": origin.app,
+        "context_guard.strategy": origin.strategy,
+        **by,
+    }
+    add = _instruments(metrics.get_meter_provider())[name]
+    add(value, attributes)
 
 
-@lru_cache(maxsize=1)  # Anew where an SDK is set up after the first call.
+@lru_cache(maxsize=1)  # An SDK may be set up after the first call.
 def _instruments(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
+    """Returns the method of each metric that takes a value, by the metric's name."""
     meter = provider.get_meter("contextguard_adk")
-    made = dict[str, Any]()
-    for name, (unit, said, buckets) in _METRICS.items():
+    methods = dict[str, Callable[..., None]]()
+    for name, (unit, description, buckets) in _METRICS.items():
         if buckets:
             advice: Any = {"explicit_bucket_boundaries_advisory": buckets}
-            made[name] = meter.create_histogram(name, unit, said, **advice).record
+            histogram = meter.create_histogram(name, unit, description, **advice)
+            methods[name] = histogram.record
         else:
-            made[name] = meter.create_counter(name, unit, said).add
-    return made
+            methods[name] = meter.create_counter(name, unit, description).add
+    return methods

@@ -7,6 +7,7 @@ very messages that it was written after: they bind their thoughts.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from contextguard_adk._providers.clients import Client
@@ -49,14 +50,26 @@ class Thinker:
     is_alias: bool
 
     @classmethod
-    def of(cls, llm: object, model: str, binds: bool | None = None) -> Thinker:
+    def of(
+        cls,
+        llm: object,
+        model: str,
+        binds: bool | None = None,
+        helped: Mapping[str, str] | None = None,
+    ) -> Thinker:
         """Describes a model by its client and its name.
 
         Args:
-            llm: The model as ADK calls it.
-            model: Its name.
-            binds: Whether it binds its thoughts, if that is known.
+            llm: The model as ADK calls it; None where it is not known.
+            model: The name that the request goes to.
+            binds: Whether it checks its thoughts, as a setting says; None for no word.
+            helped: What has helped against refusals. `binds` names a model that checks
+                its thoughts, `free` one that does not. Its word goes before the name's.
         """
+        shown = helped or {}
+        if binds is None and model in (shown.get("binds"), shown.get("free")):
+            binds = model == shown.get("binds")
+
         client = Client.of(llm).name
         named_family = name_family(model)
         family = named_family

@@ -11,10 +11,9 @@ from google.adk.tools.base_tool import BaseTool
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._providers.clients import answers_freely
+from contextguard_adk._providers.thinkers import Thinker
 from contextguard_adk._recall.items import ItemSource
 from contextguard_adk._recall.tool import DECLARATION, RecallHistoryTool
-from contextguard_adk._shapes.moved_media import MediaMover
-from contextguard_adk._shapes.sealed_thoughts import thinker_of
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.turn import Turn
@@ -60,7 +59,10 @@ class Recall:
         same. There the tool is declared from the first request on, or in an older
         session from the first compaction on.
         """
-        if not (thinker_of(turn).may_bind or turn.request.cache_config):
+        binds = turn.settings.binds_thoughts
+        model = turn.model
+        thinker = Thinker.of(model.llm, model.name, binds, turn.record.helped)
+        if not (thinker.may_bind or turn.request.cache_config):
             return False
         is_first = all(content.role != "model" for content in turn.messages)
         return is_first or _has_more(turn)
@@ -73,7 +75,7 @@ class Recall:
             window_tokens=turn.budgets.window_tokens,
             page_tokens=turn.settings.recall_page_tokens,
             correction=turn.correction,
-            mover=MediaMover.of(turn),
+            mover=turn.media_mover,
         )
 
 

@@ -13,12 +13,12 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.moved_media import NOT_SHOWN, MediaMover
 from contextguard_adk._history.text import Item
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._recall.items import Items, ItemSource
 from contextguard_adk._recall.search import Match, rank_items
-from contextguard_adk._shapes.moved_media import NOT_SHOWN, MediaMover
 from contextguard_adk._shapes.recalled_files import ATTACHED_KEY
 from contextguard_adk._support import phrases
 

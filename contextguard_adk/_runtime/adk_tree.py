@@ -1,4 +1,4 @@
-"""Walks the tree of an ADK app: agents, their tools, and what is behind these."""
+"""Walks the tree of an ADK app: agents, their tools, and the agents of these."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+_CHILD_FIELDS = (
+    "graph",
+    "agent",
+    "node",
+    "_node",
+    "_inner_node",
+    "sub_agents",
+    "nodes",
+    "tools",
+)
+
 
 def declares_state_schema(root: object) -> bool:
-    """Returns whether anything in an agent tree, behind tools too, has a schema."""
+    """Returns whether any agent of a tree, or of its tools, has a state schema."""
     tree = walk_tree(root)
     return any(getattr(node, "state_schema", None) is not None for node in tree)
 
 
 def walk_tree(root: object) -> Iterator[object]:
-    """Yields agents, tools and what is behind them, and workflow nodes."""
+    """Yields agents, their tools, the agents of these tools, and workflow nodes."""
     waiting = [root]
     seen = set[int]()
     while waiting:
@@ -23,11 +34,18 @@ def walk_tree(root: object) -> Iterator[object]:
             continue
         seen.add(id(node))
         yield node
-        names = ("graph", "agent", "node", "_node", "_inner_node")
-        for name in (*names, "sub_agents", "nodes", "tools"):
+
+        for name in _CHILD_FIELDS:
             child = getattr(node, name, None)
-            waiting.extend(child if isinstance(child, list | tuple) else [child])
-        # An agent of the user's own class may hold agents in other fields.
-        fields = vars(node).values() if isinstance(node, BaseModel) else ()
-        models = (child for child in fields if isinstance(child, BaseModel))
-        waiting.extend(child for child in models if hasattr(child, "sub_agents"))
+            if isinstance(child, list | tuple):
+                waiting.extend(child)
+            else:
+                waiting.append(child)
+        if isinstance(node, BaseModel):
+            waiting.extend(_find_own_agents(node))
+
+
+def _find_own_agents(node: BaseModel) -> list[BaseModel]:
+    """Returns the agents in any field: a user's own class may hold some in its own."""
+    models = [value for value in vars(node).values() if isinstance(value, BaseModel)]
+    return [model for model in models if hasattr(model, "sub_agents")]

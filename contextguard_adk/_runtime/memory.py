@@ -1,4 +1,4 @@
-"""What the process remembers of an agent in one scope of a session."""
+"""The memory of the process: the facts about each agent in one scope of a session."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from contextguard_adk._history.stored import Learned, StoredSummary, with_newest
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import Usage
+
+_LATE_SECONDS = 600
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -44,18 +46,26 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
 
 @dataclass(frozen=True)
 class Paid:
-    """A summary that was paid for: on the shelf until the session has it.
+    """A summary that was paid for, and that the session is not known to have.
+
+    First it waits on the shelf (`SessionFacts.ready`). Then it is put in a request and
+    written to session state, and is remembered (`SessionFacts.put_in`) until an event
+    has carried it to the session: events may get lost.
 
     Attributes:
-        draft: What the strategy decided; its indexes are those of the request then.
-        stored: What would be stored, which tells what it replaces.
-        facts: Fields of its `CompactionRecord`: what it took.
-        run_id: The run that wrote it; once it was put in, the run that did.
-        is_background: Whether it waits until a compaction is due.
+        draft: The decision of the strategy. Its indexes count the contents of the
+            request for which it was made.
+        stored: The form in which it is stored; it names the contents that it replaces.
+        facts: The fields of its `CompactionRecord` that tell what writing it took.
+        run_id: The run that wrote it, or that put it in.
+        is_background: Whether it was written ahead of time, and waits until a
+            compaction is due.
         is_reported: Whether listeners were told of it.
-        replaced: What stood in the session before the run that put it in.
-        key: The key that brings it to the session, once it was put in.
-        event_count: How many events the session had then.
+        replaced: The summary that the session had before the run that put this one in;
+            None for none. Until its event arrives, the session still has that one.
+        key: The key of session state under which it was written.
+        event_count: The number of events that the session had when it was put in.
+        paid_seconds: The time when it was written or put in, on the monotonic clock.
     """
 
     draft: Draft
@@ -71,12 +81,12 @@ class Paid:
 
 
 class Limit(NamedTuple):
-    """What the requests of a process keep to.
+    """A limit of prompts that this process keeps to.
 
     Attributes:
-        tokens: What a prompt may take.
+        tokens: The most tokens of a prompt.
         is_rate: Whether it follows from a rate limit, and not from a window.
-        sum_tokens: What prompt and output may take together; 0 where output does not
+        sum_tokens: The most tokens of prompt and output together; 0 if output does not
             count.
     """
 
@@ -87,18 +97,19 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the answers of one model have shown.
+    """The facts that the answers of one model have shown.
 
     Attributes:
-        accepted_tokens: The largest prompt that it has accepted.
-        limits: What its provider has shown to this process; None for nothing.
-        limit_calls: How many calls were answered since limits were shown that this
-            process does not trust; None where it trusts `limits`.
-        counted: What it counted last, and bytes / 4 of that request.
-        lowest_ratio: Its lowest count that is believed, over the estimate.
-        doubted: Its last count, where that is no usual one: over the estimate, and by
-            how many tokens it exceeds that.
-        kept: What this session keeps to, also where its model object is made anew.
+        accepted_tokens: The largest prompt that the model has accepted.
+        limits: The limits that its provider has shown to this process; None for none.
+        limit_calls: The number of calls that were answered under limits that this
+            process does not trust; None if it trusts `limits`.
+        counted: The last count, and bytes / 4 of its request; None before the first.
+        lowest_ratio: The lowest believed count over the estimate of its request.
+        doubted: The last count if it was unusual: its ratio to the estimate, and the
+            number of tokens above the estimate. Zeros otherwise.
+        kept: The limit that this session keeps to. Unlike `Guard.limits` it stays when
+            the app makes a new model object.
     """
 
     accepted_tokens: int = 0
@@ -110,26 +121,31 @@ class Seen:
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
-        """Whether its provider has shown these limits to this process."""
+        """Returns whether its provider has shown these limits to this process."""
         return self.limits is not None and vars(self.limits) == vars(limits)
 
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What is known of one agent in one scope; `AgentMemory` holds the newest.
+    """The facts about one agent in one scope at a moment; `AgentMemory` has the newest.
 
     Attributes:
-        ready: A summary that is not in the request yet.
-        put_in: The last one that was put in, until the session is seen to have it.
-        is_background_tried: Whether one was begun since the last compaction.
+        ready: A summary on the shelf: it was paid for and is in no request yet.
+        put_in: The last summary that was put in, until the session is seen to have it.
+        is_background_tried: Whether a summary was begun ahead of time since the last
+            compaction.
         compacted_run: The run whose last call was compacted; "" if it was not.
         was_full: Whether that call was compacted for its size.
-        fruitless_tokens: The estimate at which compacting gained nothing.
-        cached_ratio: Which part of the last prompt a cache served.
+        fruitless_tokens: The estimate of the request whose compaction gained nothing;
+            None if none was tried since the last compaction.
+        is_under_pressure: Whether the last request filled much of the window, and was
+            reported for that.
+        cached_ratio: The part of the last prompt that a cache served.
         counting_model: The model whose count stands in session state; "" if unknown.
-        models: What the newest models have shown, by name.
-        summary_usage: What summary calls took since the last `CallRecord`.
-        units: What sections, shapes and listeners remember, by its type.
+        models: The facts that the newest models have shown, by their names.
+        summary_usage: The tokens of summary calls since the last `CallRecord`.
+        summary_cost: Their price in US dollars; None if it is unknown.
+        units: The values that sections, shapes and listeners remember, by their types.
     """
 
     ready: Paid | None = None
@@ -147,19 +163,21 @@ class SessionFacts:
     units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
-        """Returns the summary that was put in, where the session does not show it.
+        """Returns the summary that was put in, if the session has lost it.
 
-        Another one in the session means that it arrived, or that another process saved
-        one.
+        It is lost if the session still has the summary that it replaced. Any other
+        summary in the session is this one, or one that another process has saved.
         """
         paid = self.put_in
-        return paid if paid and paid.replaced == stored else None
+        is_lost = paid is not None and paid.replaced == stored
+        return paid if is_lost else None
 
     def of(self, model: str) -> Seen:
+        """Returns the facts that the answers of a model have shown."""
         return self.models.get(model) or Seen()
 
     def unit(self, kind: type[U]) -> U:
-        """Returns what a unit remembers; its defaults where it has kept nothing."""
+        """Returns the value that a unit keeps; one with defaults if it keeps none."""
         found = self.units.get(kind)
         return found if isinstance(found, kind) else kind()
 
@@ -167,24 +185,30 @@ class SessionFacts:
 class PendingSummary:
     """The summary of an agent in one scope that is being written, if one is.
 
-    It goes on when the call that wants it is cancelled, and ends with its event loop.
+    Its task goes on when the call that wants it is cancelled, and ends with its event
+    loop.
+
+    Attributes:
+        tasks: All such tasks of the plugin.
+        task: The task that writes it; None if none is being written.
     """
 
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
         self.task: asyncio.Task[Any] | None = None
-        self._is_awaited = False
+        self._is_awaited = False  # Whether a call waits for it from the beginning.
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being written on this event loop; others may be dead."""
+        """Whether one is being written on this event loop; other loops may be dead."""
         task = self.task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Waits until none is under way on this event loop.
+        """Waits until no summary is under way on this event loop.
 
-        One ahead of time that is late, or that waits for a place itself, is cancelled.
+        A summary ahead of time is cancelled if it takes longer than the timeout, or if
+        it has not begun because too many others are being written.
         """
         while self.is_under_way and (task := self.task):
             most_seconds = None if self._is_awaited else timeout_seconds
@@ -195,63 +219,61 @@ class PendingSummary:
                 task.cancel()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts work ahead of time; no other may be under way."""
+        """Starts to write a summary ahead of time; no other may be under way."""
         self._is_awaited = False
-        self.task = task = self.tasks.start(work)
+        task = self.tasks.start(work)
+        self.task = task
         task.add_done_callback(self._forget)
         return task
 
     async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
-        """Does the work, None if it was cancelled; a caller that is does not end it."""
+        """Writes a summary that a call waits for; returns None if it was cancelled.
+
+        The work goes on in a task of its own when the caller is cancelled.
+        """
         task = self.start(work)
         self._is_awaited = True
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Lets go of the conversation in a result."""
+        """Forgets a task that has ended, whose result may hold the conversation."""
         if self.task is task:
             self.task = None
 
 
 @dataclass
 class AgentMemory:
-    """What the process remembers of one agent in one scope of a session.
+    """The memory of the process of one agent in one scope of a session.
 
     Attributes:
         pending: The summary under way, if there is one.
-        facts: What is known now; each change puts other facts in place.
+        facts: The facts now. They are immutable; each change puts others in place.
     """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
 
     def keep(self, own: object) -> None:
-        """Keeps what a unit remembers, in place of another value of the same type."""
+        """Keeps the value of a unit, in place of another value of the same type."""
         units = {**self.facts.units, type(own): own}
         self.facts = replace(self.facts, units=units)
 
     def see(self, model: str, seen: Seen) -> None:
-        """Keeps what the answers of a model have shown, in place of what they had."""
+        """Keeps the facts that the answers of a model have shown so far."""
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
 
-    def forget_arrived(self, run_id: str) -> None:
-        """Forgets a summary of another run, which the session has by now."""
-        paid = self.facts.put_in
-        if paid is not None and paid.run_id != run_id:
-            self.facts = replace(self.facts, put_in=None)
-
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come in ten minutes."""
-        oldest_seconds = time.monotonic() - 600
+        oldest_seconds = time.monotonic() - _LATE_SECONDS
         if _is_late(self.facts.ready, oldest_seconds):
             self.facts = replace(self.facts, ready=None)
         if _is_late(self.facts.put_in, oldest_seconds):
             self.facts = replace(self.facts, put_in=None)
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
-        """Adds what summary calls took, and their price in US dollars."""
+        """Adds the tokens of summary calls, and their price in US dollars."""
         known = self.facts
         self.facts = replace(
             known,
@@ -260,13 +282,14 @@ class AgentMemory:
         )
 
     def take_costs(self) -> tuple[Usage, float | None]:
-        """Returns once what summary calls took, and their price in US dollars."""
-        taken = self.facts.summary_usage, self.facts.summary_cost
-        self.facts = replace(self.facts, summary_usage=Usage(), summary_cost=0.0)
-        return taken
+        """Returns the tokens of summary calls and their price; sets both to zero."""
+        known = self.facts
+        self.facts = replace(known, summary_usage=Usage(), summary_cost=0.0)
+        return known.summary_usage, known.summary_cost
 
 
 def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
+    """Returns whether a summary is older; one from the background may wait longer."""
     if paid is None or paid.is_background:
         return False
     return paid.paid_seconds < oldest_seconds

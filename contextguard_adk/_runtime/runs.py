@@ -1,8 +1,8 @@
 """What the process remembers between the callbacks of a run; all of it bounded.
 
-What belongs to a run goes with it, however it ends. A session leaves flags, numbers and
-the summaries on its shelf. A process that starts anew loses at most these, and pays for
-them again.
+Whatever belongs to a run is forgotten with it, however the run ends. Of a session only
+flags, numbers and the summaries on its shelf remain: those that were paid for and are
+not in the session yet. A process that starts anew pays for these again.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from contextguard_adk.records import CompactionRecord, Origin
 MAX_IDLE_SESSIONS = 1_024
 MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
 
-
-CallKey = tuple[str, str]  # Agent, scope.
+CallKey = tuple[str, str]
+"""The agent of a model call, and its branch and isolation scope."""
 
 
 def name_session(invocation: InvocationContext) -> str:
-    """Names a session; its id alone does not, every user may have one of that id."""
+    """Names a session by app, user and id: two users may have sessions of one id."""
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
 
@@ -56,7 +56,10 @@ def call_key(context: CallbackContext) -> CallKey:
 
 
 def summary_scope(invocation: InvocationContext) -> str:
-    """Names where a summary is valid: without history only in one run."""
+    """Names the scope in which a summary is valid.
+
+    It is that of one run for an agent that does not see earlier runs.
+    """
     place = _branch_and_isolation(invocation)
     return digest([invocation.session.id, *place, *name_run(invocation)])
 
@@ -68,29 +71,53 @@ def branch_scope(place: InvocationContext | Event) -> str:
 
 
 def _branch_and_isolation(place: Any) -> list[str]:
+    # Only ADK 2.0 has isolation scopes.
     return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
 
 
 def digest(names: Sequence[str]) -> str:
+    """Returns a short name for several names together."""
     return hashlib.blake2b("\0".join(names).encode(), digest_size=8).hexdigest()
 
 
 @dataclass
 class SentCall:
-    """A model call between `before_model` and its answer."""
+    """A model call from the moment it is sent until it is answered.
+
+    Attributes:
+        heuristic_tokens: Bytes / 4 of the request.
+        estimated_tokens: The estimate of the request, in tokens of the model.
+        window_tokens: The context window that counted.
+        threshold_tokens: The size at which a compaction is due.
+        model: The model that was asked first.
+        client: The client whose limits count, see `Call.client`.
+        original_contents: The request's contents before the guard changed them.
+        sent_contents: Its contents as the guard has left them.
+        sent_config: A copy of its config as the guard has left it.
+        request: Returns the request, which later callbacks may edit. It is held weakly
+            because its tools hold the session.
+        stated_window_tokens: The window without learned limits; 0 if unknown.
+        is_observed: Whether the guard only watches.
+        memory: What the process remembers of the agent.
+        origin: The agent, session and run of the call.
+        compaction: The record of the compaction that preceded the call, if any.
+        after_answer: To call with the prompt's tokens once the call is answered.
+        is_answered: Whether the model has answered anything.
+        is_reported: Whether the call's record was made.
+        is_recovered: Whether the answer is that of a request that was sent again.
+    """
 
     heuristic_tokens: int
     estimated_tokens: int
     window_tokens: int
     threshold_tokens: int = 0
     model: str = ""
-    client: tuple[str, int] = ("", 0)  # Whose limits count, see `Call.client`.
+    client: tuple[str, int] = ("", 0)
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
-    # As later callbacks leave it; its tools hold the session, so it is held weakly.
     request: Callable[[], LlmRequest | None] = lambda: None
-    stated_window_tokens: int = 0  # Without what was learned; 0 if unknown.
+    stated_window_tokens: int = 0
     is_observed: bool = False
     memory: AgentMemory = field(default_factory=AgentMemory)
     origin: Origin = field(default=Origin("", ""))
@@ -102,44 +129,72 @@ class SentCall:
 
     def release(self) -> None:
         """Forgets the contents, and keeps the numbers."""
-        self.original_contents = self.sent_contents = ()
-        self.sent_config = self.after_answer = None
+        self.original_contents = ()
+        self.sent_contents = ()
+        self.sent_config = None
+        self.after_answer = None
 
 
 class Run:
-    """What is remembered of a run for as long as ADK keeps its session object."""
+    """What is remembered of a run for as long as ADK keeps its session object.
+
+    Attributes:
+        invocation_id: ADK's id of the run.
+        writes: The values that no event has carried to the session yet.
+        calls: The newest model call of each agent and scope.
+        metadata: The `custom_metadata` of the next event of each agent and scope.
+    """
 
     def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
         self.invocation_id = invocation.invocation_id
         self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, SentCall] = {}
-        self.metadata: dict[CallKey, dict[str, Any]] = {}  # For the next event.
-        self._memos: dict[str, Memo] = {}
-        self._recorded = memo
-        self._paid: list[AgentMemory] = []  # Whose summaries it has put in.
+        self.metadata: dict[CallKey, dict[str, Any]] = {}
         self._events = invocation.session.events
+        self._memos: dict[str, Memo] = {}
+        self._shared_memo = memo
+        # The memories of the agents whose summaries this run has put in.
+        self._compacted: list[AgentMemory] = []
 
     def memo(self, invocation: InvocationContext) -> Memo:
-        """Returns what measures an agent's contents, and knows earlier results."""
+        """Returns the memo of an agent, which remembers the sizes of its contents."""
+        if self._shared_memo is not None:
+            return self._shared_memo
         agent = getattr(invocation.agent, "name", "")
-        if (memo := self._recorded or self._memos.get(agent)) is None:
-            form = json_form(find_llm(invocation.agent))
-            memo = Memo(self._events, self.invocation_id, form)
-            self._memos[agent] = memo
+        known = self._memos.get(agent)
+        if known is not None:
+            return known
+
+        form = json_form(find_llm(invocation.agent))
+        memo = Memo(self._events, self.invocation_id, form)
+        self._memos[agent] = memo
         return memo
 
     def put_in(self, memory: AgentMemory, paid: Paid, key: str) -> None:
-        """Takes a summary off the shelf; remembers it until an event has brought it."""
-        if known := memory.facts.put_in:
-            # What stood in the session before the run counts, not before this call.
-            paid = replace(paid, replaced=known.replaced)
-        count = len(self._events)
-        run_id = self.invocation_id
-        paid = replace(paid, key=key, event_count=count, run_id=run_id)
-        memory.facts = replace(
-            memory.facts, put_in=paid, ready=None, is_background_tried=False
+        """Takes a summary off the shelf; remembers it until an event has carried it.
+
+        Args:
+            memory: What the process remembers of the agent.
+            paid: The summary.
+            key: The key of session state that brings it to the session.
+        """
+        replaced = paid.replaced
+        before = memory.facts.put_in
+        if before is not None:
+            # The session still holds what stood there before the earlier one.
+            replaced = before.replaced
+
+        put_in = replace(
+            paid,
+            replaced=replaced,
+            key=key,
+            event_count=len(self._events),
+            run_id=self.invocation_id,
         )
-        self._paid.append(memory)
+        memory.facts = replace(
+            memory.facts, put_in=put_in, ready=None, is_background_tried=False
+        )
+        self._compacted.append(memory)
 
     def describe(self, key: CallKey, name: str, said: object) -> None:
         """Lets the next event of an agent carry something in `custom_metadata`."""
@@ -147,24 +202,30 @@ class Run:
             self.metadata.setdefault(key, {})[name] = said
 
     def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Lets an event carry the state and the metadata that wait for it."""
+        """Lets an event carry the values and the metadata that wait for it."""
         key = event.author, branch_scope(event)
-        if delta := self.writes.take(key[1], state) | event.actions.state_delta:
+        delta = self.writes.take(key[1], state) | event.actions.state_delta
+        if delta:
             # ADK's web UI labels an event by the first key.
-            keys = sorted(delta, key=lambda name: not name.startswith(COMPACTED_KEY))
-            update: dict[str, Any] = {"state_delta": {key: delta[key] for key in keys}}
-            update["artifact_delta"] = {**event.actions.artifact_delta}
-            # The partial events of the call have the same actions.
+            names = sorted(delta, key=lambda name: not name.startswith(COMPACTED_KEY))
+            update: dict[str, Any] = {
+                "state_delta": {name: delta[name] for name in names},
+                "artifact_delta": {**event.actions.artifact_delta},
+            }
+            # A copy, as the partial events of the call share these actions.
             event.actions = event.actions.model_copy(update=update)
+
         if self.writes.owners and event.is_final_response():
             self.writes.owners.discard("@".join(key))
-        if said := self.metadata.pop(key, None):
-            # The dict may be that of the model's own response.
-            event.custom_metadata = {**(event.custom_metadata or {}), **said}
+
+        metadata = self.metadata.pop(key, None)
+        if metadata is not None:
+            # A new dict, as the old one may be that of the model's own response.
+            event.custom_metadata = {**(event.custom_metadata or {}), **metadata}
 
     def forget_delivered(self) -> None:
         """Forgets the summaries that an event has brought to the session."""
-        for memory in self._paid:
+        for memory in self._compacted:
             paid = memory.facts.put_in
             if paid is None or paid.run_id != self.invocation_id:
                 continue
@@ -175,7 +236,7 @@ class Run:
 
 @dataclass
 class Guard:
-    """What lives as long as the plugin; `registry=None` is the default registry."""
+    """The memory of the plugin; `registry=None` is the default registry."""
 
     settings: GuardSettings = field(default_factory=GuardSettings)
     registry: ModelRegistry | None = None
@@ -185,18 +246,19 @@ class Guard:
     has_namespaced_keys: bool = field(init=False)  # "auto" is decided by each app.
     seen_apps: set[str] = field(default_factory=set)  # Told what is guarded.
     tasks: SummaryTasks = field(init=False)
-    # What this process keeps to, and has seen accepted, by client (`Call.client`).
+    # The limits that this process keeps to, and the largest prompts that were accepted,
+    # both by client (`Call.client`).
     limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
     accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
-    # Name and version of what no event has named yet.
+    # Name and version of the artifacts that no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict
     )
     _memories: BoundedDict[tuple[str, str, str], AgentMemory] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
-    # id(state) to the ids of its session objects, and to its runs by invocation id:
-    # ADK 2.0 gives each node of a workflow a copy of the session.
+    # By id(state): the ids of the session objects with that state, and their runs by
+    # invocation id. ADK 2.0 gives each node of a workflow a copy of the session.
     _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -206,10 +268,14 @@ class Guard:
     def memory(
         self, invocation: InvocationContext, agent: str, scope: str
     ) -> AgentMemory:
-        """Returns what is remembered of an agent in a scope of a session."""
+        """Returns the memory of an agent in a scope of a session.
+
+        Of the memories without a summary only the newest 1,024 are kept.
+        """
         key = name_session(invocation), agent, scope
         found = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
         self._memories[key] = found
+
         idle = []
         for each, memory in self._memories.snapshot():
             if memory.facts.ready or memory.facts.put_in:
@@ -223,27 +289,33 @@ class Guard:
     def run(self, invocation: InvocationContext) -> Run:
         """Returns what is remembered of a run.
 
-        A run that was cancelled calls nothing of ours: it ends with its session object,
-        which services make anew for each run.
+        A cancelled run calls none of the plugin's callbacks. So a run is forgotten with
+        its session object, which session services make anew for each run.
         """
         session = invocation.session
-        run_id = invocation.invocation_id
-        place = id(session.state), id(session)
-        sessions, runs = self._runs.setdefault(place[0], (set(), {}))
-        if place[1] not in sessions:
-            sessions.add(place[1])
-            weakref.finalize(session, self._leave, *place).atexit = False
-        if (run := runs.get(run_id)) is None:
-            runs[run_id] = run = Run(invocation, self.recorded)
+        state_id = id(session.state)
+        session_id = id(session)
+        sessions, runs = self._runs.setdefault(state_id, (set(), {}))
+        if session_id not in sessions:
+            sessions.add(session_id)
+            finalizer = weakref.finalize(session, self._leave, state_id, session_id)
+            finalizer.atexit = False
+
+        run = runs.get(invocation.invocation_id)
+        if run is None:
+            run = Run(invocation, self.recorded)
+            runs[invocation.invocation_id] = run
         return run
 
     def pop_run(self, invocation: InvocationContext) -> Run:
         """Returns what is remembered of a run that has ended, and forgets it."""
         run = self.run(invocation)
-        self._runs[id(invocation.session.state)][1].pop(run.invocation_id, None)
+        _, runs = self._runs[id(invocation.session.state)]
+        runs.pop(run.invocation_id, None)
         return run
 
     def _leave(self, state_id: int, session_id: int) -> None:
+        """Forgets a session object, and with the last one of a state its runs."""
         sessions, runs = self._runs[state_id]
         sessions.discard(session_id)
         if not sessions:
@@ -252,30 +324,45 @@ class Guard:
                 run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
+        """Returns the session state of the agent that a callback is about."""
         invocation = context.get_invocation_context()
         return AgentState(
             context.state,
             context.agent_name,
-            self.has_namespaced_keys,
-            branch_scope(invocation),
-            self.run(invocation).writes,
+            is_namespaced=self.has_namespaced_keys,
+            scope=branch_scope(invocation),
+            run=self.run(invocation).writes,
         )
 
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
-        """Lets an event carry what no event before it has."""
+        """Lets an event carry the values that no event before it has carried."""
         run = self.run(invocation)
-        if event.partial:  # It may share its actions with the last one.
-            waiting = set[str]().union(*run.writes.pending.values())
-            if waiting & (delta := event.actions.state_delta).keys():
-                rest = {key: delta[key] for key in delta.keys() - waiting}
-                event.actions = event.actions.model_copy(update={"state_delta": rest})
+        if event.partial:
+            _leave_out_pending(event, run.writes)
             return
+
         run.hand_over(event, invocation.session.state)
-        parts = event.content and event.content.parts
         # ADK's web server sends an artifact apart, as the same event without content:
         # its page then shows no text, and fails at a long-running call.
-        if event.long_running_tool_ids or any(p and p.text for p in parts or ()):
+        parts = (event.content.parts if event.content else None) or ()
+        has_text = any(part and part.text for part in parts)
+        if has_text or event.long_running_tool_ids:
             return
         key = name_session(invocation), event.author, branch_scope(event)
-        if saved := self.artifacts.pop(key, None):
-            event.actions.artifact_delta.update([saved])
+        saved = self.artifacts.pop(key, None)
+        if saved is not None:
+            name, version = saved
+            event.actions.artifact_delta[name] = version
+
+
+def _leave_out_pending(event: Event, writes: RunWrites) -> None:
+    """Leaves out of a partial event the values that the last event is to carry.
+
+    A partial event may share its actions with the last one.
+    """
+    pending_keys = set[str]().union(*writes.pending.values())
+    delta = event.actions.state_delta
+    if pending_keys.isdisjoint(delta):
+        return
+    rest = {key: delta[key] for key in delta.keys() - pending_keys}
+    event.actions = event.actions.model_copy(update={"state_delta": rest})

@@ -1,14 +1,15 @@
 """The only reader and writer of the guard's keys in session state.
 
 Session state is untrusted: a tool, another plugin or another release may have put
-anything under these keys. A value of the wrong type counts as absent."""
+anything under these keys. A value of the wrong type counts as absent.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
 import re
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,9 @@ PIN_KEY = "context_guard:pin:"
 """Before an owner, `:` and a name: a pinned text. The owner is an agent, an agent with
 `@` and its scope, or "" for all agents."""
 
+MAX_FOCUS_CHARS = 1_000
+"""Of one text that says what a summary should keep above all."""
+
 MAX_SCOPES = 16
 """Branches and isolation scopes of one agent that are kept; the oldest go, but none
 in which the agent is at work."""
@@ -61,6 +65,10 @@ _FOR_PEOPLE = COMPACTED_KEY, USAGE_KEY, PIN_KEY
 
 _VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
+
+_PLAIN_FORM = "__context_guard_{name}_{owner}"
+_NAMESPACED_FORM = "context_guard:{name}:{owner}"
+"""The two forms of a key of one agent; a `state_schema` accepts the second one only."""
 
 StateOrDict = State | MutableMapping[str, Any]
 
@@ -89,46 +97,68 @@ def request_compaction(
 
 @dataclass
 class RunWrites:
-    """What the guard has written to session state in one run, and no event has brought.
+    """The values that the guard has written in one run, until an event carries them.
 
-    ADK puts what a callback writes on every partial event of a streamed answer, and
-    drops some events with it: code executors replace that of the model. So it is
-    written to the run's own copy of the state, and waits here by scope.
+    ADK puts the values that a callback writes on every partial event of a streamed
+    answer. It also drops some events with their values: code executors replace the
+    model's event by their own. So the guard writes to the run's own copy of the state,
+    and keeps the values here, by scope, for the next event of that scope.
+
+    Attributes:
+        state: The run's own copy of session state, which all its callbacks read.
+        pending: The values that no event has carried yet, by scope and key.
+        given: The keys that ADK got together with an answer; they are still pending.
+        owners: The agents that are at work, each with its scope.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # To ADK with an answer; still pending.
     given: set[str] = field(default_factory=set)
-    owners: set[str] = field(default_factory=set)  # Agents at work, with their scopes.
+    owners: set[str] = field(default_factory=set)
 
     def write(self, scope: str, key: str, value: object) -> None:
-        """Shows a value to all that read it in this run; an event is to bring it."""
-        self.state[key] = self.pending.setdefault(scope, {})[key] = value
+        """Shows a value to all who read the state in this run, and keeps it pending."""
+        self.state[key] = value
+        self.pending.setdefault(scope, {})[key] = value
         self.given.discard(key)
 
     def take(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes what the next event of a scope brings, unless it is out of date.
+        """Takes the pending values that the next event of a scope is to carry.
 
-        In one scope agents work one after another. Where there is no branch any more,
-        all are done: what is left has had no event.
+        In one scope agents work one after another, so the values are all of one agent.
+        The scope "" belongs to the agents outside all branches. When they work, every
+        branch has ended: the event also takes the values of branches that had no event.
+        A value that somebody else has replaced in the state is dropped.
         """
-        scopes = [scope] if scope else [*self.pending]
-        taken = [self.pending.pop(each, {}) for each in scopes]
-        items = [item for written in taken for item in written.items()]
-        # Else somebody has written to it since.
-        return _order((k, v) for k, v in items if state.get(k) == v)
+        scopes = [scope] if scope else list(self.pending)
+        current = dict[str, Any]()
+        for each in scopes:
+            for key, value in self.pending.pop(each, {}).items():
+                if state.get(key) == value:
+                    current[key] = value
+        return _put_lines_first(current)
 
     def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Gives ADK what is pending, once; it stays so, as ADK drops some events."""
-        items = self.pending.get(scope, {}).items()
-        new = {k: v for k, v in items if state.get(k) == v and k not in self.given}
+        """Gives ADK the pending values of a scope once.
+
+        They stay pending, as ADK may drop the event that carries them.
+        """
+        new = {
+            key: value
+            for key, value in self.pending.get(scope, {}).items()
+            if state.get(key) == value and key not in self.given
+        }
         self.given.update(new)
-        return _order(new.items())
+        return _put_lines_first(new)
 
 
 class AgentState:
-    """Reads one agent's values under both forms of keys, and writes one of them."""
+    """Reads one agent's values under both forms of keys, and writes one of them.
+
+    Attributes:
+        agent: The agent's name.
+        owner: The name, with `@` and the scope where the agent works in a branch.
+    """
 
     def __init__(
         self,
@@ -138,21 +168,29 @@ class AgentState:
         scope: str = "",
         run: RunWrites | None = None,
     ) -> None:
-        self._state = state
         self.agent = agent
         self.owner = f"{agent}@{scope}" if scope else agent
-        self._is_namespaced = is_namespaced
+        self._state = state
         self._scope = scope
         self._run = run or RunWrites()
+        self._is_namespaced = is_namespaced
+        self._form = _NAMESPACED_FORM if is_namespaced else _PLAIN_FORM
+        self._other_form = _PLAIN_FORM if is_namespaced else _NAMESPACED_FORM
 
     def key(self, name: str) -> str:
-        return _key(name, self.owner, self._is_namespaced)
+        """Returns the key under which a value of this agent is written."""
+        return self._form.format(name=name, owner=self.owner)
 
     def find(self, prefix: str) -> dict[str, Any]:
-        """Returns what is not None under keys with a prefix, by the rest of the key."""
-        items = self._values.items()
-        own = [(n, v) for n, v in items if v is not None and n.startswith(prefix)]
-        return {name.removeprefix(prefix): value for name, value in own}
+        """Returns the values under all keys with a prefix, by the rest of the key.
+
+        A value of None counts as absent.
+        """
+        return {
+            key.removeprefix(prefix): value
+            for key, value in self._values.items()
+            if value is not None and key.startswith(prefix)
+        }
 
     @property
     def _values(self) -> Mapping[str, Any]:
@@ -160,48 +198,62 @@ class AgentState:
         state = self._state
         return state.to_dict() if isinstance(state, State) else state
 
-    def _place(self, name: str) -> str:
-        keys = self.key(name), _key(name, self.owner, not self._is_namespaced)
-        return keys[self._values.get(keys[0]) is None]
+    def _find(self, name: str) -> tuple[str, Any]:
+        """Returns the key of a value and the value, or the other form's key and value.
+
+        The other form is looked up where nothing stands under the agent's own form.
+        """
+        values = self._values
+        key = self._form.format(name=name, owner=self.owner)
+        value = values.get(key)
+        if value is not None:
+            return key, value
+        other_key = self._other_form.format(name=name, owner=self.owner)
+        return other_key, values.get(other_key)
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
-        return self.read_at(self._place(name), name)
+        key, value = self._find(name)
+        return None if value is None else _validate(key, name, value)
 
     def read_at(self, key: str, name: str) -> Any:
-        """Returns what stands under a key, if it is a `name` within its bounds."""
-        if (value := self._values.get(key)) is None:
-            return None
-        try:
-            return getattr(StateValues.model_validate({name: value}), name)
-        except (ValidationError, RecursionError):
-            if not isinstance(value, int) or value:
-                _warn(key, value, "another one, or a smaller one,")
-            return None
+        """Returns the value under a key if it is a valid `name`, or None."""
+        value = self._values.get(key)
+        return None if value is None else _validate(key, name, value)
 
     @functools.cached_property
     def record(self) -> AgentRecord:
-        """What is stored beside the documented keys; empty where it is unusable."""
-        key = self._place("record")
-        stored = self._values.get(key)
-        use = "cannot be read"
+        """The record, which holds everything beside the documented keys.
+
+        It is empty where the stored one cannot be used.
+        """
+        key, stored = self._find("record")
+        if stored is None:
+            return AgentRecord(version=VERSION)
+
         found = _VERSION.match(stored) if isinstance(stored, str) else None
-        record = AgentRecord(version=max(int(found[1]) if found else 0, VERSION))
+        stored_version = int(found[1]) if found else 0
+        record = AgentRecord(version=max(stored_version, VERSION))
+        use = "cannot be read"
         try:
-            if text := self.read_at(key, "record"):
+            text = _validate(key, "record", stored)
+            if text:
                 record = AgentRecord.model_validate_json(text)
                 use = "is used"
         except (ValidationError, RecursionError):
             if not record.is_newer:
                 _warn(key, stored, "a record of this version")
+
         if record.is_newer:
-            message = "Session state %r is of version %d, from a later release, and %s."
-            message += " It stays as it is; requests are cut where they do not fit."
+            message = (
+                "Session state %r is of version %d, from a later release, and %s. It "
+                "stays as it is; requests are cut where they do not fit."
+            )
             warn_once(logger, message, key, record.version, use)
         return record
 
     def learn(self, model: str, shown: Learned) -> None:
-        """Remembers what a model has shown, in place of what is stored of it."""
+        """Remembers the limits of a model, in place of the ones stored before."""
         learned = with_newest(self.record.learned, model, shown)
         self._write_record(self.record.model_copy(update={"learned": learned}))
 
@@ -229,7 +281,7 @@ class AgentState:
         return summary.model_copy(update={"text": text})
 
     def save_summary(self, summary: StoredSummary, tokens: int) -> None:
-        """Stores a summary, made at so many tokens; calibration starts anew."""
+        """Stores a summary and the size at which it was made; counts start anew."""
         self.write("summary", summary.text)
         self._write_record(self.record.model_copy(update={"summary": summary}))
         self.write("summarized_at", tokens)
@@ -237,7 +289,10 @@ class AgentState:
         self.write("last_heuristic", None)
 
     def set(self, key: str, value: object) -> None:
-        """Writes a key as it is; the event of the call brings it to the session."""
+        """Writes a key as it is; the event of the call brings it to the session.
+
+        Nothing is written where a later release has written the record.
+        """
         if self.record.is_newer:
             return
         self._run.write(self._scope, key, value)
@@ -249,74 +304,121 @@ class AgentState:
         self.write("record", record.model_dump_json(exclude_none=True))
 
     def write(self, name: str, value: str | int | None) -> None:
-        """Stores a value if it differs; state has no delete, so None is written."""
-        # A `state_schema` may forbid to touch the other form of the key; a 0 hides it.
-        other_key = _key(name, self.owner, not self._is_namespaced)
-        if value is None and self._values.get(other_key) is not None:
-            value = 0
-        if self._values.get(self.key(name)) != value:
-            self.set(self.key(name), value)
-            is_new = self.owner not in self._run.owners
-            if self._scope and value is not None and is_new:
-                self._note_scope()
+        """Stores a value if it differs; None stands for no value.
+
+        Session state has no delete, so None is written. Where the other form of the key
+        holds a value, a 0 is written, which hides it: a `state_schema` may forbid to
+        write to the other form.
+        """
+        other_key = self._other_form.format(name=name, owner=self.owner)
+        hides_other = value is None and self._values.get(other_key) is not None
+        stored = 0 if hides_other else value
+
+        key = self.key(name)
+        if self._values.get(key) == stored:
+            return
+        self.set(key, stored)
+        is_first = self.owner not in self._run.owners
+        if self._scope and stored is not None and is_first:
+            self._note_scope()
 
     def _note_scope(self) -> None:
         """Makes this scope the newest, and clears the oldest beyond `MAX_SCOPES`."""
         self._run.owners.add(self.owner)
-        key = _key("scopes", self.agent, self._is_namespaced)
-        noted = self.read_at(key, "scopes") or []
-        # Of parallel branches that wrote at once only one is noted.
-        first = self.key("last_heuristic").removesuffix(self._scope)
-        seen = {*noted, self._scope}
-        scopes = [scope for scope in self.find(first) if scope not in seen]
-        scopes += [*(scope for scope in noted if scope != self._scope), self._scope]
-        del scopes[: -4 * MAX_SCOPES]
+        key = self._form.format(name="scopes", owner=self.agent)
+        scopes = self._list_scopes(key)
+
         for scope in scopes[:-MAX_SCOPES]:
-            owner = f"{self.agent}@{scope}"
             old = AgentState(self._state, self.agent, self._is_namespaced, scope)
-            if owner not in self._run.owners and not old.record.is_newer:
+            is_at_work = old.owner in self._run.owners
+            if not is_at_work and not old.record.is_newer:
                 scopes.remove(scope)
-                keys = [_key(name, owner, self._is_namespaced) for name in SCOPED_NAMES]
-                pins = f"{PIN_KEY}{owner}:"
-                keys += [pins + name for name in self.find(pins)]
-                for each in (k for k in keys if self._values.get(k) is not None):
-                    self.set(each, None)
+                self._clear(old)
         self.set(key, scopes)
+
+    def _list_scopes(self, key: str) -> list[str]:
+        """Returns the scopes with values of this agent; this scope stands last.
+
+        Args:
+            key: The key of the list of scopes. Of parallel branches that wrote to it
+                at once only one is listed, so others are found by their values.
+        """
+        noted = self.read_at(key, "scopes") or []
+        others = [scope for scope in noted if scope != self._scope]
+
+        known = {*noted, self._scope}
+        count_prefix = self.key("last_heuristic").removesuffix(self._scope)
+        found = [scope for scope in self.find(count_prefix) if scope not in known]
+
+        ordered = [*found, *others, self._scope]
+        return ordered[-4 * MAX_SCOPES :]
+
+    def _clear(self, old: AgentState) -> None:
+        """Clears the values and pins of the agent in an old scope."""
+        pin_prefix = f"{PIN_KEY}{old.owner}:"
+        pin_keys = [pin_prefix + name for name in self.find(pin_prefix)]
+        value_keys = [old.key(name) for name in SCOPED_NAMES]
+        for key in value_keys + pin_keys:
+            if self._values.get(key) is not None:
+                self.set(key, None)
 
     @property
     def _requests(self) -> list[str]:
-        """Suffixes of the keys with a request that is open: for any agent, for this."""
-        suffixes = "", f":{self.agent}"
-        return [s for s in suffixes if self._values.get(COMPACT_NOW_KEY + s) is True]
+        """Suffixes of the keys of open requests: "" for one to any agent."""
+        values = self._values
+        suffixes = ("", f":{self.agent}")
+        return [each for each in suffixes if values.get(COMPACT_NOW_KEY + each) is True]
 
     @property
     def requested_focus(self) -> str | None:
-        """What a compaction that was asked for should keep; None where none was."""
-        if not (requests := self._requests):
+        """The focus of a compaction that was asked for; None where none was.
+
+        It says what the summary should keep above all; "" for nothing in particular.
+        """
+        requests = self._requests
+        if not requests:
             return None
-        named = (self._values.get(FOCUS_KEY + suffix) for suffix in requests)
-        return "\n".join(text[:1_000] for text in named if isinstance(text, str))
+        values = self._values
+        named = [values.get(FOCUS_KEY + suffix) for suffix in requests]
+        texts = [text[:MAX_FOCUS_CHARS] for text in named if isinstance(text, str)]
+        return "\n".join(texts)
 
     def answer_request(self, refusal: str = "") -> None:
-        """Takes the request back, once it was served or is refused for a reason."""
+        """Takes the request for a compaction back: it was served, or is refused.
+
+        Args:
+            refusal: Why it is refused; "" where it was served.
+        """
         if refusal:
             message = "The compaction that was asked for is refused for agent %r: %s."
             logger.info(message, self.agent, refusal)
+
         for suffix in self._requests:
             self.set(COMPACT_NOW_KEY + suffix, False)
-            for key, value in ((FOCUS_KEY, ""), (REFUSED_KEY, refusal)):
-                if (self._values.get(key + suffix) or "") != value:
-                    self.set(key + suffix, value)
+            self._replace_text(FOCUS_KEY + suffix, "")
+            self._replace_text(REFUSED_KEY + suffix, refusal)
+
+    def _replace_text(self, key: str, text: str) -> None:
+        """Writes a text where another one stands; "" is the same as no value."""
+        if (self._values.get(key) or "") != text:
+            self.set(key, text)
 
 
-def _order(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Puts what people read first: `adk web` shows keys in the order they came."""
-    return dict(sorted(items, key=lambda item: not item[0].startswith(_FOR_PEOPLE)))
+def _validate(key: str, name: str, value: object) -> Any:
+    """Returns a value if it is a valid `name`, else None; warns once about the key."""
+    try:
+        return getattr(StateValues.model_validate({name: value}), name)
+    except (ValidationError, RecursionError):
+        if not isinstance(value, int) or value:  # A 0 hides the other form's value.
+            _warn(key, value, "another one, or a smaller one,")
+        return None
 
 
-def _key(name: str, owner: str, is_namespaced: bool) -> str:
-    form = "context_guard:{}:{}" if is_namespaced else "__context_guard_{}_{}"
-    return form.format(name, owner)
+def _put_lines_first(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Puts the values for people first: `adk web` shows keys in the order they came."""
+    return dict(
+        sorted(values.items(), key=lambda item: not item[0].startswith(_FOR_PEOPLE))
+    )
 
 
 def _warn(key: str, value: object, wanted: str) -> None:

@@ -1,21 +1,118 @@
-"""The forms in which providers accept a request's contents; one file each."""
+"""The forms in which providers accept a request's contents, and who needs them."""
 
 from __future__ import annotations
 
-from contextguard_adk._shapes.media_limit import limit_media
+import re
+
+from contextguard_adk._providers.clients import Client
+from contextguard_adk._shapes.claude_thoughts import fit_claude
+from contextguard_adk._shapes.media_limit import MediaLimit, limit_media, lower_limit
 from contextguard_adk._shapes.one_text import join_texts
 from contextguard_adk._shapes.recalled_files import attach_recalled_files
-from contextguard_adk._shapes.refused_forms import fit_refused_form
+from contextguard_adk._shapes.refused_forms import (
+    help_as_text,
+    help_sign_calls,
+    help_take_turns,
+    join_own_messages,
+    sign_calls,
+    sign_refused_calls,
+    take_turns,
+    tell_as_text,
+)
 from contextguard_adk._shapes.repair import repair
-from contextguard_adk._shapes.sealed_thoughts import leave_out_thoughts
-from contextguard_adk._turn.units import Shape
-
-SHAPES: tuple[Shape, ...] = (
-    repair,
-    attach_recalled_files,
-    limit_media,
-    fit_refused_form,
-    join_texts,
+from contextguard_adk._shapes.sealed_thoughts import (
+    help_thoughts,
     leave_out_thoughts,
 )
-"""In the order in which they are applied."""
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Contents, Shape
+
+_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
+
+
+def _may_lack_order(turn: Turn, contents: Contents) -> bool:
+    """Whether a model's message stands first, or a result may lack its call."""
+    begins_with_model = bool(contents) and contents[0].role == "model"
+    return begins_with_model or _has_results(turn, contents)
+
+
+def _has_results(turn: Turn, contents: Contents) -> bool:
+    for content in contents:
+        for part in content.parts or ():
+            if part and part.function_response:
+                return True
+    return False
+
+
+def _has_signed_thoughts(turn: Turn, contents: Contents) -> bool:
+    for content in contents:
+        for part in content.parts or ():
+            if part and part.thought and part.thought_signature:
+                return True
+    return False
+
+
+def _has_helped(turn: Turn, name: str) -> bool:
+    """Whether a form has helped where the provider had refused a history."""
+    helped = turn.record.helped
+    return helped is not None and bool(helped.get(name))
+
+
+def _is_sent_by(turn: Turn, client: str) -> bool:
+    return Client.of(turn.model.llm).name == client
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape(repair, when=_may_lack_order),
+    Shape(
+        attach_recalled_files,
+        when=lambda turn, contents: (
+            turn.history.stored is not None and _has_results(turn, contents)
+        ),
+    ),
+    Shape(
+        limit_media,
+        when=lambda turn, contents: MediaLimit in turn.facts.units,
+        relieve=lower_limit,
+    ),
+    Shape(
+        tell_as_text,
+        when=lambda turn, contents: _has_helped(turn, "flat"),
+        help=help_as_text,
+    ),
+    Shape(
+        take_turns,
+        when=lambda turn, contents: _has_helped(turn, "shape"),
+        help=help_take_turns,
+    ),
+    Shape(
+        join_own_messages,
+        when=lambda turn, contents: (
+            _is_sent_by(turn, "LiteLlm")
+            and turn.is_changed(contents)
+            and not _has_helped(turn, "shape")
+        ),
+    ),
+    Shape(
+        sign_refused_calls,
+        when=lambda turn, contents: _has_helped(turn, "signed"),
+        help=help_sign_calls,
+    ),
+    Shape(
+        sign_calls,
+        when=lambda turn, contents: (
+            bool(_SIGNING.search(turn.model.name)) and _is_sent_by(turn, "Gemini")
+        ),
+    ),
+    Shape(join_texts, when=lambda turn, contents: turn.is_changed(contents)),
+    Shape(leave_out_thoughts, when=_has_signed_thoughts, help=help_thoughts),
+    Shape(
+        fit_claude,
+        when=lambda turn, contents: _is_sent_by(turn, "AnthropicLlm"),
+    ),
+)
+"""A request goes through them in this order.
+
+When a provider has refused a request, they are asked for help in the reverse order: the
+later a shape stands, the less it changes.
+"""

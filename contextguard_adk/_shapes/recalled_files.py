@@ -9,7 +9,6 @@ from google.genai import types
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import parts_of, with_parts
 from contextguard_adk._history.text import list_items
-from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._turn.turn import Turn
 
 ATTACHED_KEY = "attached"
@@ -21,39 +20,52 @@ def attach_recalled_files(
 ) -> list[types.Content]:
     """Puts each file that the agent has read back after its announcement.
 
-    An announcement may be older than the model, or than the rules for it: what may not
-    be attached is told in its place.
+    An announcement may be older than the model, or than the rules for it. Where a file
+    may not be attached, the announcement is replaced by words about it.
     """
-    if turn.history.stored is None or not any(map(_announced, contents)):
+    announced = [_read_handles(content) for content in contents]
+    if not any(announced):
         return contents
 
-    mover = MediaMover.of(turn)
-    known = {i.handle: i for i in list_items(turn.messages, turn.history.indexes)}
+    files = _find_files(turn)
     attached: list[types.Content] = []
-    for content in contents:
-        files: list[types.Content] = []
+    for content, handles in zip(contents, announced, strict=True):
+        moved: list[types.Content] = []
         told: dict[str, str] = {}
-        for handle in _announced(content):
-            item = known.get(handle)
-            if item is None or item.media is None:
+        for handle in handles:
+            file = files.get(handle)
+            if file is None:
                 continue
-            if mover.takes(item.media):
+            if turn.media_mover.takes(file):
                 # Without a text: that would begin a turn for Gemini.
-                files.append(types.Content(role="user", parts=[item.media]))
+                moved.append(types.Content(role="user", parts=[file]))
             else:
-                told[handle] = mover.tell(item.media, handle)
-        attached += [_tell(content, told) if told else content, *files]
+                told[handle] = turn.media_mover.tell(file, handle)
+
+        attached.append(_tell(content, told) if told else content)
+        attached += moved
     return attached
 
 
-def _announced(content: types.Content) -> list[str]:
-    """Handles of the files that results in a content announce."""
-    handles = map(_read_handle, parts_of(content))
-    return [handle for handle in handles if handle is not None]
+def _find_files(turn: Turn) -> dict[str, types.Part]:
+    """Returns the images and files of the history, by handle."""
+    items = list_items(turn.messages, turn.history.indexes)
+    newest = {item.handle: item.media for item in items}
+    return {handle: media for handle, media in newest.items() if media is not None}
+
+
+def _read_handles(content: types.Content) -> list[str]:
+    """Returns the handles of the files that results in a content announce."""
+    handles: list[str] = []
+    for part in parts_of(content):
+        handle = _read_handle(part)
+        if handle is not None:
+            handles.append(handle)
+    return handles
 
 
 def _read_handle(part: types.Part) -> str | None:
-    """The handle of the file that a result announces; None for other parts."""
+    """Returns the handle of the file that a result announces; None for other parts."""
     response = part.function_response
     if response is None or response.name != RECALL_TOOL:
         return None
@@ -63,11 +75,15 @@ def _read_handle(part: types.Part) -> str | None:
 
 def _tell(content: types.Content, told: Mapping[str, str]) -> types.Content:
     """Puts words in place of announcements, by handle."""
-    parts = parts_of(content)
-    for place, part in enumerate(parts):
+    changed: list[types.Part] = []
+    for part in parts_of(content):
         handle = _read_handle(part)
-        if handle and handle in told and part.function_response:
-            answer = {"result": f"[{handle}]\n{told[handle]}"}
-            response = part.function_response.model_copy(update={"response": answer})
-            parts[place] = part.model_copy(update={"function_response": response})
-    return with_parts(content, parts)
+        response = part.function_response
+        if not handle or handle not in told or not response:
+            changed.append(part)
+            continue
+
+        answer = {"result": f"[{handle}]\n{told[handle]}"}
+        words = response.model_copy(update={"response": answer})
+        changed.append(part.model_copy(update={"function_response": words}))
+    return with_parts(content, changed)

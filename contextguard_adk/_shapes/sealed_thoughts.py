@@ -9,20 +9,27 @@ written never comes back: the seal of the later one does not count it.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.genai import types
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from contextguard_adk._history.contents import find_running_turn, parts_of, with_parts
-from contextguard_adk._history.fingerprints import canonical_json, fingerprint
+from contextguard_adk._history.contents import find_running_turn
+from contextguard_adk._history.fingerprints import canonical_json
+from contextguard_adk._history.thoughts import (
+    change_thoughts,
+    digest,
+    digest_before,
+    find_signed,
+    is_signed,
+    name_thoughts,
+    newest_thoughts,
+)
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm
 from contextguard_adk._providers.thinkers import Thinker, name_family
@@ -41,8 +48,14 @@ _Short = Annotated[str, Field(max_length=64)]
 class Seal(BaseModel):
     """What an answer with signed thoughts was written after, in short digests.
 
-    `own` names its thoughts. Before it the thoughts of `count` contents were sent, of
-    which `before` names the newest.
+    Attributes:
+        writer: The client and the family of the model that wrote the thoughts.
+        system: The system instruction.
+        tools: The declared tools.
+        messages: All that stands before the last thought of the answer.
+        own: The thoughts of the answer.
+        before: The newest thoughts that were sent before them; "" for none.
+        count: How many contents with thoughts were sent before them.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -57,6 +70,13 @@ class Seal(BaseModel):
 
 
 @dataclass(frozen=True)
+class LostThoughts:
+    """How often something before a thought has changed between two calls."""
+
+    changed_count: int = 0
+
+
+@dataclass(frozen=True)
 class _Request:
     """What thoughts in a request are checked against: digests of its fixed part."""
 
@@ -67,37 +87,37 @@ class _Request:
 
     @cached_property
     def system(self) -> str:
-        return _digest([canonical_json(_plain(self.config.system_instruction))])
+        return digest([canonical_json(_plain(self.config.system_instruction))])
 
     @cached_property
     def tools(self) -> str:
-        return _digest(sorted(_spell_tools(self.config)))
+        return digest(sorted(_spell_tools(self.config)))
 
 
 @dataclass(frozen=True)
 class _Thoughts:
+    """The signed thoughts of one content.
+
+    Attributes:
+        index: Where the content stands in the request.
+        name: A digest of their signatures.
+        messages: A digest of what stands before the last of them.
+        seal: That of their answer; None where there is none.
+        is_foreign: Whether another client or family of models wrote them.
+    """
+
     index: int
     name: str
-    messages: str  # A digest of those before them.
+    messages: str
     seal: Seal | None
-    is_foreign: bool  # Another client or family of models wrote them.
+    is_foreign: bool
 
 
-@dataclass(frozen=True)
-class LostThoughts:
-    """How often something before a thought has changed between two calls."""
+class _Written(NamedTuple):
+    """What the event of a thought says of its writer; "" for a family unknown."""
 
-    changed_count: int = 0
-
-
-def thinker_of(turn: Turn) -> Thinker:
-    """Describes the model of a turn, by what its refusals have shown first."""
-    helped = turn.record.helped or {}
-    model = turn.model.name
-    binds = turn.settings.binds_thoughts
-    if binds is None and model in (helped.get("binds"), helped.get("free")):
-        binds = model == helped.get("binds")
-    return Thinker.of(turn.model.llm, model, binds)
+    seal: Seal | None = None
+    family: str = ""
 
 
 class Seals(Listener):
@@ -107,9 +127,11 @@ class Seals(Listener):
         """Warns once if other code keeps changing what thoughts were written after."""
         if event.is_compacted:
             return
-        changed = find_lost_cause(event.turn)
+
+        changed = _find_lost_cause(event.turn)
         if not changed:
             return
+
         known = event.memory.facts.unit(LostThoughts)
         lost = LostThoughts(known.changed_count + 1)
         event.memory.keep(lost)
@@ -122,20 +144,23 @@ class Seals(Listener):
             warn_once(logger, message, event.turn.agent, changed)
 
     def answered(self, event: Answered) -> None:
+        """Attaches a seal to the answer's event."""
         answer = event.response.content
         call = event.call
-        own = _name_thoughts(answer) if answer else ""
+        own = name_thoughts(answer) if answer else ""
         if answer is None or not (own and call.sent_contents and call.sent_config):
             return
-        run = event.context.get_invocation_context()
-        thinker = Thinker.of(find_llm(run.agent), call.model)
+
+        invocation = event.context.get_invocation_context()
+        thinker = Thinker.of(find_llm(invocation.agent), call.model)
         if not thinker.is_checked:
             return
-        memo = event.run.memo(run)
+
         sent = call.sent_contents
+        memo = event.run.memo(invocation)
         request = _Request(thinker, sent, call.sent_config, memo)
-        names = [name for name in map(_name_thoughts, sent) if name]
-        *_, messages = _digest_before([*sent, answer], memo)
+        names = [name_thoughts(content) for content in sent if find_signed(content)]
+        *_, messages = digest_before([*sent, answer], memo)
         seal = Seal(
             writer=thinker.client + thinker.family,
             system=request.system,
@@ -152,29 +177,53 @@ def leave_out_thoughts(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
     """Leaves out the signed thoughts that the provider would refuse."""
-    thinker = thinker_of(turn)
-    if newest_thoughts(contents):
-        request, found = _find_all(turn, thinker, contents)
-        kept = {each.index for each in _choose_kept(turn, request, found)}
-        lost = {each.index for each in found} - kept
-        contents = _leave_out(contents, lost, thinker) if lost else contents
-    return fit_claude(contents, thinker)
+    request = _describe_request(turn, contents)
+    found = list(_find_thoughts(request, turn.history.events))
+    kept = {each.index for each in _choose_kept(turn, request, found)}
+    lost = {each.index for each in found} - kept
+    return _leave_out(contents, lost, request.thinker) if lost else contents
 
 
-def find_lost_cause(turn: Turn) -> str:
+def help_thoughts(
+    turn: Turn, refusal: str, contents: Sequence[types.Content]
+) -> dict[str, str] | None:
+    """Helps against refusals of thoughts, by what is stored of the model.
+
+    `binds` names a model that checks its thoughts, `free` one that does not. `gone`
+    names the newest thoughts that were refused.
+    """
+    helped = turn.record.helped or {}
+    model = turn.model.name
+    if refusal == "turn" and _read_thinker(turn).binds:
+        return {**helped, "free": model, "binds": ""}
+
+    gone = newest_thoughts(contents) or helped.get("gone", "")
+    if refusal == "binding":
+        return {**helped, "gone": gone, "binds": model, "free": ""}
+    if refusal == "thoughts":
+        return {**helped, "gone": gone}
+    return None
+
+
+def _find_lost_cause(turn: Turn) -> str:
     """Returns what others changed, so that the newest thoughts are lost; else ""."""
     newest = newest_thoughts(turn.messages)
     if not newest or newest == newest_thoughts(turn.contents):
         return ""
-    request, found = _find_all(turn, thinker_of(turn), turn.messages)
-    return "" if found[-1].is_foreign else _find_change(request, found[-1], False)
+
+    request = _describe_request(turn, turn.messages)
+    *_, last = _find_thoughts(request, turn.history.events)
+    return "" if last.is_foreign else _find_change(request, last, is_changed=False)
 
 
-def _find_all(
-    turn: Turn, thinker: Thinker, contents: Sequence[types.Content]
-) -> tuple[_Request, list[_Thoughts]]:
-    request = _Request(thinker, contents, turn.config, turn.history.memo)
-    return request, [*_find_thoughts(request, turn.history.events)]
+def _describe_request(turn: Turn, contents: Sequence[types.Content]) -> _Request:
+    return _Request(_read_thinker(turn), contents, turn.config, turn.history.memo)
+
+
+def _read_thinker(turn: Turn) -> Thinker:
+    """Describes the model of a turn."""
+    binds = turn.settings.binds_thoughts
+    return Thinker.of(turn.model.llm, turn.model.name, binds, turn.record.helped)
 
 
 def _choose_kept(
@@ -183,60 +232,67 @@ def _choose_kept(
     """Chooses the thoughts that the model would accept.
 
     Within the running turn only models that check thoughts lose any: other models want
-    them back. `gone` names thoughts that go with all before them. Thoughts without a
-    seal are older than the guard; they go once it has changed the request.
+    them back. Thoughts without a seal are older than the guard; they go once it has
+    changed the request.
     """
     thinker = request.thinker
-    contents = request.contents
+    left = _without_gone(turn, found)
+    own = [each for each in left if not each.is_foreign]
+    if not thinker.is_checked or thinker.binds is False:
+        return own
+
+    is_changed = turn.is_changed(request.contents)
+    standing = {
+        each.index
+        for each in _find_standing(left)
+        if not _find_change(request, each, is_changed)
+    }
+    if thinker.binds:
+        return [each for each in own if each.index in standing]
+
+    turn_start = find_running_turn(request.contents)
+    return [each for each in own if each.index in standing or each.index >= turn_start]
+
+
+def _without_gone(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
+    """Leaves out the thoughts that were refused once, and all before them."""
     gone = (turn.record.helped or {}).get("gone", "")
-    names = [e.name for e in found]
-    left = found[names.index(gone) + 1 if gone in names else 0 :]
-    kept = [each for each in left if not each.is_foreign]
-    if thinker.is_checked and thinker.binds is not False:
-        turn_start = len(contents) if thinker.binds else find_running_turn(contents)
-        is_changed = turn.is_changed(contents)
-        standing = {each.index for each in _find_standing(left)}
-        standing -= {e.index for e in left if _find_change(request, e, is_changed)}
-        kept = [e for e in kept if e.index in standing or e.index >= turn_start]
-    return kept
-
-
-def _leave_out(
-    contents: Sequence[types.Content], lost: Collection[int], thinker: Thinker
-) -> list[types.Content]:
-    # These refuse calls without the reasoning before them.
-    is_wanted = thinker.family in ("deepseek", "kimi")
-
-    def leave_out(part: types.Part) -> types.Part | None:
-        if not _is_signed(part):
-            return part
-        update = {"thought_signature": None, "text": part.text or " "}
-        return part.model_copy(update=update) if is_wanted else None
-
-    fewer = (
-        _change_thoughts(content, leave_out) if index in lost else content
-        for index, content in enumerate(contents)
-    )
-    return [content for content in fewer if content is not None]
+    names = [each.name for each in found]
+    return found[names.index(gone) + 1 :] if gone in names else found
 
 
 def _find_standing(found: Sequence[_Thoughts]) -> list[_Thoughts]:
-    """Those that were sent again with all later ones, as the seals of these tell."""
+    """Finds the thoughts that were sent with all later ones, as their seals tell."""
     standing: list[_Thoughts] = []
     for each in found:
-        newest = standing[-1].name if standing else ""
-        seal = each.seal
-        if seal and (seal.before, seal.count) != (newest, len(standing)):
-            sent = [e.name for e in standing]
-            end = sent.index(seal.before) + 1 if seal.before in sent else 0
-            standing = standing[max(0, end - seal.count) : end]
+        if each.seal:
+            standing = _find_sent_before(each.seal, standing)
         standing.append(each)
     return standing
 
 
+def _find_sent_before(seal: Seal, standing: list[_Thoughts]) -> list[_Thoughts]:
+    """Finds those of some thoughts that were sent when an answer was sealed.
+
+    They are as many as the seal counts, up to the one that it names as the newest.
+    """
+    names = [each.name for each in standing]
+    newest = names[-1] if names else ""
+    if (seal.before, seal.count) == (newest, len(names)):
+        return standing
+
+    end = names.index(seal.before) + 1 if seal.before in names else 0
+    return standing[max(0, end - seal.count) : end]
+
+
 def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> str:
-    """What is not as it was when thoughts were written; "" where all is."""
-    if (seal := thoughts.seal) is None:
+    """Says what is not as it was when thoughts were written; "" where all is.
+
+    Of thoughts without a seal only `is_changed` tells: whether the guard has changed
+    the request.
+    """
+    seal = thoughts.seal
+    if seal is None:
         return "the request" if is_changed else ""
     if seal.system != request.system:
         return "the system instruction"
@@ -246,27 +302,62 @@ def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> st
     return "" if is_same else f"one of the first {thoughts.index} messages"
 
 
+def _leave_out(
+    contents: Sequence[types.Content], lost: Collection[int], thinker: Thinker
+) -> list[types.Content]:
+    """Leaves the signed thoughts out of the contents with these indexes."""
+    # These refuse calls without the reasoning before them.
+    needs_text = thinker.family in ("deepseek", "kimi")
+
+    def leave_out(part: types.Part) -> types.Part | None:
+        if not is_signed(part):
+            return part
+        if not needs_text:
+            return None
+        update = {"thought_signature": None, "text": part.text or " "}
+        return part.model_copy(update=update)
+
+    left: list[types.Content] = []
+    for index, content in enumerate(contents):
+        changed = change_thoughts(content, leave_out) if index in lost else content
+        if changed is not None:
+            left.append(changed)
+    return left
+
+
 def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thoughts]:
     """Finds the signed thoughts of a request, with the seals of their events."""
     thinker = request.thinker
-    written: dict[bytes | None, tuple[Seal | None, str]] = {}
-    for event in events:
-        if signed := _find_signed(event.content):
-            seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
-            family = name_family(getattr(event, "model_version", None) or "")
-            # A plugin may hand out an answer again, which was not written there.
-            for part in signed:
-                written.setdefault(part.thought_signature, (seal, family))
-    digests = _digest_before(request.contents, request.memo)
-    for index, (content, messages) in enumerate(
-        zip(request.contents, digests, strict=True)
-    ):
-        if signed := _find_signed(content):
-            seal, family = written.get(signed[0].thought_signature, (None, ""))
+    written = _read_writers(events)
+    digests = digest_before(request.contents, request.memo)
+    pairs = zip(request.contents, digests, strict=True)
+    for index, (content, messages) in enumerate(pairs):
+        signed = find_signed(content)
+        if not signed:
+            continue
+
+        seal, family = written.get(signed[0].thought_signature, _Written())
+        if seal:
+            is_foreign = seal.writer != thinker.client + thinker.family
+        else:
             is_foreign = family not in ("", thinker.family) and bool(thinker.family)
-            if seal:
-                is_foreign = seal.writer != thinker.client + thinker.family
-            yield _Thoughts(index, _name_thoughts(content), messages, seal, is_foreign)
+        yield _Thoughts(index, name_thoughts(content), messages, seal, is_foreign)
+
+
+def _read_writers(events: Sequence[Event]) -> Mapping[bytes | None, _Written]:
+    """Reads who wrote the signed thoughts of these events, by their signatures."""
+    written: dict[bytes | None, _Written] = {}
+    for event in events:
+        signed = find_signed(event.content)
+        if not signed:
+            continue
+
+        seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
+        family = name_family(getattr(event, "model_version", None) or "")
+        # A plugin may hand out an answer again, which was not written there.
+        for part in signed:
+            written.setdefault(part.thought_signature, _Written(seal, family))
+    return written
 
 
 def _read_seal(value: object) -> Seal | None:
@@ -276,97 +367,17 @@ def _read_seal(value: object) -> Seal | None:
         return None
 
 
-def _change_thoughts(
-    content: types.Content, change: Callable[[types.Part], types.Part | None]
-) -> types.Content | None:
-    """Changes or drops each thought of a content; None if nothing is left."""
-    old = parts_of(content)
-    changed = (change(part) if part.thought else part for part in old)
-    parts = [part for part in changed if part is not None]
-    return with_parts(content, parts) if parts or not old else None
-
-
-def newest_thoughts(contents: Sequence[types.Content]) -> str:
-    """Names the newest signed thoughts in contents; "" where there are none."""
-    # Most requests hold none, and calling for each part would double the time.
-    for content in reversed(contents):
-        for part in content.parts or ():
-            if part and part.thought and part.thought_signature:
-                return _name_thoughts(content)
-    return ""
-
-
-def _is_signed(part: types.Part) -> bool:
-    return bool(part.thought and part.thought_signature)
-
-
-def _find_signed(content: types.Content | None) -> list[types.Part]:
-    return [*filter(_is_signed, parts_of(content))]
-
-
-def _name_thoughts(content: types.Content) -> str:
-    """A digest of the signatures of a content's thoughts; "" where it has none."""
-    signed = [part.thought_signature or b"" for part in _find_signed(content)]
-    return _digest(signed) if signed else ""
-
-
-def _digest(said: Iterable[bytes]) -> str:
-    spelled = b"".join(b"%d:%b" % (len(each), each) for each in said)
-    return hashlib.blake2b(spelled, digest_size=6).hexdigest()
-
-
-def _digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
-    """For each content a digest of what stands before its last signed thought."""
-    running = hashlib.blake2b(digest_size=6)
-    for content in contents:
-        parts = parts_of(content)
-        last = max((i for i, p in enumerate(parts) if _is_signed(p)), default=0)
-        before = running.copy()
-        before.update(_spell_message(content.role, parts[:last], memo))
-        yield before.hexdigest()
-        running.update(_spell_message(content.role, parts, memo))
-
-
-def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Fingerprints a message without its thoughts; of thoughts alone it is empty."""
-    said = [part for part in parts if not _is_signed(part)]
-    if not said:
-        return b""
-    tools = (part.function_call or part.function_response for part in said)
-    ids = ",".join((tool.id or "") for tool in tools if tool)
-    content = types.Content.model_construct(role=role, parts=said)
-    return memo.remember(fingerprint, content, said, role) + ids.encode()
-
-
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
     for tool in config.tools or ():
         declared: Sequence[object] = getattr(tool, "function_declarations", None) or ()
-        yield from (canonical_json(_plain(each)) for each in declared or [tool])
+        for each in declared or [tool]:
+            yield canonical_json(_plain(each))
 
 
 def _plain(value: Any) -> Any:
-    """Fields that are set; those that a newer release adds make no difference."""
+    """Returns the fields that are set; those of a newer release make no difference."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    is_model = isinstance(value, BaseModel)
-    return value.model_dump(exclude_none=True, warnings=False) if is_model else value
-
-
-def fit_claude(contents: list[types.Content], thinker: Thinker) -> list[types.Content]:
-    """Gives thoughts the form in which ADK's Claude class sends them back to Claude.
-
-    It would send those without text as redacted ones, and those of other models
-    without a signature: both are refused. Claude ignores the text of a thought whose
-    text it has left out itself.
-    """
-
-    def fit(part: types.Part) -> types.Part | None:
-        if not _is_signed(part):
-            return part if thinker.is_alias else None
-        return part.model_copy(update={"text": "."}) if part.text == "" else part
-
-    if (thinker.client, thinker.family) != ("AnthropicLlm", "claude"):
-        return contents
-    fitting = [_change_thoughts(content, fit) for content in contents]
-    is_same = all(map(operator.is_, fitting, contents))
-    return contents if is_same else [content for content in fitting if content]
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_none=True, warnings=False)
+    return value

@@ -23,6 +23,7 @@ from contextguard_adk._history.contents import (
 from contextguard_adk._history.draft import MAX_SHRINK, Draft
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
+from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
@@ -30,7 +31,6 @@ from contextguard_adk._measuring.budgets import (
     shorten_to_tokens,
 )
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._shapes.moved_media import MediaMover
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
@@ -94,8 +94,9 @@ def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Gives contents the form in which they are sent."""
     shaped = contents
-    for apply_shape in _shapes.SHAPES:
-        shaped = apply_shape(turn, shaped)
+    for row in _shapes.SHAPES:
+        if row.when(turn, shaped):
+            shaped = row.apply(turn, shaped)
     return shaped
 
 
@@ -269,7 +270,7 @@ def render(
     if not covered and not stored.text:
         return contents
 
-    head = [render_head(history, stored, covered, MediaMover.of(turn))]
+    head = [render_head(history, stored, covered, turn.media_mover)]
     first = min(covered, default=min(history.indexes, default=0))
     before = [contents[i] for i in range(first) if i not in covered]
     after = [contents[i] for i in range(first, len(contents)) if i not in covered]

@@ -14,13 +14,13 @@ from google.genai import types
 
 from contextguard_adk import _sections
 from contextguard_adk._history.contents import pair_boundaries
+from contextguard_adk._history.thoughts import newest_thoughts
 from contextguard_adk._history.transcript import Entry, fit_entries, render_entries
 from contextguard_adk._history.truncation import without_names
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._providers.clients import thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
-from contextguard_adk._shapes.sealed_thoughts import newest_thoughts
 from contextguard_adk._summaries.judge import Answer
 from contextguard_adk._summaries.model import (
     SummaryModel,

@@ -1,4 +1,4 @@
-"""Describes the content of requests, and what calls needed after it had left them."""
+"""Describes the parts of requests, and the later need for the removed ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Recalled:
     The recall tool lets an agent search the messages that a summary has replaced.
     """
 
-    index: int  # The event with the result.
+    index: int  # The place of the event with the result.
     agent: str
     asked: str
     result_chars: int
@@ -39,7 +39,7 @@ class Recalled:
 def count_kinds(
     rebuilt: Rebuilt, memo: Memo, fixed_tokens: int, prompt_tokens: int
 ) -> Counter[str]:
-    """Estimates the tokens of a request by kind; their sum is the recorded count."""
+    """Estimates the tokens of a request by kind; their sum is `prompt_tokens`."""
     estimated = Counter({"instruction and tools": fixed_tokens})
 
     for content in rebuilt.messages:
@@ -129,7 +129,7 @@ def find_needed_later(
 def find_values(
     needs: Needs, wanted: Sequence[Needed], contents: Sequence[types.Content]
 ) -> list[str]:
-    """Returns which of the wanted values stand in some contents."""
+    """Returns the wanted values that stand in some contents."""
     absent = needs.find_missing(wanted, contents)
     return [each.value for each in wanted if each not in absent]
 
@@ -139,7 +139,7 @@ def list_recalled(
     needs: Needs,
     calls: Sequence[tuple[RecordedCall, Sequence[Needed]]],
 ) -> Iterator[Recalled]:
-    """Lists what `recall_history` was asked, and what it brought back."""
+    """Lists the calls of `recall_history`, with the values that were needed later."""
     questions = dict[str | None, str]()
     for index, event in enumerate(session.events):
         for call in event.get_function_calls():

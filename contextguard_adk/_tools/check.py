@@ -47,11 +47,16 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     if as_json:
         print(json.dumps(report, indent=2, default=str))
     else:
-        for line in _list_lines(report):
-            print_line(line, "" if line.startswith(" ") else "bold")
+        _print_report(report)
 
     has_problems = any(app["problems"] for app in report.get("apps", ()))
     return 1 if has_problems else 0
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    for line in _list_lines(report):
+        is_heading = not line.startswith(" ")
+        print_line(line, "bold" if is_heading else "")
 
 
 def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:

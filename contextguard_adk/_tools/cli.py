@@ -157,38 +157,40 @@ _window = click.option(
 )
 
 
+# Options are added from the bottom up, as a stack of decorators adds them.
+_SESSION_OPTIONS = (
+    click.argument("source", metavar="SESSION"),
+    click.option("--app", help="The app of a database's session."),
+    click.option("--user", help="The user of a database's session."),
+    click.option("--session", help="The id of a database's session."),
+)
+_RECORDING_OPTIONS = (
+    *_SESSION_OPTIONS,
+    click.option(
+        "--all-sessions", "is_fleet", is_flag=True, help="All, added up by agent."
+    ),
+    click.option(
+        "--list", "is_list", is_flag=True, help="List sessions, newest first."
+    ),
+    click.option("--agent", help="Only this agent's calls."),
+    click.option("--model", help="Take its window, not the recorded model's."),
+    click.option(
+        "--config", envvar=CONFIG_VARIABLE, show_envvar=True, help="Settings to try."
+    ),
+    _window,
+)
+
+
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that name a recorded session."""
-    for add in (
-        click.option("--session", help="The id of a database's session."),
-        click.option("--user", help="The user of a database's session."),
-        click.option("--app", help="The app of a database's session."),
-        click.argument("source", metavar="SESSION"),
-    ):
+    for add in reversed(_SESSION_OPTIONS):
         command = add(command)
     return command
 
 
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that `replay` and `report` share."""
-    for add in (
-        _window,
-        click.option(
-            "--config",
-            envvar=CONFIG_VARIABLE,
-            show_envvar=True,
-            help="Settings to try.",
-        ),
-        click.option("--model", help="Take its window, not the recorded model's."),
-        click.option("--agent", help="Only this agent's calls."),
-        click.option(
-            "--list", "is_list", is_flag=True, help="List sessions, newest first."
-        ),
-        click.option(
-            "--all-sessions", "is_fleet", is_flag=True, help="All, added up by agent."
-        ),
-        _session_options,
-    ):
+    for add in reversed(_RECORDING_OPTIONS):
         command = add(command)
     return command
 

@@ -186,18 +186,27 @@ async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
             async with _open_url(source) as database:
                 yield database
         else:
-            data = Path(source).read_bytes()
-            if data.startswith(b"SQLite format 3\0"):
-                async with _open_sqlite_file(Path(source)) as database:
-                    yield database
-            else:
-                yield _Export(_read_export(source, data))
+            async with _open_file(source) as file:
+                yield file
+
     except CommandError:
         raise
     except ImportError as error:
         raise CommandError(_explain_missing(source)) from error
     except Exception as error:
         raise CommandError(_explain_failure(source, error)) from error
+
+
+@asynccontextmanager
+async def _open_file(source: str) -> AsyncIterator[_Export | _Service]:
+    """Opens an SQLite file or a JSON export, by its content."""
+    path = Path(source)
+    data = path.read_bytes()
+    if data.startswith(b"SQLite format 3\0"):
+        async with _open_sqlite_file(path) as database:
+            yield database
+    else:
+        yield _Export(_read_export(source, data))
 
 
 def _explain_missing(source: str) -> str:

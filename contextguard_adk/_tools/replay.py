@@ -83,7 +83,7 @@ def run_replay(
         print_sessions(as_json, **recording)
         return
 
-    # Nobody wants to hear what settings cannot do that are only compared.
+    # Warnings about settings that are only compared would help nobody.
     silent = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silent):
         session, settings = read_recording(**recording)
@@ -250,7 +250,7 @@ class _Replay:
         whole_counts, config_tokens = await self._count_sample(agent, sample)
         whole_tokens, whole_error = _fit_counts(whole_counts, bool(measured))
 
-        # The recorded counts must speak clearly for the rarer setting.
+        # "none" is the rarer setting: it is taken only if it fits much better.
         most_error = 0.05 if measured else 1.0
         self.fixed_tokens[name] = whole_tokens
         if turn_error < most_error and turn_error < whole_error / 2:

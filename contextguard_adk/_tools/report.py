@@ -289,6 +289,7 @@ def _list_facts(call: Call) -> dict[str, str]:
     largest_kinds = [
         f"{name} {count / kinds_total:.0%}" for name, count in call.kinds.most_common(4)
     ]
+
     return {
         "call": f"{call.replayed.number:,}",
         "agent": call.event.author,

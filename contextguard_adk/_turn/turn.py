@@ -20,6 +20,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
+from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.stored import AgentRecord
 from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets
@@ -117,6 +118,13 @@ class Turn:
     def summarized(self) -> frozenset[int]:
         """Indexes of the messages that a model has summarized already."""
         return self.history.model_covered
+
+    @cached_property
+    def media_mover(self) -> MediaMover:
+        """Moves images and files of the request; of a file of text it tells a page."""
+        most_tokens = self.budgets.window_tokens // 10
+        page_tokens = min(self.settings.recall_page_tokens, most_tokens)
+        return MediaMover(self.model.llm, self.model.name, page_tokens)
 
     @property
     def is_demanded(self) -> bool:

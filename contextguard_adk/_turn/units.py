@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
@@ -17,6 +17,7 @@ from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard, Run, SentCall, call_key
 from contextguard_adk._runtime.state import AgentState
@@ -130,12 +131,34 @@ def declare(tool: BaseTool, **properties: object) -> types.FunctionDeclaration:
     )
 
 
-Shape = Callable[[Turn, list[types.Content]], list[types.Content]]
-"""Gives contents a form that the provider accepts; returns others, or the same list.
+Contents = Sequence[types.Content]
 
-Each shape is applied to every request, once the summary is in place, and before the
-request is measured.
-"""
+
+def _always(turn: Turn, contents: Contents) -> bool:
+    return True
+
+
+class Shape(NamedTuple):
+    """A form of contents that providers want: a row of the table of shapes.
+
+    It is given to every request that may need it, after the summary is in place and
+    before the request is measured.
+
+    Attributes:
+        apply: Returns contents in this form; the same list where they have it.
+        when: Returns whether contents may need it. Every request asks, so it is cheap.
+        relieve: Asked when a provider found a request with these contents too large.
+            Returns what `AgentMemory.keep` is to keep so that the form takes less; None
+            where it can save nothing.
+        help: Asked when a provider refused contents for their form, with the kind of
+            the refusal. Returns what to store as `AgentRecord.helped` so that the form
+            is accepted; None where it has no help against this kind.
+    """
+
+    apply: Callable[[Turn, list[types.Content]], list[types.Content]]
+    when: Callable[[Turn, Contents], bool] = _always
+    relieve: Callable[[Turn, Overflow, Contents], object | None] | None = None
+    help: Callable[[Turn, str, Contents], dict[str, str] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -242,7 +265,7 @@ class Listener:
         return not self.setting or bool(getattr(guard.settings, self.setting))
 
     def sent(self, event: Sent) -> None:
-        """Called with each request that the guard may change, before it is sent."""
+        """Called with each request that the guard has changed, before it is sent."""
 
     def summarized(self, event: Summarized) -> None:
         """Called after the summary calls of each compaction."""

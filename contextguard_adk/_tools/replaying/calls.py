@@ -28,7 +28,7 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
 
         usage = event.usage_metadata
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
-        # Text and calls of a stream may be two events of one response.
+        # A stream may give one response as two events, of text and of calls.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_new = origin != previous
         previous = origin

@@ -26,7 +26,7 @@ ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 @dataclass(frozen=True)
 class Needed:
-    """A value that a call needed, and where in the whole request it last stood."""
+    """A value that a call needed, and its last place in the whole request."""
 
     value: str
     place: str  # "result of search", for instance.
@@ -36,7 +36,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Share:
-    """How many values were needed, and how many of them were not in the request."""
+    """The numbers of needed values, and of those that requests did not hold."""
 
     needed: int
     missing: int
@@ -59,6 +59,7 @@ class Needs:
         anchors = {_anchor(v) for values in self._values.values() for v in values}
         self._texts_with = defaultdict[str, list[int]](list)
         for number, text in enumerate(self._texts):
+            # The anchor of a value without words is "", and any text may hold it.
             for word in anchors.intersection(["", *_ANCHOR.findall(text)]):
                 self._texts_with[word].append(number)
         self._holders: dict[str, list[int]] = {}  # By value, the texts that have it.

@@ -46,7 +46,7 @@ def make_summarizer(model: str = "simulated") -> SimulatedLlm:
 
 
 class Sent(NamedTuple):
-    """A request as it was sent, what it took, and a guard's record of it, if any."""
+    """A request as it was sent, its usage, and a guard's record of it, if any."""
 
     request: LlmRequest
     usage: Usage
@@ -215,13 +215,15 @@ class Side:
     ) -> None:
         self._model = model
         self._recorded = recorded
-        # A recording has the last state; the state before the first event is without
-        # the keys that an event brings.
+
+        # A recording has the state at its end. The state before the first event is
+        # without the keys that events bring.
         later = {key for event in recorded.events for key in event.actions.state_delta}
         first_state = {k: v for k, v in recorded.state.items() if k not in later}
         update = {"state": _without_own_keys(first_state), "events": []}
         self._session = recorded.model_copy(update=update)
         self.state = self._session.state
+
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
@@ -241,20 +243,23 @@ class Side:
         if agent.include_contents == "none" or not older.is_alone:
             return await self._build(invocation, agent, events)
 
+        # The events of the running invocation stand last, from `start` on.
         running = takewhile(
             lambda e: e.invocation_id == invocation.invocation_id, reversed(events)
         )
         start = len(events) - sum(1 for _ in running)
+
         try:
             if start > older.end:
                 new = await self._build(invocation, agent, events[older.end : start])
                 older.contents += new.contents
                 older.end = start
                 older.count += 1
+
             joined = await self._build(invocation, agent, events[start:])
             joined.contents = [*older.contents, *joined.contents]
             is_power_of_two = older.count & (older.count - 1) == 0
-            if start >= older.end and not is_power_of_two:
+            if start < older.end or not is_power_of_two:
                 return joined
         except CommandError:  # A part cannot be built by itself.
             joined = LlmRequest()

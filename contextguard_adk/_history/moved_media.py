@@ -1,4 +1,4 @@
-"""Where the guard itself puts images and files, and what it says of the others."""
+"""Which images and files may be moved into a message; words in place of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from contextguard_adk._providers.media import (
     takes_media,
 )
 from contextguard_adk._support.phrases import quote
-from contextguard_adk._turn.turn import Turn
 
 NOT_SHOWN = "It cannot be shown to this model."
 _CHARS_PER_TOKEN = 2  # Of figures, as in a table; the same in every request.
@@ -35,13 +34,6 @@ class MediaMover:
     llm: object
     model: str
     text_tokens: int
-
-    @classmethod
-    def of(cls, turn: Turn) -> MediaMover:
-        """Moves what stands in a request; of a file of text a page is told."""
-        page_tokens = turn.settings.recall_page_tokens
-        page_tokens = min(page_tokens, turn.budgets.window_tokens // 10)
-        return cls(turn.model.llm, turn.model.name, page_tokens)
 
     @cached_property
     def _clients(self) -> tuple[str, ...]:

@@ -1,0 +1,191 @@
+"""The attempts after a provider has found a request too long: one table, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from contextguard_adk import _shapes
+from contextguard_adk._core.call import Bounds, Call
+from contextguard_adk._core.fit import minimize
+from contextguard_adk._core.limits import learn, reserve_output, resolve_model
+from contextguard_adk._core.look import look
+from contextguard_adk._core.loop import declare_tools, settle
+from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
+from contextguard_adk._measuring.tokens import estimate_config_tokens
+from contextguard_adk._providers.overflow import Overflow
+from contextguard_adk._summaries.compose import shape
+from contextguard_adk._turn.units import Contents
+
+
+@dataclass
+class Rejected:
+    """A request that was rejected, and what was tried and learned since.
+
+    Attributes:
+        call: The model call that it belongs to.
+        request: The request as it was rejected. Requests that are sent again have its
+            config, and other contents.
+        bounds: What the next request has to respect.
+        tried_tokens: Bytes / 4 of each request that was sent, newest last.
+        sent_ratio: The first estimate of the request, per byte / 4.
+    """
+
+    call: Call
+    request: LlmRequest
+    bounds: Bounds
+    tried_tokens: list[int]
+    sent_ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """Tokens of the model per byte / 4, as far as rejections have shown them."""
+        return self.bounds.correction or self.sent_ratio
+
+    def shape(self, contents: Contents) -> list[types.Content]:
+        """Gives contents the form in which they are sent."""
+        return shape(look(self.call, self.bounds), list(contents))
+
+    def measure(self, shaped: Contents) -> int:
+        """Returns bytes / 4 of a request with these contents."""
+        contents_tokens = self.call.memo.estimate_tokens(shaped)
+        return estimate_config_tokens(self.request.config) + contents_tokens
+
+    def is_smaller(self, contents: Contents) -> bool:
+        """Returns whether a request with these contents is smaller than the newest."""
+        return self.measure(self.shape(contents)) < self.tried_tokens[-1]
+
+    def learn_ratio(self, overflow: Overflow) -> None:
+        """Takes tokens of the model per byte / 4 from what a rejection names."""
+        ratio = self._read_ratio(overflow)
+        correction = min(max(ratio, 1.0), MAX_RATIO)
+        if correction > DEFAULT_CORRECTION:
+            # Only a provider that reports no usage will need it again.
+            learn(self.call, correction=round(correction, 2))
+        self.bounds = replace(self.bounds, correction=correction)
+
+    def _read_ratio(self, overflow: Overflow) -> float:
+        call = self.call
+        sent_tokens = max(1, self.tried_tokens[-1])
+        prompt_tokens = overflow.prompt_tokens
+        if prompt_tokens is not None:
+            if overflow.period:  # It counts what was reserved as well.
+                model = resolve_model(call, self.bounds)
+                prompt_tokens -= model.reserved_output_tokens
+            return prompt_tokens / sent_tokens
+
+        known_ratio = call.counts.measured_correction or DEFAULT_CORRECTION
+        least_tokens = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
+        if known_ratio * sent_tokens > least_tokens:
+            return known_ratio
+        return least_tokens * 1.1 / sent_tokens  # It is more than the limit.
+
+
+class Attempt(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        kind: Its name in the metric of what helped.
+        prepare: Returns the contents to send; None where the attempt does not apply.
+    """
+
+    kind: str
+    prepare: Callable[[Rejected, Overflow], Awaitable[list[types.Content] | None]]
+
+
+async def lower_output(
+    rejected: Rejected, overflow: Overflow
+) -> list[types.Content] | None:
+    """Reserves less output, and sends the same contents.
+
+    It does not apply unless the sum of input and output was too much.
+    """
+    limit_tokens = overflow.limit_tokens
+    prompt_tokens = overflow.prompt_tokens
+    if not overflow.is_input_plus_output:
+        return None
+    if limit_tokens is None or prompt_tokens is None:
+        return None
+
+    call = rejected.call
+    left_tokens = limit_tokens - prompt_tokens
+    if not reserve_output(call, int(left_tokens * 0.98)):
+        return None
+    learn(call, output_tokens=overflow.output_tokens or left_tokens)
+    update = {"config": call.request.config}
+    rejected.request = rejected.request.model_copy(update=update)
+    return list(rejected.request.contents)
+
+
+async def relieve_shapes(
+    rejected: Rejected, overflow: Overflow
+) -> list[types.Content] | None:
+    """Has a shape take less, as the one of images and files; sends the same contents.
+
+    It does not apply where no shape can take less.
+    """
+    contents = list(rejected.request.contents)
+    turn = look(rejected.call, rejected.bounds)
+    for row in _shapes.SHAPES:
+        kept = row.relieve(turn, overflow, contents) if row.relieve else None
+        if kept is not None:
+            rejected.call.memory.keep(kept)
+            return contents
+    return None
+
+
+async def compact(rejected: Rejected, overflow: Overflow) -> list[types.Content] | None:
+    """Compacts harder than last time, or puts in a summary that is ready.
+
+    It does not apply where this recovery has paid for a summary, or where the stored
+    one is in the contents already: a new one would summarize it. Nor does it where the
+    request gets no smaller.
+    """
+    call = rejected.call
+    if call.is_recovery_paid or rejected.bounds.is_rendered:
+        return None
+
+    rejected.learn_ratio(overflow)
+    before = call.state.record.summary
+    turn = await settle(call, rejected.bounds)
+    if call.state.record.summary is before:
+        return None
+
+    declare_tools(call, turn)
+    contents = list(turn.contents)
+    return contents if rejected.is_smaller(contents) else None
+
+
+async def keep_least(
+    rejected: Rejected, overflow: Overflow
+) -> list[types.Content] | None:
+    """Keeps summary, current request and the newest contents, in 40 % of the room.
+
+    It does not apply where the request gets no smaller.
+    """
+    rejected.learn_ratio(overflow)
+    ratio = rejected.ratio
+    turn = look(rejected.call, rejected.bounds)
+    window_tokens = turn.budgets.window_tokens
+    most_tokens = min(window_tokens, rejected.tried_tokens[-1] * ratio)
+    # Instruction and tools stay. They may take fewer tokens than the ratio says.
+    left_tokens = most_tokens - turn.size.config_tokens * ratio
+    room_tokens = int(max(left_tokens * 0.4, window_tokens * 0.1))
+
+    contents = minimize(turn, room_tokens, ratio)
+    return contents if rejected.is_smaller(contents) else None
+
+
+ATTEMPTS = (
+    Attempt("output", lower_output),
+    Attempt("media", relieve_shapes),
+    Attempt("compaction", compact),
+    Attempt("compaction", compact),
+    Attempt("minimal", keep_least),
+    Attempt("minimal", keep_least),
+)
+"""Each row is tried once, in this order, until the model has answered."""
