@@ -53,13 +53,13 @@ class ModelFacts:
     Attributes:
         name: Its name.
         llm: The client that is called; None if it is unknown.
-        known_window_tokens: The window without limits that follow from a rate.
-        window_tokens: The window that holds for this call. Rejections of the provider
-            may have made it smaller than the stated one.
+        known_window_tokens: The stated window, or a smaller limit that the provider has
+            shown.
+        window_tokens: The window for this call; a recovery tries smaller ones.
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
         default_output_tokens: The output limit of the client itself; 0 if unknown.
         is_rate: Whether the window follows from a rate limit.
-        sum_tokens: The limit for prompt and output together; 0 for none.
+        sum_tokens: The limit of prompt and output together by that rate; 0 for none.
         stated_window_tokens: The window as configured, or as the registry says.
         window_source: Where the stated window comes from.
     """

@@ -254,17 +254,16 @@ class StrategySettings(Settings):
         Returns:
             None where every result is shown whole.
         """
-        max_tokens = None
+        max_tokens: int | None = None
         is_set = "preview_tokens" in self.model_fields_set
         if self.preview_tokens is not None and (has_recall or is_set):
             trigger_tokens = self.trigger_tokens(window_tokens)
             working_tokens = window_tokens
             if trigger_tokens:
                 working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
-            max_tokens = resolve_size(self.preview_tokens, working_tokens)
-            if not is_set:
-                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-                max_tokens = max(max_tokens, least_tokens)
+            least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+            given_tokens = resolve_size(self.preview_tokens, working_tokens)
+            max_tokens = given_tokens if is_set else max(given_tokens, least_tokens)
 
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:
