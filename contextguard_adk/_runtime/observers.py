@@ -8,13 +8,13 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from contextguard_adk._runtime.memory import SummaryTasks
 from contextguard_adk._support.log import log_failure
-from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import (
     CallRecord,
     CompactionRecord,
@@ -47,16 +47,6 @@ class Listeners:
     on_call: Listener[CallRecord] | None = None
     before_compaction: BeforeCompaction | None = None
 
-    def of(self, record: object) -> Callable[[Any], object] | None:
-        """Returns the function that takes a record."""
-        functions: dict[type, Callable[[Any], object] | None] = {
-            PressureRecord: self.on_pressure,
-            CompactionRecord: self.on_compaction,
-            CallRecord: self.on_call,
-            PlannedCompaction: self.before_compaction,
-        }
-        return functions[type(record)]
-
 
 class Observers:
     """Tells listeners what happened, and waits only so long for their answer."""
@@ -67,6 +57,12 @@ class Observers:
         listener_timeout_seconds: float = 5.0,
     ) -> None:
         self.listeners = listeners or Listeners()
+        self._functions: Mapping[type, Callable[[Any], object] | None] = {
+            PressureRecord: self.listeners.on_pressure,
+            CompactionRecord: self.listeners.on_compaction,
+            CallRecord: self.listeners.on_call,
+            PlannedCompaction: self.listeners.before_compaction,
+        }
         self.listener_timeout_seconds = listener_timeout_seconds
         self._tasks = SummaryTasks()
         self._failed = set[type]()  # Kinds of records.
@@ -79,11 +75,11 @@ class Observers:
             The listener's answer; None where there is no listener, or where it fails or
             is late. A late call goes on; until it ends, no other begins.
         """
-        listener = self.listeners.of(record)
+        kind = type(record)
+        listener = self._functions[kind]
         if listener is None:
             return None
 
-        kind = type(record)
         # `before_compaction` may be late in one session, and asked in another.
         session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
         key = kind, session_id
@@ -162,6 +158,7 @@ class _DaemonThreads(Executor):
 _THREADS = _DaemonThreads()
 
 
+@dataclass(eq=False)
 class _Call:
     """One call of a listener.
 
@@ -171,9 +168,8 @@ class _Call:
             not finished.
     """
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Any] | None = None
-        self.has_returned = False
+    task: asyncio.Task[Any] | None = None
+    has_returned: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -185,7 +181,9 @@ class _Call:
 
     async def run(self, listener: Callable[[Any], object], record: object) -> Any:
         """Returns the listener's answer; raises what the listener raises."""
-        if _makes_coroutine(listener):
+        # A coroutine function returns at once, and so needs no thread.
+        method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
+        if any(inspect.iscoroutinefunction(each) for each in (listener, method)):
             answer, error = self._invoke(listener, record)
         else:
             context = contextvars.copy_context()
@@ -214,9 +212,3 @@ class _Call:
             return None, RuntimeError(type(error).__name__)
         finally:
             self.has_returned = True
-
-
-def _makes_coroutine(listener: Callable[[Any], object]) -> bool:
-    """Whether a call returns a coroutine at once, and so needs no thread."""
-    method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
