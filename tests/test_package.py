@@ -110,7 +110,7 @@ def nearest(name: str, modules: set[str]) -> str:
     return name
 
 
-UNIT = re.compile(r"(_sections|_shapes|_listeners|_recall)\.(?![A-Z]+\b)\w+")
+UNIT = re.compile(r"(_sections|_shapes|_listeners|_recall)\.(?![A-Z_]+\b)\w+")
 """A unit: a file in one of these folders, with an entry in one of the folder's tuples.
 Other modules should use these alone, `SECTIONS` for one."""
 
