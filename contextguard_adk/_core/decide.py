@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._measuring.calibration import request_script_discount
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._turn.turn import Turn

@@ -15,7 +15,7 @@ from typing import Any
 from contextguard_adk import _listeners
 from contextguard_adk._core.call import Call
 from contextguard_adk._history.contents import keep_pairs_whole
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._runtime.memory import AgentMemory, Paid
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.state import MAX_FOCUS_CHARS

@@ -10,8 +10,7 @@ from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import Learned, StoredSummary, with_newest
+from contextguard_adk._history.stored import Draft, Learned, StoredSummary, with_newest
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import Usage

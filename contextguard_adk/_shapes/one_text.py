@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google.genai import types
 
-from contextguard_adk._history.joining import join_new_texts
+from contextguard_adk._history.contents import join_new_texts
 from contextguard_adk._turn.turn import Turn
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contextguard_adk import _sections
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._providers.clients import answers_freely, find_llm
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs

@@ -20,11 +20,15 @@ from contextguard_adk._history.contents import (
     media_parts,
     parts_of,
 )
-from contextguard_adk._history.draft import MAX_SHRINK, Draft
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
-from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
+from contextguard_adk._history.stored import (
+    MAX_SHRINK,
+    MAX_SUMMARY_CHARS,
+    Draft,
+    StoredSummary,
+)
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
     shorten,

@@ -18,10 +18,9 @@ from contextguard_adk._history.contents import (
     keep_pairs_whole,
     pair_boundaries,
 )
-from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
-from contextguard_adk._history.stored import AgentRecord
+from contextguard_adk._history.stored import AgentRecord, Draft, Reason
 from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets
 from contextguard_adk._measuring.calibration import (

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import fits, squeeze

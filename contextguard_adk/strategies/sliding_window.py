@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import expect_tokens, fits, squeeze
 from contextguard_adk._turn.turn import Turn
