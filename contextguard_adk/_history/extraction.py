@@ -203,7 +203,8 @@ def _walk_fields(
         name = key if isinstance(key, str) else ""
         if is_secret_name(name):
             continue
-        if _has_digit(name) and is_value(name):
+        has_digit = any(char.isdigit() for char in name)
+        if has_digit and is_value(name):
             yield name, TELLING  # Some key objects by their ids.
         yield from walk_values(item, seen, depth + 1)
 
@@ -248,7 +249,8 @@ def _drop_secret(match: re.Match[str]) -> str:
 
 def is_value(word: str) -> bool:
     """Whether a word names something exactly, and has not the form of a credential."""
-    if _has_digit(word):
+    has_digit = not word.isalpha() and any(char.isdigit() for char in word)
+    if has_digit:
         is_named = len(word) >= 4 or not word.isdigit()
     elif _CODE.search(word):
         is_named = True
@@ -256,10 +258,6 @@ def is_value(word: str) -> bool:
         # Codes, such as those of airports or currencies; longer ones are mostly words.
         is_named = word.isascii() and word.isupper() and len(word) <= 4
     return is_named and not _looks_secret(word)
-
-
-def _has_digit(word: str) -> bool:
-    return not word.isalpha() and any(char.isdigit() for char in word)
 
 
 def _blank_secrets(text: str) -> str:

@@ -317,7 +317,8 @@ def _describe_task(
     always = {*history.user_messages[:1], history.request_index}
     briefs = {}
     for section in _sections.SECTIONS:
-        briefs[section.name] = redact(section.brief(turn))
+        if section.is_briefed:
+            briefs[section.name] = redact(section.brief(turn))
     return SummaryTask(
         entries=render_messages(turn, new, always),
         previous_summary=redact(known),
