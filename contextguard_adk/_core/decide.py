@@ -94,7 +94,7 @@ def _gains_nothing(turn: Turn) -> bool:
 
     stored = turn.history.stored
     known = stored.model_text if stored else ""
-    draft = Draft(known, covered, turn.summarized, len(known), turn.reason)
+    draft = Draft(known, covered, turn.history.model_covered, len(known), turn.reason)
     return compose(turn, draft).tokens >= turn.measure(turn.contents)
 
 

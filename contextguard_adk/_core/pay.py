@@ -79,7 +79,7 @@ class Payer:
         Returns:
             The turn, with the focus if one was given; None to put the compaction off.
         """
-        new = turn.older_than(0) - turn.summarized
+        new = turn.older_than(0) - turn.history.model_covered
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
         has_listener = self.guard.observers.listeners.before_compaction is not None

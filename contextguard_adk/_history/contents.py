@@ -81,7 +81,9 @@ def has_tool(content: types.Content) -> bool:
 
 def is_message(content: types.Content) -> bool:
     """Whether a content is in the user's role and has no tool's result."""
-    return content.role == "user" and not has_function_response(content)
+    if content.role != "user":
+        return False
+    return not any(part.function_response for part in parts_of(content))
 
 
 def is_user_text(content: types.Content) -> bool:
@@ -331,10 +333,9 @@ def find_current_request(
         if wanted:
             # Another plugin may have added parts.
             is_found = wanted.issubset(_visible_texts(content))
-        elif wants_media:
-            is_found = bool(media_parts(content)) and not is_relay(content)
         else:
-            is_found = bool(_visible_texts(content)) and not is_relay(content)
+            said = media_parts(content) if wants_media else _visible_texts(content)
+            is_found = bool(said) and not is_relay(content)
         if is_found:
             return index
     return None

@@ -14,4 +14,4 @@ from contextguard_adk._turn.turn import Turn
 
 def join_texts(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Joins neighboring texts; messages that came so stay as they are."""
-    return join_new_texts(contents, turn.messages)
+    return join_new_texts(contents, turn.history.contents)
