@@ -128,7 +128,7 @@ async def compact(
     name = agent.partition("@")[0]
     keys.request_compaction(delta, name, focus)
     said = f"the next model call of {name or 'a guarded agent'} compacts"
-    return await _append(service, session, said, delta, force)
+    return await _append(service, session, said, EventActions(state_delta=delta), force)
 
 
 async def reset(
@@ -148,7 +148,7 @@ async def reset(
             state.set(keys.EVENTS_SINCE_KEY + key, None)
         delta |= state.delta
     said = f"{_name(found)} is gone; the next call has all messages"
-    return await _append(service, session, said, delta, force)
+    return await _append(service, session, said, EventActions(state_delta=delta), force)
 
 
 def read(session: Session, agent: str = "") -> str:
@@ -175,7 +175,8 @@ async def edit(
     state.edit_summary(changed)
     state.write("summary", new)
     said = f"{_name([state])} has {len(new):,} characters, it had {len(known):,}"
-    return await _append(service, session, said, state.delta, force)
+    actions = EventActions(state_delta=state.delta)
+    return await _append(service, session, said, actions, force)
 
 
 async def leave(
@@ -217,7 +218,8 @@ async def leave(
         f"{newest.event_count:,} events give way to {_name(found)}, as ADK's own "
         "compaction"
     )
-    return await _append(service, session, said, delta, force, compaction)
+    actions = EventActions(state_delta=delta, compaction=compaction)
+    return await _append(service, session, said, actions, force)
 
 
 def _list_keys(states: Sequence[_Stored]) -> Iterator[str]:
@@ -304,18 +306,12 @@ def _name(states: Sequence[_Stored]) -> str:
 
 
 async def _append(
-    service: Service,
-    session: Session,
-    said: str,
-    delta: dict[str, Any],
-    force: bool,
-    compaction: EventCompaction | None = None,
+    service: Service, session: Session, said: str, actions: EventActions, force: bool
 ) -> str:
     """Appends one event; returns a line on the change."""
     if not force and _is_busy(session):
         raise SessionError("a run seems to be under way: wait, or force the change")
 
-    actions = EventActions(state_delta=delta, compaction=compaction)
     # The author that ADK gives to a compaction, and to a change of the state.
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
     await service.append_event(session, event)

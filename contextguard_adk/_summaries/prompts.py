@@ -69,11 +69,11 @@ _ABOUT = {
     "focus": "This summary was asked for with a focus; keep above all, in full "
     "detail, what concerns it:",
 }
-"""What stands before a block of data."""
+"""The sentence before a block of data, by the block's name."""
 
 
 def summary_instruction(max_tokens: int, template: str) -> str:
-    """The system instruction of a summary call; fills `{max_words}` in the template."""
+    """Returns the system instruction of a summary call: a template with its numbers."""
     max_words = max(50, int(max_tokens * 0.75))  # The usual rule for English.
     return template.replace("{max_words}", str(max_words))
 
@@ -81,20 +81,23 @@ def summary_instruction(max_tokens: int, template: str) -> str:
 def closing_prompt(
     max_tokens: int, template: str, briefs: Mapping[str, str], focus: str
 ) -> str:
-    """The message that asks for a summary at the end of the conversation itself."""
-    if template == SUMMARY_INSTRUCTION:
-        template = _SECTIONS  # There are no markers here to speak of.
+    """Returns the message that asks for a summary at the end of the conversation."""
+    # The guard's own template speaks of markers, which are not there.
+    wanted = _SECTIONS if template == SUMMARY_INSTRUCTION else template
     blocks = _write_blocks({**briefs, "focus": focus})
-    return "\n\n".join([_CLOSING, *blocks, summary_instruction(max_tokens, template)])
+    return "\n\n".join([_CLOSING, *blocks, summary_instruction(max_tokens, wanted)])
 
 
 def summary_prompt(
     texts: Mapping[str, str], briefs: Mapping[str, str], focus: str
 ) -> str:
-    """The user content of a summary call; data stands between markers of its own.
+    """Returns the user content of a summary call; each text is a block of data.
 
-    The `texts` are the previous summary, the transcript and the current request, in
-    this order, `briefs` what else the summarizer is told.
+    Args:
+        texts: The previous summary, the transcript and the current request, in this
+            order.
+        briefs: Texts of sections, by name.
+        focus: What the summary should keep above all; "" for nothing.
     """
     blocks = _write_blocks({**texts, **briefs, "focus": focus})
     return "\n\n".join([*blocks, "Now write the summary."])
@@ -103,11 +106,13 @@ def summary_prompt(
 def _write_blocks(texts: Mapping[str, str]) -> list[str]:
     """Puts each text that is not empty between markers that none of them contains."""
     shown = {name: text for name, text in texts.items() if text or name == "transcript"}
-    marker = whole = "\n".join(shown.values())
-    # Made of the texts, so that equal ones make equal prompts, as a replay needs them.
+    whole = "\n".join(shown.values())
+    # A hash of the texts: equal texts make equal prompts, as a replay needs them.
+    marker = whole
     while marker in whole:
         data = marker.encode("utf-8", "surrogatepass")
         marker = hashlib.sha256(data).hexdigest()[:16]
+
     blocks = []
     for name, text in shown.items():
         block = f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"

@@ -1,7 +1,7 @@
-"""What only the guard writes into a request, and how texts of others stand beside it.
+"""The lines that only the guard writes into a request, and how other texts are quoted.
 
-One list tells them apart: of it the guard's lines are made, and what finds a text that
-would pass for one.
+Both come from one list: a text of others that begins like a line of the list is changed
+a little, so that no reader takes it for the guard's.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import re
 from typing import Any
 
 _FRAME: list[str] = []
-_NOTICES: list[str] = []  # They may also stand in a summary that the guard wrote.
+"""The openings of lines around and beside a summary."""
+
+_NOTICES: list[str] = []
+"""The openings of lines that may also stand within a summary."""
 
 
 def _line(phrase: str, openings: list[str] = _FRAME) -> str:
-    """Lists a line of the guard; nothing of others may begin like it does up to `|`."""
-    openings.append(phrase.partition("|")[0])
+    """Lists a line of the guard; its opening ends at `|`."""
+    opening, _, _ = phrase.partition("|")
+    openings.append(opening)
     return phrase.replace("|", "")
 
 
@@ -48,7 +52,7 @@ SHORTENED = _line("[… {} characters in all|, middle left out{} …]", _NOTICES
 LEFT_OUT = _line("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
-# Also what is not seen at all. Bounded, as all here: no text makes it slow.
+# Invisible characters, too. All patterns here are bounded: no text makes them slow.
 _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
 _KINDS = {"{}": r"\d[\d,.]{0,15}+", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
 
@@ -57,12 +61,15 @@ _LINE = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 
 
 def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
-    """Finds what a reader would take for one of these, at the beginning of a line."""
+    """Compiles a pattern for what a reader would take for one of these openings."""
     spelled = []
     for opening in openings:
-        pieces = re.findall(r"\{\}|[\w:#]", opening)
-        # Full-width forms stand in the order of ASCII.
-        alike = (_KINDS.get(p) or f"[{p}{chr(ord(p) + 0xFEE0)}]" for p in pieces)
+        alike = []
+        for piece in re.findall(r"\{\}|[\w:#]", opening):
+            if piece in _KINDS:
+                alike.append(_KINDS[piece])
+            else:  # Full-width forms stand in the order of ASCII.
+                alike.append(f"[{piece}{chr(ord(piece) + 0xFEE0)}]")
         spelled.append(_GAP.join(alike))
     said = f"{_GAP}(?:{'|'.join(spelled)})"
     return re.compile(rf"({start})[{_BRACKETS}](?={said})", re.IGNORECASE)
@@ -75,11 +82,11 @@ _MARKERS = _compile(_FRAME[1:3], "")
 
 
 def quote(text: str) -> str:
-    """Returns a text of others as it may stand beside what the guard writes.
+    """Returns a text of others as it may stand beside lines of the guard.
 
-    Where a line begins like one of the guard, its bracket becomes a round one; that of
-    the markers around a summary does so anywhere. No length changes. What is cut has to
-    be quoted again where a new line begins.
+    Where a line begins like one of the guard, its bracket becomes a round one. In the
+    markers around a summary it does so anywhere. The length stays the same. A part of a
+    quoted text has to be quoted again, because it may begin elsewhere.
     """
     if not _BRACKET.search(text):
         return text
@@ -87,22 +94,29 @@ def quote(text: str) -> str:
 
 
 def quote_stored(text: str) -> str:
-    """Quotes a text from session state, which may hold notices of the guard."""
+    """Quotes a text from session state; notices of the guard in it stay."""
     if not _BRACKET.search(text):
         return text
     return _MARKERS.sub("(", _OF_FRAME.sub(r"\1(", text))
 
 
 def quote_line(text: str) -> str:
-    """Quotes a text in one line, whatever it takes for a line break."""
+    """Quotes a text in one line; every kind of line break becomes a blank."""
     return " ".join(quote(text).split())
 
 
 def quote_value(value: Any, depth: int = 100) -> Any:
-    """Quotes every text in nested dicts and lists, names of fields included."""
+    """Quotes every text in nested dicts and lists, and the names of fields."""
     if isinstance(value, str):
         return quote(value)
-    if depth and isinstance(value, dict):
-        return {quote_value(k): quote_value(v, depth - 1) for k, v in value.items()}
-    nested = depth and isinstance(value, list)
-    return [quote_value(item, depth - 1) for item in value] if nested else value
+    if not depth:
+        return value
+
+    if isinstance(value, dict):
+        return {
+            quote_value(name): quote_value(item, depth - 1)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [quote_value(item, depth - 1) for item in value]
+    return value

@@ -1,4 +1,4 @@
-"""What passes between the stages of one model call."""
+"""The values that pass between the stages of one model call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from contextguard_adk._history.truncation import Truncation
 
 
 class Counts(NamedTuple):
-    """What the provider counted last; None while it has counted nothing.
+    """The provider's last count of a request; None while it has counted nothing.
 
-    `correction` is capped as documented, `measured_correction` is not.
+    Attributes:
+        real_tokens: The count.
+        heuristic_tokens: The UTF-8 bytes / 4 of the same request.
+        correction: Real tokens per heuristic token, within the documented bounds.
+        measured_correction: The same without bounds.
     """
 
     real_tokens: int | None = None
@@ -26,13 +30,13 @@ class Counts(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a provider has counted of a request, and bytes / 4 of what was sent.
+    """A provider's count of one request, and the guard's figures for the same request.
 
     Attributes:
-        real_tokens: What it reported.
-        heuristic_tokens: Of all that was sent.
-        text_tokens: Of that without images and files.
-        is_size: Whether it can be believed to be the size of the request.
+        real_tokens: The count.
+        heuristic_tokens: The UTF-8 bytes / 4 of the request.
+        text_tokens: The same without images and files.
+        is_size: Whether the count is credible as the size of the request.
     """
 
     real_tokens: int
@@ -45,13 +49,18 @@ class Count(NamedTuple):
 class ModelFacts:
     """The model that a request goes to.
 
-    What its provider has shown may make the stated window smaller.
-
     Attributes:
+        name: Its name.
+        llm: The client that is called; None if it is unknown.
+        known_window_tokens: The stated window, or a smaller limit that the provider has
+            shown.
+        window_tokens: The window for this call; a recovery tries smaller ones.
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
-        default_output_tokens: What its client asks for where nobody has; 0 if unknown.
+        default_output_tokens: The output limit of the client itself; 0 if unknown.
         is_rate: Whether the window follows from a rate limit.
-        sum_tokens: What prompt and output may take together by it; 0 for any output.
+        sum_tokens: The limit of prompt and output together by that rate; 0 for none.
+        stated_window_tokens: The window as configured, or as the registry says.
+        window_source: Where the stated window comes from.
     """
 
     name: str
@@ -72,10 +81,10 @@ class Size:
 
     Attributes:
         tokens: The estimate, in tokens of the model.
-        heuristic_tokens: Its UTF-8 bytes / 4.
-        config_tokens: Those of system instruction and tools.
+        heuristic_tokens: The UTF-8 bytes / 4.
+        config_tokens: The UTF-8 bytes / 4 of system instruction and tools.
         correction: Tokens of the model per heuristic token; None while unknown.
-        uncounted_tokens: By how much `tokens` exceeds what the provider counted last.
+        uncounted_tokens: How much of `tokens` the provider's last count does not cover.
     """
 
     tokens: int = 0
@@ -87,10 +96,13 @@ class Size:
 
 @dataclass(frozen=True)
 class KeptSteps:
-    """The newest messages and steps, by index, that a compaction leaves.
+    """The newest messages and steps, which a compaction leaves.
 
-    They take `tokens`. The model has not seen the results of `pending` steps. Where the
-    results are too large, `truncation` shortens them.
+    Attributes:
+        indexes: Their indexes.
+        pending: The indexes of the step whose results the model has not seen.
+        tokens: Their size.
+        truncation: How results that are too large are shortened; None for none.
     """
 
     indexes: frozenset[int] = frozenset()
@@ -101,7 +113,14 @@ class KeptSteps:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request with a draft in place: its contents, their estimate, what is stored."""
+    """A request with a draft in place.
+
+    Attributes:
+        draft: The draft.
+        stored: The record of it for session state.
+        contents: The contents of the request.
+        tokens: The estimate of the request, in tokens of the model.
+    """
 
     draft: Draft
     stored: StoredSummary

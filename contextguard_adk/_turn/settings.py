@@ -27,7 +27,7 @@ from contextguard_adk._support.settings import (
 )
 
 LEAST_AUTO_TOKENS = 32_000
-"""What `trigger="auto"` comes to; as any, it is at least twice what was left."""
+"""The size of `trigger="auto"`, in tokens."""
 
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
 
@@ -229,15 +229,16 @@ class StrategySettings(Settings):
         return self
 
     def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
-        """What `keep` comes to in a context window; a chat calls no tools."""
-        auto = 0.2 if is_chat else 0.1
-        return resolve_size(auto if self.keep == "auto" else self.keep, window_tokens)
+        """Returns `keep` in tokens; in a chat no tool has been called."""
+        if self.keep == "auto":
+            return resolve_size(0.2 if is_chat else 0.1, window_tokens)
+        return resolve_size(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
-        """What `trigger` comes to in a context window."""
-        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
-        if trigger is None:
+        """Returns `trigger` in tokens; None for the threshold."""
+        if self.trigger is None:
             return None
+        trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
         return max(1_000, resolve_size(trigger, window_tokens))
 
     def preview(
@@ -253,17 +254,16 @@ class StrategySettings(Settings):
         Returns:
             None where every result is shown whole.
         """
-        max_tokens = None
+        max_tokens: int | None = None
         is_set = "preview_tokens" in self.model_fields_set
         if self.preview_tokens is not None and (has_recall or is_set):
             trigger_tokens = self.trigger_tokens(window_tokens)
             working_tokens = window_tokens
             if trigger_tokens:
                 working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
-            max_tokens = resolve_size(self.preview_tokens, working_tokens)
-            if not is_set:
-                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-                max_tokens = max(max_tokens, least_tokens)
+            least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+            given_tokens = resolve_size(self.preview_tokens, working_tokens)
+            max_tokens = given_tokens if is_set else max(given_tokens, least_tokens)
 
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:
