@@ -14,8 +14,8 @@ from functools import partial
 from contextguard_adk._core.call import Call
 from contextguard_adk._core.decide import is_worth_it, may_begin_in_background
 from contextguard_adk._core.pay import Payer
-from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import Draft, Reason
 from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._turn.facts import Outcome

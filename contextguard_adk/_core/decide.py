@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._measuring.calibration import request_script_discount
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._turn.turn import Turn
@@ -94,7 +94,7 @@ def _gains_nothing(turn: Turn) -> bool:
 
     stored = turn.history.stored
     known = stored.model_text if stored else ""
-    draft = Draft(known, covered, turn.summarized, len(known), turn.reason)
+    draft = Draft(known, covered, turn.history.model_covered, len(known), turn.reason)
     return compose(turn, draft).tokens >= turn.measure(turn.contents)
 
 

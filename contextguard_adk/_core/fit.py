@@ -15,10 +15,10 @@ from google.genai import types
 from contextguard_adk._history.contents import (
     is_user_text,
     join_messages,
+    join_new_texts,
     pair_boundaries,
     parts_of,
 )
-from contextguard_adk._history.joining import join_new_texts
 from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.order import put_in_order
 from contextguard_adk._history.stored import StoredSummary

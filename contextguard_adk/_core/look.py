@@ -11,9 +11,8 @@ from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import find_limits, plan_call, resolve_model
-from contextguard_adk._history.draft import Reason
 from contextguard_adk._history.history import History
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
     correction_factor,
@@ -232,7 +231,7 @@ def render_unshaped(turn: Turn) -> list[types.Content]:
     history = turn.history
     if history.stored is not None:
         return render(turn, history.stored, history.covered)
-    return list(history.shown if history.previewed else history.contents)
+    return list(history.shown if history.previews else history.contents)
 
 
 def _declare(

@@ -15,7 +15,7 @@ from typing import Any
 from contextguard_adk import _listeners
 from contextguard_adk._core.call import Call
 from contextguard_adk._history.contents import keep_pairs_whole
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._runtime.memory import AgentMemory, Paid
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.state import MAX_FOCUS_CHARS
@@ -79,7 +79,7 @@ class Payer:
         Returns:
             The turn, with the focus if one was given; None to put the compaction off.
         """
-        new = turn.older_than(0) - turn.summarized
+        new = turn.older_than(0) - turn.history.model_covered
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
         has_listener = self.guard.observers.listeners.before_compaction is not None

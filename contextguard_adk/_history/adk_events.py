@@ -36,7 +36,7 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         and not is_within(event.timestamp, spans)
         and is_visible(event, invocation)
     ]
-    if not _is_without_contents(invocation):
+    if getattr(invocation.agent, "include_contents", "default") != "none":
         return events
 
     starts = [i for i, event in enumerate(events) if _is_start(event, invocation)]
@@ -133,20 +133,13 @@ def name_run(invocation: InvocationContext) -> list[str]:
     the event that begins the run; [] for an agent that sees its earlier runs.
     """
     path = getattr(invocation, "node_path", None) or ""
-    if _is_without_contents(invocation):
+    if getattr(invocation.agent, "include_contents", "default") == "none":
         # In a loop it may start several times within one invocation.
         newest = reversed(without_rewound(invocation.session.events))
         starts = (e.id for e in newest if _is_start(e, invocation))
         return [path, next(starts, invocation.invocation_id)]
-    return [path] if _is_single_turn(invocation) else []
-
-
-def _is_without_contents(invocation: InvocationContext) -> bool:
-    return getattr(invocation.agent, "include_contents", "default") == "none"
-
-
-def _is_single_turn(invocation: InvocationContext) -> bool:
-    return getattr(invocation.agent, "mode", None) == "single_turn"
+    is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
+    return [path] if is_single_turn else []
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
@@ -165,7 +158,8 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     if event.author == "user" and not responses and path not in ("", own_path):
         return False
 
-    if _is_single_turn(invocation) and own_path and path:
+    is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
+    if is_single_turn and own_path and path:
         shorter, longer = sorted((path, own_path), key=len)
         if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
             return False

@@ -11,6 +11,8 @@ from typing import Any
 
 from google.genai import types
 
+from contextguard_adk._support.phrases import quote
+
 logger = logging.getLogger("contextguard_adk.history.pairs")
 
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
@@ -79,7 +81,9 @@ def has_tool(content: types.Content) -> bool:
 
 def is_message(content: types.Content) -> bool:
     """Whether a content is in the user's role and has no tool's result."""
-    return content.role == "user" and not has_function_response(content)
+    if content.role != "user":
+        return False
+    return not any(part.function_response for part in parts_of(content))
 
 
 def is_user_text(content: types.Content) -> bool:
@@ -97,6 +101,58 @@ def join_messages(
     messages = list(itertools.takewhile(is_message, others))
     parts = [part for content in (*own, *messages) for part in parts_of(content)]
     return [types.Content(role="user", parts=parts), *others[len(messages) :]]
+
+
+def join_new_texts(
+    contents: Sequence[types.Content], messages: Sequence[types.Content]
+) -> list[types.Content]:
+    """Joins neighboring texts of the user in contents that are none of the messages.
+
+    Texts of the messages are quoted there: each of them then stands in one text with
+    lines of the guard.
+    """
+    mixed = [
+        index
+        for index, content in enumerate(contents)
+        if content.role == "user" and len(content.parts or ()) > 1
+    ]
+    new = [i for i in mixed if not any(contents[i] is each for each in messages)]
+    if not new:
+        return list(contents)
+
+    part_ids = {id(part) for message in messages for part in message.parts or ()}
+    joined = list(contents)
+    for index in new:
+        joined[index] = _join_texts(contents[index], part_ids)
+    return joined
+
+
+def _join_texts(content: types.Content, quoted_ids: Collection[int]) -> types.Content:
+    """Joins the neighboring texts of a content; quotes the parts with these ids."""
+    joined: list[types.Part] = []
+    for is_text, group in itertools.groupby(parts_of(content), _is_plain_text):
+        parts = list(group)
+        if is_text and len(parts) > 1:
+            joined.append(_join_parts(parts, quoted_ids))
+        else:
+            joined += parts
+    return with_parts(content, joined)
+
+
+def _join_parts(parts: Iterable[types.Part], quoted_ids: Collection[int]) -> types.Part:
+    texts: list[str] = []
+    for part in parts:
+        text = part.text or ""
+        quoted = quote(text) if id(part) in quoted_ids else text
+        if quoted:
+            texts.append(quoted)
+    return types.Part(text="\n".join(texts))
+
+
+def _is_plain_text(part: types.Part) -> bool:
+    """Whether a part holds a text, and nothing else."""
+    given = [name for name, value in vars(part).items() if value is not None]
+    return given == ["text"]
 
 
 def find_running_turn(contents: Sequence[types.Content]) -> int:
@@ -277,10 +333,9 @@ def find_current_request(
         if wanted:
             # Another plugin may have added parts.
             is_found = wanted.issubset(_visible_texts(content))
-        elif wants_media:
-            is_found = bool(media_parts(content)) and not is_relay(content)
         else:
-            is_found = bool(_visible_texts(content)) and not is_relay(content)
+            said = media_parts(content) if wants_media else _visible_texts(content)
+            is_found = bool(said) and not is_relay(content)
         if is_found:
             return index
     return None

@@ -95,40 +95,35 @@ class KnownValues:
         self._value_count = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable) -> Found | None:
-        """Returns the values of a payload; None where they are not known any more."""
+    def read(self, payload: object) -> Found:
+        """Returns the results of `walk_values`, each once; knows them from before."""
+        key = (isinstance(payload, str), blake2b(json_text(payload)).digest())
         with self._lock:
-            if key not in self._found:
-                return None
-            self._found.move_to_end(key)
-            return self._found[key]
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
 
-    def add(self, key: Hashable, found: Found) -> None:
-        """Keeps the values of a payload; the oldest payloads make room for it."""
+        first = itertools.islice(walk_values(payload), MAX_FOUND)
+        found = list(dict.fromkeys(first))
+
         with self._lock:
-            replaced = self._found.get(key, ())
+            replaced = self._found.get(key, ())  # Another thread may have read it.
             self._value_count += len(found) - len(replaced)
             self._found[key] = found
 
+            # The oldest payloads make room for it.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
                 _, oldest = self._found.popitem(last=False)
                 self._value_count -= len(oldest)
+        return found
 
 
 _KNOWN = KnownValues()
 
 
 def read_values(payload: object) -> Found:
-    """Returns the results of `walk_values`, each once; remembers them by payload."""
-    key = (isinstance(payload, str), blake2b(json_text(payload)).digest())
-    known = _KNOWN.get(key)
-    if known is not None:
-        return known
-
-    first = itertools.islice(walk_values(payload), MAX_FOUND)
-    found = list(dict.fromkeys(first))
-    _KNOWN.add(key, found)
-    return found
+    """Returns the values of a payload, each once and with how telling it is."""
+    return _KNOWN.read(payload)
 
 
 def is_secret_name(name: str) -> bool:
@@ -203,7 +198,8 @@ def _walk_fields(
         name = key if isinstance(key, str) else ""
         if is_secret_name(name):
             continue
-        if _has_digit(name) and is_value(name):
+        has_digit = any(char.isdigit() for char in name)
+        if has_digit and is_value(name):
             yield name, TELLING  # Some key objects by their ids.
         yield from walk_values(item, seen, depth + 1)
 
@@ -248,18 +244,14 @@ def _drop_secret(match: re.Match[str]) -> str:
 
 def is_value(word: str) -> bool:
     """Whether a word names something exactly, and has not the form of a credential."""
-    if _has_digit(word):
+    has_digit = not word.isalpha() and any(char.isdigit() for char in word)
+    if has_digit:
         is_named = len(word) >= 4 or not word.isdigit()
-    elif _CODE.search(word):
-        is_named = True
     else:
         # Codes, such as those of airports or currencies; longer ones are mostly words.
-        is_named = word.isascii() and word.isupper() and len(word) <= 4
+        is_short_code = word.isascii() and word.isupper() and len(word) <= 4
+        is_named = is_short_code or _CODE.search(word) is not None
     return is_named and not _looks_secret(word)
-
-
-def _has_digit(word: str) -> bool:
-    return not word.isalpha() and any(char.isdigit() for char in word)
 
 
 def _blank_secrets(text: str) -> str:

@@ -20,6 +20,7 @@ from contextguard_adk._history.contents import (
     Pairs,
     content_text,
     find_current_request,
+    has_function_response,
     has_tool,
     is_message,
     is_user_text,
@@ -29,7 +30,6 @@ from contextguard_adk._history.contents import (
     parts_of,
 )
 from contextguard_adk._history.fingerprints import (
-    Covered,
     align_covered,
     cover,
     find_older,
@@ -44,8 +44,7 @@ from contextguard_adk._support.redaction import Redactor
 
 _OF_SUMMARY = (
     "shown",
-    "previewed",
-    "_previews",
+    "previews",
     "_matches",
     "covered",
     "model_covered",
@@ -71,7 +70,7 @@ class History:
                    conversation, for a summarizer or for session state.
     shown          The contents with previews in place of large tool results: the form
                    that the agent's model reads.
-    previewed      The indexes of the contents that have a preview.
+    previews       The contents that have a preview, by index: their previews.
     indexes        The indexes of the contents that come from session events. Only these
                    are ever compacted: the other contents belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
@@ -138,19 +137,12 @@ class History:
     def shown(self) -> list[types.Content]:
         """The contents with the previews that the agent's model reads."""
         shown = list(self.contents)
-        for index in self.previewed:
-            shown[index] = self._previews[index]
+        for index, preview in self.previews.items():
+            shown[index] = preview
         return shown
 
     @cached_property
-    def previewed(self) -> frozenset[int]:
-        """The indexes of the contents that have a preview."""
-        if not self._previews:
-            return frozenset()
-        return frozenset(self._previews).intersection(self.indexes)
-
-    @cached_property
-    def _previews(self) -> dict[int, types.Content]:
+    def previews(self) -> dict[int, types.Content]:
         """The previews of large tool results, by index; summarized ones need none."""
         preview = self.preview
         if preview is None:
@@ -159,23 +151,23 @@ class History:
         previews = {}
         summarized = self.model_covered
         for index, content in enumerate(self.contents):
-            results = [part for part in parts_of(content) if part.function_response]
-            if not results or index in summarized:
+            if not has_function_response(content) or index in summarized:
                 continue
-            size_bytes = sum(self.memo.part_bytes(part) for part in results)
-            if preview.fits(size_bytes):
-                continue
-
             shown = self._make_preview(index, preview)
             if shown is not None:
                 previews[index] = shown
-        return previews
+        if not previews:
+            return {}  # Most requests have none: `indexes` need not be known.
+        return {i: previews[i] for i in self.indexes if i in previews}
 
     def _make_preview(self, index: int, preview: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
         if index not in self._known_previews:
             content = self.contents[index]
-            made = self.memo.remember(preview, content, content.parts or ())
+            results = [part for part in parts_of(content) if part.function_response]
+            made = None
+            if not preview.fits(sum(self.memo.part_bytes(part) for part in results)):
+                made = self.memo.remember(preview, content, content.parts or ())
             self._known_previews[index] = made
         return self._known_previews[index]
 
@@ -191,7 +183,7 @@ class History:
             if index > last:
                 break
 
-            key = (index, index in self.previewed, how, stored.has_recall)
+            key = (index, index in self.previews, how, stored.has_recall)
             if key not in self._shortened:
                 whole = self.contents[index] if stored.has_recall else None
                 short = truncate_content(self.shown[index], how, whole)
@@ -461,8 +453,9 @@ class History:
     @property
     def is_partial(self) -> bool:
         """Whether older messages are not loaded, or may not be in later requests."""
-        is_whole = self.stored is None or self.is_summary_valid or self.is_rewound
-        return self.loads_part or not is_whole
+        wanted_count = self.stored.covered.content_count if self.stored else 0
+        lacks_some = len(self.covered) < wanted_count
+        return self.loads_part or (lacks_some and not self.is_rewound)
 
     def repeats(self, indexes: Iterable[int]) -> bool:
         """Whether later requests have these texts too: all loaded, none rewritten."""
@@ -471,11 +464,6 @@ class History:
         return all(self.original(index) is self.contents[index] for index in indexes)
 
     # Names that the next summary stores.
-
-    def cover(self, indexes: frozenset[int]) -> Covered:
-        """Builds the covered set with which a summary of these contents is stored."""
-        prints = [self.fingerprint(i) if i in indexes else b"" for i in self.indexes]
-        return cover(prints)
 
     def last_event(self, covered: frozenset[int]) -> str:
         """Returns the id of the newest event behind these contents; "" if unknown."""

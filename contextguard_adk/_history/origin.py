@@ -60,7 +60,7 @@ class EventIndex:
                 self._add_content(event.content, event.author)
                 spoken = ["", ""]
             elif event.input_transcription or event.output_transcription:
-                spoken = self._add_transcriptions(event, spoken)
+                self._add_transcriptions(event, spoken)
 
             compaction = event.actions.compaction if event.actions else None
             if compaction and compaction.compacted_content:
@@ -79,18 +79,15 @@ class EventIndex:
             elif code:
                 self._code.add(code)
 
-    def _add_transcriptions(self, event: Event, spoken: list[str]) -> list[str]:
-        """Adds what was spoken so far; returns it for the next event."""
-        joined = []
+    def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
+        """Adds the words of an event to `spoken`, and keeps what that says by now."""
         heard = (event.input_transcription, event.output_transcription)
-        for text, transcription in zip(spoken, heard, strict=True):
+        for place, transcription in enumerate(heard):
             if event.content is None and transcription and transcription.text:
-                longer = text + transcription.text
-                self._keys.add(longer)
-                joined.append(longer)
+                spoken[place] += transcription.text
+                self._keys.add(spoken[place])
             else:
-                joined.append("")
-        return joined
+                spoken[place] = ""
 
     def holds(self, part: types.Part) -> bool:
         """Whether an event has a part that says exactly the same."""

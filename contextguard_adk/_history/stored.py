@@ -1,9 +1,10 @@
-"""What the guard keeps of an agent in session state, as JSON."""
+"""The draft of a summary, and what session state keeps of an agent, as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
@@ -33,6 +34,11 @@ MAX_SUMMARY_CHARS = 256 * 1024
 
 MAX_TODOS = 1_000
 
+Reason = Literal["tokens", "requested", "overflow", "turns"]
+"""Why a history is compacted; `turns` means too many messages."""
+
+MAX_SHRINK = 4
+"""The last step by which a summary and the texts beside it are shortened."""
 
 V = TypeVar("V")
 
@@ -48,6 +54,37 @@ def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
     others = {name: each for name, each in known.items() if name != model}
     ordered = {**others, model: value}
     return dict(list(ordered.items())[-MAX_MODELS:])
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The decision of a strategy: which text replaces which contents.
+
+    Attributes:
+        text: The summary; "" where contents are only left out.
+        covered: Indexes of the contents that the text replaces.
+        model_covered: Indexes of the replaced contents that a model summarized.
+        model_chars: How many characters of the text, from its beginning, a model wrote.
+        reason: Why the history is compacted.
+        truncation: How tool results are shortened; None leaves them whole.
+        truncated_upto: Index of the last content whose tool results are shortened.
+        shrink: How far the summary and the texts beside it are shortened: a step from
+            0, which leaves them whole, to `MAX_SHRINK`.
+    """
+
+    text: str
+    covered: frozenset[int]
+    model_covered: frozenset[int] = frozenset()
+    model_chars: int = 0
+    reason: Reason = "tokens"
+    truncation: Truncation | None = None
+    truncated_upto: int = -1
+    shrink: int = 0
+
+    @property
+    def is_mechanical(self) -> bool:
+        """Whether a part of the text was written without a model."""
+        return self.model_covered != self.covered
 
 
 def _read_covered(value: object) -> Covered:

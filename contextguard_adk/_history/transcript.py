@@ -26,6 +26,7 @@ _TOOL_WEIGHT = 0.2
 """How much of the room a tool's entry gets beside a message, which has the weight 1."""
 
 _COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
+_MARGIN = "  "  # Before each line of a body.
 _MAX_NAMED = 3  # Handles of dropped entries that are named.
 
 
@@ -49,12 +50,11 @@ class Entry:
 
     @property
     def text(self) -> str:
-        return self.heading + _indent(self.body)
-
-
-def _indent(body: str) -> str:
-    """Indents a body below its heading; `textwrap` knows every separator of lines."""
-    return "\n" + textwrap.indent(body, "  ") if body else ""
+        """The heading, and the indented body below it."""
+        if not self.body:
+            return self.heading
+        # `textwrap` knows every separator of lines.
+        return f"{self.heading}\n{textwrap.indent(self.body, _MARGIN)}"
 
 
 def render_entries(
@@ -126,7 +126,7 @@ def fit_entries(
     """Shortens entries and drops the oldest until they fit; a note tells of these."""
 
     def count_body(body: str) -> int:
-        return count_tokens(_indent(body)) if body else 0
+        return count_tokens("\n" + textwrap.indent(body, _MARGIN)) if body else 0
 
     body_tokens = [count_body(entry.body) for entry in entries]
     heading_tokens = [count_tokens(entry.heading) + 1 for entry in entries]

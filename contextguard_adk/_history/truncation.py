@@ -189,9 +189,7 @@ def name_rest(
 
 
 def without_names(shown: types.Content, whole: types.Content) -> types.Content:
-    """Returns a content as it is shown, without the values that the guard adds."""
-    if shown is whole:
-        return shown
+    """Returns a shortened content without the values that the guard adds."""
     pairs = zip(shown.parts or (), whole.parts or (), strict=True)
     parts = [_drop_names(part, whole_part) for part, whole_part in pairs]
     return with_parts(shown, parts)

@@ -79,7 +79,7 @@ def _find_hidden(history: History) -> set[int]:
     -1 stands for all contents that are not in the request.
     """
     stored = history.stored
-    hidden = {-1, *history.covered, *history.previewed}
+    hidden = {-1, *history.covered, *history.previews}
     if stored is None:
         return hidden
 

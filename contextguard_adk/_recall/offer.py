@@ -64,7 +64,7 @@ class Recall:
         thinker = Thinker.of(model.llm, model.name, binds, turn.record.helped)
         if not (thinker.may_bind or turn.request.cache_config):
             return False
-        is_first = all(content.role != "model" for content in turn.messages)
+        is_first = all(content.role != "model" for content in turn.history.contents)
         return is_first or _has_more(turn)
 
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
@@ -81,4 +81,4 @@ class Recall:
 
 def _has_more(turn: Turn) -> bool:
     """Returns whether the history has more than the request shows."""
-    return turn.history.stored is not None or bool(turn.history.previewed)
+    return turn.history.stored is not None or bool(turn.history.previews)

@@ -12,8 +12,7 @@ from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import Learned, StoredSummary, with_newest
+from contextguard_adk._history.stored import Draft, Learned, StoredSummary, with_newest
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.log import log_traceback
 from contextguard_adk.records import Usage

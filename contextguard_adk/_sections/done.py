@@ -85,7 +85,7 @@ class DoneCalls(Section):
     ) -> JsonValue:
         """Lists the calls anew, also those that an earlier summary stood for."""
         steps = sorted(covered.intersection(turn.history.running_turn))
-        wholes = turn.messages if turn.has_recall else None
+        wholes = turn.history.contents if turn.has_recall else None
         said = walk_parts(turn.history.told, steps, wholes=wholes)
         calls = self._find_completed(said, turn.history.memo)
 

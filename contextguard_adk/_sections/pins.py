@@ -144,6 +144,7 @@ class Pins(Section):
     goes_at = None
     stands_alone = True
     has_own_room = True
+    is_briefed = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int

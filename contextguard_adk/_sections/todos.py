@@ -100,6 +100,7 @@ class Todos(Section):
     label = "the todo list"
     heading = TODO_LIST
     listed_tools = (TOOL_NAME,)
+    is_briefed = True
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int

@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -174,7 +174,7 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     Sentences that command, forbid or name something have priority, as have those with
     words of their own. The sentences of one text stay in their order.
     """
-    sizes = [_line_bytes(text) for text in texts]
+    sizes = _measure_lines(texts)
     if sum(sizes) <= max_bytes:
         return texts
 
@@ -187,13 +187,14 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
         first_whole -= 1
 
     split = [_split(text) for text in texts]
+    split_sizes = [_measure_lines(sentences) for sentences in split]
     said = {sentence for sentences in split[first_whole:] for sentence in sentences}
     left_bytes = max_bytes - whole_bytes
     chosen = defaultdict[int, list[int]](list)
     for order, place in _rank(split, first_whole):
         sentence = split[order][place]
         mark_bytes = 2 if order in chosen else 8
-        cost_bytes = _line_bytes(sentence) + mark_bytes
+        cost_bytes = split_sizes[order][place] + mark_bytes
         if cost_bytes <= left_bytes and sentence not in said:
             left_bytes -= cost_bytes
             said.add(sentence)
@@ -203,8 +204,15 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     return (*short, *texts[first_whole:])
 
 
-def _line_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace")) + 2 * text.count("\n") + 3
+def _measure_lines(texts: Iterable[str]) -> list[int]:
+    """Returns how many bytes each text takes in a list, its dash and margins included.
+
+    Every sentence of a long history is measured, so this is one call for all of a text.
+    """
+    return [
+        len(text.encode("utf-8", "replace")) + 2 * text.count("\n") + 3
+        for text in texts
+    ]
 
 
 def _split(text: str) -> list[str]:
@@ -220,15 +228,15 @@ def _split(text: str) -> list[str]:
     heading = ""  # A line that ends with a colon.
     is_below = False  # The line before is that heading.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
-        sentences = _split_line(line.strip())
+        found = _SENTENCE.split(line.strip())
+        sentences = [each.strip() for each in found if each.strip(f"{_GAP} ")]
         if not sentences:
             continue
 
         is_item = _ITEM.match(sentences[0]) is not None
         if not is_below and not is_item:
             heading = ""
-        for sentence in sentences:
-            pieces += _wrap(f"{heading} {sentence}".strip())
+        pieces += _put_below(heading, sentences)
 
         is_below = sentences[-1].endswith((":", "："))  # noqa: RUF001
         if is_below:
@@ -239,16 +247,19 @@ def _split(text: str) -> list[str]:
     return pieces
 
 
-def _split_line(line: str) -> list[str]:
-    pieces = _SENTENCE.split(line)
-    return [piece.strip() for piece in pieces if piece.strip(f"{_GAP} ")]
+def _put_below(heading: str, sentences: Iterable[str]) -> list[str]:
+    """Begins each sentence with a heading; splits long ones at words.
 
-
-def _wrap(sentence: str) -> list[str]:
-    """Splits a long sentence at words: dictated text has no punctuation."""
-    if len(sentence) <= MAX_SENTENCE_CHARS:
-        return [sentence]
-    return textwrap.wrap(sentence, MAX_SENTENCE_CHARS)
+    Dictated text has no punctuation, so one of its sentences may be very long.
+    """
+    pieces: list[str] = []
+    for sentence in sentences:
+        whole = f"{heading} {sentence}".strip()
+        if len(whole) <= MAX_SENTENCE_CHARS:
+            pieces.append(whole)
+        else:
+            pieces += textwrap.wrap(whole, MAX_SENTENCE_CHARS)
+    return pieces
 
 
 class _Sentence(NamedTuple):
@@ -282,22 +293,26 @@ def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
 
     scores: dict[tuple[int, int], float] = {}
     for order, sentences in enumerate(read[:count]):
-        # Where everything is named, as in a log, names say nothing.
-        named_count = sum(1 for each in sentences if each.has_name)
-        is_long = len(sentences) > 3
-        name_bonus = 2 * (1 - named_count / len(sentences)) if is_long else 2
-
-        for place, sentence in enumerate(sentences):
-            scores[order, place] = _score(sentence, name_bonus, uses)
+        for place, score in enumerate(_score(sentences, uses)):
+            scores[order, place] = score
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
-def _score(sentence: _Sentence, name_bonus: float, uses: Counter[str]) -> float:
-    rare_count = sum(1 for word in sentence.words if uses[word] == 1)
-    score = 3 * rare_count / max(1, len(sentence.words))
-    if sentence.has_name:
-        score += name_bonus
-    return score + sentence.bonus - sentence.size_bytes / 100
+def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
+    """Tells how telling each sentence of a text is."""
+    # Where everything is named, as in a log, names say nothing.
+    named_count = sum(1 for each in sentences if each.has_name)
+    is_long = len(sentences) > 3
+    name_bonus = 2 * (1 - named_count / len(sentences)) if is_long else 2
+
+    scores = []
+    for sentence in sentences:
+        rare_count = sum(1 for word in sentence.words if uses[word] == 1)
+        score = 3 * rare_count / max(1, len(sentence.words))
+        if sentence.has_name:
+            score += name_bonus
+        scores.append(score + sentence.bonus - sentence.size_bytes / 100)
+    return scores
 
 
 def _join(sentences: Sequence[str], places: Sequence[int]) -> str:

@@ -214,7 +214,8 @@ def _gather(
     for number, said in enumerate(walk_parts(history.told, indexes, history.outputs)):
         is_call = said.part.function_call is not None
         is_read = is_call or said.index >= oldest
-        if not is_read or _is_recalled(said):
+        tool = said.part.function_call or said.part.function_response
+        if not is_read or (tool and tool.name == RECALL_TOOL):
             continue
 
         # A call and its result are one source.
@@ -227,11 +228,6 @@ def _gather(
             value = values.setdefault(text, _Value(kind, sources[key]))
             value.count(sources[key], places[said.index], is_call)
     return values, list(sources.values())
-
-
-def _is_recalled(said: Said) -> bool:
-    tool = said.part.function_call or said.part.function_response
-    return tool is not None and tool.name == RECALL_TOOL
 
 
 def _find_oldest(history: History, indexes: Sequence[int]) -> int:

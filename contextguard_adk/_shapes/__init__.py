@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from contextguard_adk._history.joining import join_new_texts
+from contextguard_adk._history.contents import join_new_texts
 from contextguard_adk._providers.clients import Client
 from contextguard_adk._shapes.claude_thoughts import fit_claude
 from contextguard_adk._shapes.media_limit import MediaLimit, limit_media, lower_limit

@@ -17,13 +17,13 @@ from contextguard_adk._history.contents import (
     has_function_response,
     is_message,
     join_messages,
+    join_new_texts,
     media_parts,
     parts_of,
     result_media,
     with_parts,
 )
 from contextguard_adk._history.fingerprints import fingerprint
-from contextguard_adk._history.joining import join_new_texts
 from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.order import answer_open_calls, put_in_order
 from contextguard_adk._history.transcript import render_entries

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contextguard_adk import _sections
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._providers.clients import answers_freely, find_llm
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
@@ -50,13 +50,6 @@ class Failed:
     model: str = ""
     count: int = 0
     newest: str = ""
-
-    def after(self, model: str, count: int, newest: str) -> Failed:
-        """Adds failures of a model that was asked; none of them ends the row."""
-        if not count:
-            return Failed()
-        before = self.count if self.model == model else 0
-        return Failed(model, before + count, newest)
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ class Ask:
             but one in any case. None where there is nothing to summarize.
         """
         covered = turn.older_than(0)
-        if not covered - turn.summarized:
+        if not covered - turn.history.model_covered:
             if turn.history.stored is None or turn.kept.truncation is None:
                 return None
             known = replace(turn.draft, truncation=None, truncated_upto=-1)
@@ -208,6 +201,7 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
+        """Adds the failures of a model that was asked; a success ends the row."""
         count = 0
         for error in self.failures:
             # A model whose answer was no summary was asked twice.
@@ -216,9 +210,15 @@ class Ask:
             else:
                 count += 1
 
+        if not count:
+            return Failed()
+
+        failed = self._memory.facts.unit(Failed)
+        if failed.model == model:
+            count += failed.count
         history = self._turn.history
         newest = history.name_place(max(history.indexes, default=-1))
-        return self._memory.facts.unit(Failed).after(model, count, newest)
+        return Failed(model, count, newest)
 
     async def _write(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int
@@ -296,7 +296,7 @@ class Ask:
 def _may_help(turn: Turn, draft: Draft, budget_tokens: int) -> bool:
     """Whether a summary of that size could make the request fit, where it does not."""
     outcome = compose.compose(turn, draft)
-    if compose.fits(turn, outcome) or draft.is_mechanical:
+    if outcome.tokens <= turn.limit_tokens or draft.is_mechanical:
         return False
     text_tokens = turn.count(draft.text)
     other_tokens = outcome.tokens - text_tokens
@@ -309,7 +309,7 @@ def _describe_task(
     history = turn.history
     redact = history.redactor.text
     known = history.stored.model_text if history.stored else ""
-    new = sorted(covered - turn.summarized)
+    new = sorted(covered - turn.history.model_covered)
     if turn.kept.truncation:
         new += sorted(turn.kept.indexes)  # The agent is shown only a part of them.
 
@@ -317,7 +317,8 @@ def _describe_task(
     always = {*history.user_messages[:1], history.request_index}
     briefs = {}
     for section in _sections.SECTIONS:
-        briefs[section.name] = redact(section.brief(turn))
+        if section.is_briefed:
+            briefs[section.name] = redact(section.brief(turn))
     return SummaryTask(
         entries=render_messages(turn, new, always),
         previous_summary=redact(known),
@@ -332,7 +333,8 @@ def _describe_task(
 
 def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
     """Puts excerpts of as few messages as possible after the model's last summary."""
-    new = sorted(covered - turn.summarized)
+    summarized = turn.history.model_covered
+    new = sorted(covered - summarized)
     budget_tokens = int(turn.budgets.threshold_tokens * 0.20)
     if turn.reason != "turns":
         new = new[: find_mechanical_end(turn, new, budget_tokens)]
@@ -343,7 +345,7 @@ def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
     entries = render_messages(turn, [i for i in new if i in whole])
     text = write_mechanical_summary(entries, previous, budget_tokens, turn.count)
     draft = Draft(
-        text, whole, turn.summarized, model_chars=len(previous), reason=turn.reason
+        text, whole, summarized, model_chars=len(previous), reason=turn.reason
     )
     return _shorten_kept(turn, draft)
 

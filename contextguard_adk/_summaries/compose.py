@@ -20,11 +20,15 @@ from contextguard_adk._history.contents import (
     media_parts,
     parts_of,
 )
-from contextguard_adk._history.draft import MAX_SHRINK, Draft
-from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.fingerprints import cover, handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
-from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
+from contextguard_adk._history.stored import (
+    MAX_SHRINK,
+    MAX_SUMMARY_CHARS,
+    Draft,
+    StoredSummary,
+)
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
     shorten,
@@ -55,15 +59,10 @@ def compose(turn: Turn, draft: Draft) -> Outcome:
     return Outcome(draft, stored, contents, tokens)
 
 
-def fits(turn: Turn, outcome: Outcome) -> bool:
-    """Returns whether a compacted request may go out."""
-    return outcome.tokens <= turn.limit_tokens
-
-
 def squeeze(turn: Turn, draft: Draft) -> Outcome:
     """Composes a draft, ever shorter until it fits; the user's request goes last."""
     outcome = compose(turn, draft)
-    while not fits(turn, outcome) and outcome.draft.shrink < MAX_SHRINK:
+    while outcome.tokens > turn.limit_tokens and outcome.draft.shrink < MAX_SHRINK:
         outcome = compose(turn, replace(draft, shrink=outcome.draft.shrink + 1))
     return outcome
 
@@ -79,7 +78,7 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     if not turn.history.repeats(said):
         return most_tokens  # Only short excerpts of them stand there.
 
-    told_tokens = turn.measure_alone([turn.messages[index] for index in said])
+    told_tokens = turn.measure_alone([turn.history.contents[index] for index in said])
     spared_tokens = min(turn.user_tokens, told_tokens) // 2
     least_tokens = min(most_tokens, max(200, most_tokens // 3))
     return max(least_tokens, most_tokens - spared_tokens)
@@ -112,9 +111,14 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         draft.model_covered.__contains__, sorted(draft.covered)
     )
 
+    prints = [
+        history.fingerprint(index) if index in draft.covered else b""
+        for index in history.indexes
+    ]
+
     stored = StoredSummary(
         text=_storable(model_text + other_text),
-        covered=history.cover(draft.covered),
+        covered=cover(prints),
         scope=turn.scope,
         invocation=history.invocation_id,
         last_event=history.last_event(draft.covered),

@@ -77,9 +77,20 @@ def judge(
     Raises:
         UnusableAnswerError: The answer is no summary.
     """
-    _check_finish(answer, budget_tokens)
+    finish = answer.finish
+    if _BLOCKED.search(finish):
+        by = safe_code(finish, "a filter")
+        raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)
+
     text = answer.text
-    if answer.finish == "MAX_TOKENS":
+    if not text:
+        reason = safe_code(finish, "an unnamed reason")
+        why = "" if finish in ("", "STOP") else f" ({reason})"
+        raise UnusableAnswerError(f"the answer holds no text{why}")
+
+    if finish == "MAX_TOKENS":
+        if text_bytes(text) / 4 < budget_tokens / 2:
+            raise UnusableAnswerError("the answer was cut at its limit")
         text = text.rpartition("\n")[0].strip() or text
 
     calls_tool = answer.has_calls or (has_own_form and _is_json(text))
@@ -87,23 +98,6 @@ def judge(
     if fault:
         raise UnusableAnswerError(f"the answer {fault}")
     return replace(answer, text=quote(text))
-
-
-def _check_finish(answer: Answer, budget_tokens: int) -> None:
-    """Raises `UnusableAnswerError` where the answer was ended too early."""
-    finish = answer.finish
-    if _BLOCKED.search(finish):
-        by = safe_code(finish, "a filter")
-        raise UnusableAnswerError(f"the answer was ended by {by}", is_blocked=True)
-
-    if not answer.text:
-        by = safe_code(finish, "an unnamed reason")
-        why = "" if finish in ("", "STOP") else f" ({by})"
-        raise UnusableAnswerError(f"the answer holds no text{why}")
-
-    is_short = text_bytes(answer.text) / 4 < budget_tokens / 2
-    if finish == "MAX_TOKENS" and is_short:
-        raise UnusableAnswerError("the answer was cut at its limit")
 
 
 def _find_fault(text: str, has_own_form: bool, shown: str) -> str:

@@ -46,22 +46,22 @@ _VARIABLE = re.compile(r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOK
 
 @dataclass(frozen=True)
 class SummaryModel:
-    """A model that writes summaries, and how to call it."""
+    """A model that writes summaries, and how to call it.
+
+    `has_own_form` tells whether its summaries have the headings that the guard asks
+    for.
+    """
 
     llm: BaseLlm
     window_tokens: int
     timeout_seconds: float
     config: types.GenerateContentConfig  # That of the agent's request.
     instruction: str
+    has_own_form: bool
     is_agents_own: bool
     can_think: bool
     max_output_tokens: int | None
     usages: list[Usage] = field(default_factory=list)  # Zeros where it is unknown.
-
-    @property
-    def has_own_form(self) -> bool:
-        """Whether summaries have the sections that the guard asks for."""
-        return self.instruction == SUMMARY_INSTRUCTION
 
     @property
     def transcript_config(self) -> types.GenerateContentConfig:
@@ -133,12 +133,14 @@ def describe_model(
 
     # A registry of the user's own need not know which models think.
     ask = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+    instruction = settings.summary_instruction or SUMMARY_INSTRUCTION
     return SummaryModel(
         llm=llm,
         window_tokens=window_tokens,
         timeout_seconds=settings.summary_timeout_seconds,
         config=turn.request.config,
-        instruction=settings.summary_instruction or SUMMARY_INSTRUCTION,
+        instruction=instruction,
+        has_own_form=instruction == SUMMARY_INSTRUCTION,
         is_agents_own=is_agents_own,
         can_think=bool(ask(llm.model)),
         max_output_tokens=resolve_output_limit(llm.model, registry),

@@ -73,7 +73,10 @@ def render_messages(
         read = list(history.told)
     else:
         pairs = zip(history.shown, history.contents, strict=True)
-        read = [without_names(shown, whole) for shown, whole in pairs]
+        read = [
+            whole if shown is whole else without_names(shown, whole)
+            for shown, whole in pairs
+        ]
 
     wholes = history.contents if turn.has_recall else None
     pinned = [index for index in always if index is not None]

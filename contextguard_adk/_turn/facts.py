@@ -9,8 +9,7 @@ from typing import NamedTuple
 from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
-from contextguard_adk._history.draft import Draft
-from contextguard_adk._history.stored import StoredSummary
+from contextguard_adk._history.stored import Draft, StoredSummary
 from contextguard_adk._history.truncation import Truncation
 
 

@@ -18,10 +18,9 @@ from contextguard_adk._history.contents import (
     keep_pairs_whole,
     pair_boundaries,
 )
-from contextguard_adk._history.draft import Draft, Reason
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
-from contextguard_adk._history.stored import AgentRecord
+from contextguard_adk._history.stored import AgentRecord, Draft, Reason
 from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, resolve_size
 from contextguard_adk._measuring.calibration import (
@@ -162,7 +161,7 @@ class Turn:
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
         """Returns whether the guard has changed these contents."""
-        messages = self.messages
+        messages = self.history.contents
         if len(contents) != len(messages):
             return True
         return any(new is not old for new, old in zip(contents, messages, strict=True))
@@ -191,12 +190,13 @@ class Turn:
     @cached_property
     def stays(self) -> frozenset[int]:
         """History that no compaction removes: of `keep_tools` a tenth of the window."""
+        summarized = self.history.model_covered
         stays = frozenset[int]()
         tools = self.settings.keep_tools
         if not tools:
             return stays
 
-        messages = self.messages
+        messages = self.history.contents
         shown = self.history.shown
         left_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         for index in reversed(self.history.indexes):
@@ -204,7 +204,7 @@ class Turn:
                 continue
             group = self.history.pairs.group_of(index)
             tokens = self.measure_alone([shown[i] for i in group])
-            if tokens <= left_tokens and group.isdisjoint(stays | self.summarized):
+            if tokens <= left_tokens and group.isdisjoint(stays | summarized):
                 stays |= group
                 left_tokens -= tokens
         return stays
@@ -212,7 +212,7 @@ class Turn:
     @cached_property
     def compactable(self) -> list[int]:
         """History that may be summarized, and that no model has summarized yet."""
-        others = self.summarized | self.stays
+        others = self.history.model_covered | self.stays
         return [i for i in self.history.indexes if i not in others]
 
     @property
@@ -265,7 +265,7 @@ class Turn:
     def request_text(self) -> str:
         """The current request of the user; "" where it is unknown."""
         index = self.history.request_index
-        return "" if index is None else content_text(self.messages[index])
+        return "" if index is None else content_text(self.history.contents[index])
 
     @cached_property
     def quoted_chars(self) -> int:
@@ -309,7 +309,15 @@ class Turn:
         taken_tokens = self.fixed_tokens + request_tokens + beside_tokens
         left_tokens = self.limit_tokens - taken_tokens
         # Without room a twentieth is still kept: the summary can be shortened.
-        return _find_kept_steps(self, max(budgets.working_tokens // 20, left_tokens))
+        room_tokens = max(budgets.working_tokens // 20, left_tokens)
+
+        contents = self.history.contents
+        has_tools = any(has_tool(contents[index]) for index in self.compactable)
+        is_chat = not (has_tools or self.has_used_tools)
+        keep_tokens = self.settings.keep_tokens(budgets.working_tokens, is_chat)
+        if self.reason == "requested":
+            keep_tokens = 0
+        return _find_kept_steps(self, keep_tokens, room_tokens)
 
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns all but about the newest `keep_count` messages; splits no pair.
@@ -322,19 +330,20 @@ class Turn:
         candidates = [i for i in compactable if i not in kept]
         wished = len(compactable) - keep_count
         if candidates and wished >= len(candidates):
-            return frozenset(candidates) | self.summarized
+            return frozenset(candidates) | self.history.model_covered
         if wished < 1:
             return frozenset()
-        split = find_safe_split([self.messages[i] for i in candidates], wished)
+        contents = [self.history.contents[i] for i in candidates]
+        split = find_safe_split(contents, wished)
         return self.whole(candidates[:split])
 
     def whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the messages that are summarized already; leaves out split pairs."""
-        covered = frozenset(indexes) | self.summarized
+        covered = frozenset(indexes) | self.history.model_covered
         return keep_pairs_whole(covered, self.history.pairs)
 
 
-def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
+def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptSteps:
     """Finds the newest messages within `keep`, and pending results, within the room."""
     history = turn.history
     said = frozenset(history.user_messages)
@@ -344,7 +353,6 @@ def _find_kept_steps(turn: Turn, room_tokens: int) -> KeptSteps:
     if not starts or not turn.keep_count:
         return KeptSteps()
 
-    keep_tokens = _keep_tokens(turn)
     most_tokens = min(keep_tokens, room_tokens)
     first = _find_first_within(turn, contents, starts, most_tokens)
     has_pending = contents[-1].role != "model" and indexes[-1] not in said
@@ -404,12 +412,3 @@ def _find_first_within(
             break
         first = start
     return first
-
-
-def _keep_tokens(turn: Turn) -> int:
-    """Returns what the newest steps may take; 0 where a compaction was requested."""
-    if turn.reason == "requested":
-        return 0
-    has_tools = any(has_tool(turn.messages[index]) for index in turn.compactable)
-    is_chat = not (has_tools or turn.has_used_tools)
-    return turn.settings.keep_tokens(turn.budgets.working_tokens, is_chat)

@@ -49,6 +49,7 @@ class Section:
             text shows their outcome.
         held_ratio: The part of the window that is held free for it beside excerpts
             that no model wrote.
+        is_briefed: Whether the summarizer is told of it, by `brief`.
         is_told_anew: Whether `tell_left_out` replaces the stored value where messages
             are left out without a summary.
     """
@@ -63,6 +64,7 @@ class Section:
     shows_tool_use: bool = False
     listed_tools: tuple[str, ...] = ()
     held_ratio: float = 0.0
+    is_briefed: bool = False
     is_told_anew: bool = False
 
     def write(
@@ -94,7 +96,7 @@ class Section:
 
     def brief(self, turn: Turn) -> str:
         """Returns what the summarizer is told of it; "" for nothing."""
-        return ""
+        raise NotImplementedError
 
     def tell_left_out(
         self,

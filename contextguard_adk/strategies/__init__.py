@@ -1,6 +1,6 @@
 """The strategies that ship with the package, and what authors of others need."""
 
-from contextguard_adk._history.draft import Draft as Draft
+from contextguard_adk._history.stored import Draft as Draft
 from contextguard_adk._summaries.ask import Ask as Ask
 from contextguard_adk._turn.turn import Turn as Turn
 from contextguard_adk._turn.units import Section as Section

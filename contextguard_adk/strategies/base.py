@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from contextguard_adk._history.draft import Draft, Reason
+from contextguard_adk._history.stored import Draft, Reason
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._turn.settings import StrategySettings
 from contextguard_adk._turn.turn import Turn

@@ -13,10 +13,10 @@ from pydantic import (
     model_validator,
 )
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
-from contextguard_adk._summaries.compose import fits, squeeze
+from contextguard_adk._summaries.compose import squeeze
 from contextguard_adk._support.settings import Ratio
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy
@@ -212,6 +212,6 @@ async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | N
     """Summarizes all messages, unless a draft that was paid for can be made to fit."""
     if draft and ask.attempts:
         squeezed = squeeze(turn, draft)
-        if fits(turn, squeezed):
+        if squeezed.tokens <= turn.limit_tokens:
             return squeezed.draft
     return await ask.summarize_all(turn) or draft

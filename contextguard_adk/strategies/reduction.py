@@ -11,7 +11,7 @@ from contextguard_adk._history.contents import (
     has_tool,
     keep_pairs_whole,
 )
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._turn.facts import Outcome

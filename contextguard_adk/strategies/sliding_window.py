@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, Field
 
-from contextguard_adk._history.draft import Draft
+from contextguard_adk._history.stored import Draft
 from contextguard_adk._summaries.ask import Ask
-from contextguard_adk._summaries.compose import expect_tokens, fits, squeeze
+from contextguard_adk._summaries.compose import expect_tokens, squeeze
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy
 
@@ -69,7 +69,7 @@ class SlidingWindow(Strategy):
             if not _may_help(turn, covered):
                 break
             draft = await ask.summarize(turn, covered)
-            if fits(turn, ask.outcome(turn, draft)):
+            if ask.outcome(turn, draft).tokens <= turn.limit_tokens:
                 return draft
             if kept_count <= MIN_KEPT:
                 break
