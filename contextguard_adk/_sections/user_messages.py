@@ -121,12 +121,10 @@ class UserMessages(Section):
         texts = _read_texts(history, said - {request})
 
         is_rewound = history.is_rewound and known.digest and not history.is_partial
+        excerpts = known.excerpts if request is None else known.excerpts[:-1]
+        shown = tuple(excerpts)
         if is_rewound or _digest(texts) == known.digest:
             shown = condense(texts, known.bytes)
-        elif request is None:
-            shown = tuple(known.excerpts)
-        else:
-            shown = tuple(known.excerpts[:-1])
         return "\n".join([USER_MESSAGES, _write_lines(shown)]) if shown else ""
 
 
@@ -217,7 +215,7 @@ def _split(text: str) -> list[str]:
         return [text]
 
     pieces: list[str] = []
-    heading = ""  # A line that ends with a colon.
+    heading = ""  # The line with a colon above, as long as it applies.
     is_below = False  # The line before is that heading.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
         sentences = _split_line(line.strip())
@@ -225,14 +223,12 @@ def _split(text: str) -> list[str]:
             continue
 
         is_item = _ITEM.match(sentences[0]) is not None
-        if not is_below and not is_item:
-            heading = ""
+        above = heading if is_below or is_item else ""
         for sentence in sentences:
-            pieces += _wrap(f"{heading} {sentence}".strip())
+            pieces += _wrap(f"{above} {sentence}".strip())
 
         is_below = sentences[-1].endswith((":", "："))  # noqa: RUF001
-        if is_below:
-            heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
+        heading = excerpt(pieces.pop(), MAX_HEADING_BYTES) if is_below else above
 
     if is_below:
         pieces.append(heading)
