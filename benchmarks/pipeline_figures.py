@@ -57,7 +57,6 @@ TOOL_HEAVY = (
     "tool-heavy",
     "parallel bursts",
     "only tool results",
-    "alternating tool and text",
     "kubernetes",
     "coding agent",
 )

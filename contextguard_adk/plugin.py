@@ -29,14 +29,14 @@ from contextguard_adk._plugin.requests import (
 from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
-from contextguard_adk._runtime.runs import Guard, call_key
-from contextguard_adk._support.log import REDACTORS, log_failures
-from contextguard_adk._support.observers import (
+from contextguard_adk._runtime.observers import (
     BeforeCompaction,
     Listener,
     Listeners,
     Observers,
 )
+from contextguard_adk._runtime.runs import Guard, call_key
+from contextguard_adk._support.log import REDACTORS, log_failures
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.settings import Summaries
 from contextguard_adk.config import Chooser, PluginSettings, StateKeys, load_settings

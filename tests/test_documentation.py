@@ -201,7 +201,7 @@ COMMANDS = {
     for line in re.findall(r"^\$ (.*)$", block.text, re.M)
     for command in line.split("&&")
 }
-OTHERS = {"cd", "docker", "git", "mkdocs", "mypy", "ruff", "uvicorn"}
+OTHERS = {"cd", "complexipy", "docker", "git", "mkdocs", "mypy", "ruff", "uvicorn"}
 
 
 @pytest.fixture(scope="module")

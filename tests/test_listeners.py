@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from contextguard_adk import ContextGuardPlugin
 from contextguard_adk.errors import ConfigError
-from contextguard_adk.testing import SimulatedLlm
+from contextguard_adk.testing import SimulatedLlm, VirtualTimeLoop
 from tests.builders import Chat, answer_text
 from tests.guarded import NOW, SMALL, guarded_chat
 
@@ -191,6 +192,21 @@ class AsyncObject:
 
     async def __call__(self, _: object) -> None:
         self.threads.append(threading.get_ident())
+
+
+def test_virtual_time_does_not_pass_while_a_listener_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A function that takes a while is not late on an event loop that skips waits."""
+    limit_seconds = 60.0
+    chat = chat_with(
+        on_call=lambda record: time.sleep(0.1), listener_timeout_seconds=limit_seconds
+    )
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(talk(chat, turns=2))
+        assert runner.get_loop().time() < limit_seconds
+
+    assert "takes longer than" not in caplog.text
 
 
 async def test_whatever_can_be_awaited_runs_on_the_event_loop() -> None:

@@ -45,6 +45,9 @@ def take_out(unit: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     units = getattr(module, name)
     place = unit[1]
     monkeypatch.setattr(module, name, (*units[:place], *units[place + 1 :]))
+    for told in (name for name in vars(module) if name.startswith("TOLD_")):
+        rest = tuple(each for each in getattr(module, told) if each != units[place])
+        monkeypatch.setattr(module, told, rest)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_unit)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._history.stored import Learned
 from contextguard_adk._measuring.budgets import (
+    MOST_BUFFER_RATIO,
     Budgets,
-    most_buffer_tokens,
     plan_budgets,
 )
 from contextguard_adk._providers.clients import Client, thinking_tokens
@@ -251,7 +251,7 @@ def warn_reserved_output(agent: str, budgets: Budgets) -> None:
     """Warns once that the output limit that was set leaves no room for a history."""
     output_tokens = budgets.reserved_output_tokens
     window_tokens = budgets.window_tokens
-    if output_tokens <= most_buffer_tokens(window_tokens):
+    if output_tokens <= int(window_tokens * MOST_BUFFER_RATIO):
         return
 
     message = (

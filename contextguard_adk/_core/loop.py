@@ -208,7 +208,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     record = _describe(call, turn, paid, outcome)
     call.compaction = record
     event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
-    for listener in _listeners.LISTENERS:
+    for listener in _listeners.TOLD_COMPACTED:
         if listener.is_on(call.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 await listener.compacted(event)
@@ -254,7 +254,7 @@ async def send(call: Call, turn: Turn) -> None:
         fit_output(call, model, turn.tokens)
         if is_changed:
             event = Sent(memory, turn, call.compaction is not None)
-            for watcher in _listeners.WATCHERS:
+            for watcher in _listeners.TOLD_SENT:
                 with log_failures(logger, f"{type(watcher).__name__} failed"):
                     watcher.sent(event)
 

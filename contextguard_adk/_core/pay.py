@@ -141,7 +141,7 @@ class Payer:
         finally:
             facts = ask.end()
             event = Summarized(turn.origin, facts)
-            for listener in _listeners.LISTENERS:
+            for listener in _listeners.TOLD_SUMMARIZED:
                 with log_failures(logger, f"{type(listener).__name__} failed"):
                     listener.summarized(event)
 

@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -94,7 +95,7 @@ class Recovery:
             call.state.note_help(helped or {})
 
         event = Recovered(call.origin, call.model, kind)
-        for listener in _listeners.LISTENERS:
+        for listener in _listeners.TOLD_RECOVERED:
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.recovered(event)
         return answer
@@ -215,7 +216,7 @@ class Recovery:
         rejected.tried_tokens.append(heuristic_tokens)
         request = self._build_request(shaped)
         try:
-            answer = await call_with_retries(lambda: self._ask(request), 30)
+            answer = await call_with_retries(partial(self._ask, request), 30)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             sent_tokens = int(heuristic_tokens * rejected.ratio)
             overflow = read_overflow(error, request, sent_tokens)

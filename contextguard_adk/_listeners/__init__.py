@@ -22,5 +22,17 @@ LISTENERS: tuple[Listener, ...] = (
 )
 """In the order in which they are told."""
 
-WATCHERS = tuple(each for each in LISTENERS if type(each).sent is not Listener.sent)
-"""The listeners that look at requests; most do not, and each request has to be fast."""
+
+def _find_told(event: str) -> tuple[Listener, ...]:
+    """Returns the listeners with a method of their own for an event."""
+    empty = getattr(Listener, event)
+    return tuple(each for each in LISTENERS if getattr(type(each), event) is not empty)
+
+
+TOLD_SENT = _find_told("sent")
+TOLD_SUMMARIZED = _find_told("summarized")
+TOLD_COMPACTED = _find_told("compacted")
+TOLD_ANSWERED = _find_told("answered")
+TOLD_RECOVERED = _find_told("recovered")
+"""The listeners that an event concerns; most ignore it, and requests have to be fast.
+"""

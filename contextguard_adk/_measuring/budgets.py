@@ -10,6 +10,9 @@ from contextguard_adk._support.phrases import SHORTENED, quote
 OVERFULL_RATIO = 0.97
 """The part of a window above which a request is not expected to be accepted."""
 
+MOST_BUFFER_RATIO = 0.75
+"""The most of a window that is kept free, whatever a request reserves."""
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -53,16 +56,12 @@ def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns the tokens of a window that are kept free.
 
     They are 20,000, or a fifth of a window below 200,000. They are at least the
-    reserved output, and at most three quarters of the window.
+    reserved output, and at most `MOST_BUFFER_RATIO` of the window.
     """
     usual_tokens = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
     wanted_tokens = max(usual_tokens, reserved_output_tokens)
-    return min(wanted_tokens, most_buffer_tokens(window_tokens))
-
-
-def most_buffer_tokens(window_tokens: int) -> int:
-    """Returns the most that is kept free, whatever a request reserves."""
-    return window_tokens * 3 // 4
+    most_tokens = int(window_tokens * MOST_BUFFER_RATIO)
+    return min(wanted_tokens, most_tokens)
 
 
 def threshold_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -105,6 +104,13 @@ def plan_budgets(
 def scale_trigger(trigger_tokens: int) -> int:
     """Returns the window that has a trigger for its threshold."""
     return trigger_tokens + min(trigger_tokens // 4, 20_000)
+
+
+def resolve_size(size: int | float, window_tokens: float) -> int:
+    """Returns a size in tokens; a float is a part of the window."""
+    if isinstance(size, float):
+        return int(size * window_tokens)
+    return size
 
 
 TokenCounter = Callable[[str], int]

@@ -202,22 +202,26 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     return tokens + (_LETTER_AFTER_MARK * length if lead else _WORD_WITHOUT_LEAD)
 
 
-def _count_tokens(text: bytes) -> float:
-    """Estimates the tokens of a whole text."""
+@lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
+def _sample_density(sample: bytes) -> float:
+    """Estimates the density of a text that is read as a whole."""
+    if not sample:
+        return 1.0
+
     repeated_letters = 0
-    read_text = text
-    classes = text.translate(_CLASSES)
+    read_text = sample
+    classes = sample.translate(_CLASSES)
     if any(repeated in classes for repeated in _REPEATED_CLASSES):
-        read_text = _REPEATED.sub(b"", text)
-        repeated_letters = len(text) - len(read_text)
+        read_text = _REPEATED.sub(b"", sample)
+        repeated_letters = len(sample) - len(read_text)
         classes = read_text.translate(_CLASSES)
 
     tokens = _REPEATED_LETTER * repeated_letters
     tokens += len(_QUOTED.findall(classes)) * _QUOTED_WORD
-    tokens += len(_ESCAPE.findall(text)) * _ESCAPED_LETTER
+    tokens += len(_ESCAPE.findall(sample)) * _ESCAPED_LETTER
     for piece, count in Counter(_PIECES.findall(classes)).items():
         tokens += count * _piece_tokens(piece)
-    return tokens
+    return max(tokens * 4 / len(sample), _MIN_DENSITY)
 
 
 # --- Samples of texts -------------------------------------------------------------
@@ -265,13 +269,6 @@ def estimate_text_density(text: str | bytes) -> float:
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     ranges = _sample_ranges(len(raw))
     return _sample_density(b"".join(raw[start:end] for start, end in ranges))
-
-
-@lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
-def _sample_density(sample: bytes) -> float:
-    if not sample:
-        return 1.0
-    return max(_count_tokens(sample) * 4 / len(sample), _MIN_DENSITY)
 
 
 class SizedText(NamedTuple):

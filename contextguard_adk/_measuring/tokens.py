@@ -126,11 +126,6 @@ def _walk_text(value: object) -> bytes:
     return ",".join(texts).encode("utf-8", "replace")
 
 
-def _tokens(size_bytes: int) -> int:
-    """Returns bytes / 4, rounded up."""
-    return (size_bytes + 3) // 4
-
-
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates the tokens that a provider takes for a medium.
 
@@ -160,7 +155,7 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
         return min(pages, _MOST_PDF_PAGES) * _PDF_TOKENS_PER_PAGE
 
     if size_bytes is not None and _TEXT_FILE.match(kind):
-        return _tokens(size_bytes)
+        return (size_bytes + 3) // 4
     return _OTHER_MEDIUM_TOKENS
 
 
@@ -330,7 +325,8 @@ def _class_schema_text(schema: type[BaseModel]) -> bytes:
 
 def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
     """Estimates the tokens of instruction, declared functions and response schema."""
-    return _tokens(sum(len(text) for text in config_texts(config)))
+    size_bytes = sum(len(text) for text in config_texts(config))
+    return (size_bytes + 3) // 4  # Rounded up.
 
 
 @dataclass(eq=False)
@@ -434,7 +430,7 @@ class Memo:
                     size_bytes += len(text)
                 else:
                     size_bytes += text_bytes(text)
-        return _tokens(size_bytes)
+        return (size_bytes + 3) // 4  # Rounded up.
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:

@@ -39,12 +39,13 @@ async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
     task = asyncio.create_task(work)
     # If the user closes the loop during the call, asyncio would report the task.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    task.add_done_callback(_take_error)
 
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
+        # Nobody waits for the task any more: asyncio would report its error.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         loop = asyncio.get_running_loop()
         loop.call_later(GRACE_SECONDS, _end_stubborn, task, work)
         raise
@@ -64,12 +65,6 @@ async def _contain(ask: Callable[[], Awaitable[V]]) -> V:
         return await ask()
     except SystemExit as error:
         raise BrokenCallError("SystemExit") from error
-
-
-def _take_error(task: asyncio.Task[Any]) -> None:
-    """Reads the error of a task that nobody waits for; else asyncio reports it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:

@@ -73,13 +73,12 @@ class Client(NamedTuple):
     @classmethod
     def of(cls, llm: object) -> Client:
         """Reads the client of a model; the model is None if nobody knows it."""
-        names = class_names(llm)
+        names = [base.__name__ for base in type(llm).__mro__]
         if "FallbackModel" not in names:
             return cls(llm, names)
 
         models = getattr(llm, "models", [None])
-        first = _make_model(models[0])
-        return cls(first, class_names(first))
+        return cls.of(_make_model(models[0]))
 
     @property
     def name(self) -> str:
@@ -150,20 +149,18 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     An output limit must be above this number. The number stands in the request's
     config, or in the arguments that `LiteLlm` was made with.
     """
-    asked: object = None
-    if config.thinking_config:
-        asked = config.thinking_config.thinking_budget
-    if asked is None:
-        asked = _read_thinking(Client.of(llm).litellm_arguments)
-    return max(0, asked) if isinstance(asked, int) else 0
-
-
-def _read_thinking(arguments: Mapping[str, Any]) -> object:
-    """Returns the tokens of thoughts in LiteLLM's arguments, as they stand there."""
+    arguments = Client.of(llm).litellm_arguments
     thinking = arguments.get("thinking")
     if isinstance(thinking, Mapping):
-        return thinking.get("budget_tokens")
-    return _EFFORT_TOKENS.get(str(arguments.get("reasoning_effort")))
+        in_arguments = thinking.get("budget_tokens")
+    else:
+        effort = str(arguments.get("reasoning_effort"))
+        in_arguments = _EFFORT_TOKENS.get(effort)
+
+    in_config = config.thinking_config
+    budget = in_config.thinking_budget if in_config else None
+    asked: object = in_arguments if budget is None else budget
+    return max(0, asked) if isinstance(asked, int) else 0
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
@@ -212,7 +209,7 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
 
 def list_models(llm: object) -> list[object]:
     """Returns the models that ADK's `FallbackModel` may ask; any other as it is."""
-    if "FallbackModel" not in class_names(llm):
+    if all(base.__name__ != "FallbackModel" for base in type(llm).__mro__):
         return [llm]
     return [_make_model(model) for model in getattr(llm, "models", [])]
 
@@ -220,11 +217,6 @@ def list_models(llm: object) -> list[object]:
 def _make_model(model: object) -> object:
     """Returns a model of a `FallbackModel`, which newer ADK also takes as a name."""
     return LLMRegistry.new_llm(model) if isinstance(model, str) else model
-
-
-def class_names(llm: object) -> list[str]:
-    """Returns the names of a model's class and of those that it derives from."""
-    return [base.__name__ for base in type(llm).__mro__]
 
 
 def _spell_for_claude(response: dict[str, Any]) -> str:

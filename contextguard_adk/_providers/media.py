@@ -14,7 +14,7 @@ from typing import Literal
 
 from google.genai import types
 
-from contextguard_adk._providers.clients import class_names, list_models
+from contextguard_adk._providers.clients import list_models
 
 Place = Literal["user", "result"]
 """A message of the user, or a tool's result."""
@@ -200,7 +200,7 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
 
 def _name_row(llm: object, model: str) -> str:
     """Names the row for a model by its class; "" for a class that has none."""
-    names = class_names(llm)
+    names = [base.__name__ for base in type(llm).__mro__]
     if "LiteLlm" in names:
         return _name_litellm_row(model.lower())
 

@@ -8,7 +8,7 @@ import logging
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,6 +61,8 @@ _PRICES = {
 }
 _TIER = re.compile(rf"{_PRICES['input']}_above_(\d+)k_tokens")
 _ANY_PROVIDER = "*/"
+# The table is indexed by names in this spelling.
+_KEY_SPELLING = str.maketrans(".", "-")
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
 
 
@@ -141,17 +143,12 @@ class LitellmRegistry:
 
         table = _load_table(self._table_path)
         for name in _candidate_names(model):
-            key = _table_key(name)
+            key = name.translate(_KEY_SPELLING)
             if key in table:
                 entry = table[key]
                 is_price_known = _is_price_known(model, name, entry)
                 return entry if is_price_known else entry._replace(costs=None)
         return None
-
-
-def _table_key(name: str) -> str:
-    """Returns a name in the spelling in which the table is indexed."""
-    return name.replace(".", "-")
 
 
 def _is_price_known(model: str, found_name: str, entry: _Entry) -> bool:
@@ -179,7 +176,9 @@ def _candidate_names(model: str) -> Iterator[str]:
         if "/" not in name:  # ADK itself sends such names to Google.
             yield f"gemini/{name}"
         yield _ANY_PROVIDER + names[-1]
-        name = _without_suffix(name)
+        # A date, version or tag; a name without one was the last.
+        suffix = _SUFFIX.search(name)
+        name = name[: suffix.start()] if suffix else ""
 
 
 def _without_prefixes(name: str) -> list[str]:
@@ -191,12 +190,6 @@ def _without_prefixes(name: str) -> list[str]:
     while prefix := _VENDOR_PREFIX.match(names[-1]):
         names.append(names[-1][prefix.end() :])
     return names
-
-
-def _without_suffix(name: str) -> str:
-    """Returns a name without its last date, version or tag; "" if it has none."""
-    suffix = _SUFFIX.search(name)
-    return name[: suffix.start()] if suffix else ""
 
 
 @lru_cache(maxsize=16)
@@ -243,16 +236,19 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         if entry is None:
             continue
 
-        full[_table_key(name.lower())].append(entry)
+        key = name.lower().translate(_KEY_SPELLING)
+        full[key].append(entry)
         last_part = _without_prefixes(name.lower())[-1]
-        last[_table_key(_ANY_PROVIDER + last_part)].append(entry)
+        last_key = _ANY_PROVIDER + last_part.translate(_KEY_SPELLING)
+        last[last_key].append(entry)
 
         stem = last_part
-        while shorter := _without_suffix(stem):
-            stem = shorter
+        while suffix := _SUFFIX.search(stem):
+            stem = stem[: suffix.start()]
         # A stem without a dash is a family: `gemini` of `gemini-exp-1206`.
         if "-" in stem:
-            undated[_table_key(_ANY_PROVIDER + stem)].append(entry)
+            stem_key = _ANY_PROVIDER + stem.translate(_KEY_SPELLING)
+            undated[stem_key].append(entry)
 
     return {key: _merge(entries) for key, entries in (undated | last | full).items()}
 
@@ -357,12 +353,7 @@ def _is_tokens(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_window(value: object) -> TypeGuard[int]:
-    return _is_tokens(value) and value >= MIN_WINDOW_TOKENS
-
-
-def _is_costs(value: object) -> TypeGuard[Costs]:
-    return isinstance(value, Costs)
+_TABLE = LitellmRegistry()
 
 
 @dataclass(frozen=True)
@@ -372,17 +363,19 @@ class _Question(Generic[T]):
     Attributes:
         method: The method of the registry.
         noun: The answer, in a warning.
-        is_answer: Whether a value is an answer.
+        kind: The class of an answer.
+        least_tokens: The smallest answer that is a number.
     """
 
     method: str
     noun: str
-    is_answer: Callable[[object], TypeGuard[T]]
+    kind: type[T]
+    least_tokens: int = 1
 
 
-_WINDOW = _Question("context_window", "token count", _is_window)
-_OUTPUT_LIMIT = _Question("max_output_tokens", "output limit", _is_tokens)
-_MODEL_COSTS = _Question("costs", "prices", _is_costs)
+_WINDOW = _Question("context_window", "token count", int, MIN_WINDOW_TOKENS)
+_OUTPUT_LIMIT = _Question("max_output_tokens", "output limit", int)
+_MODEL_COSTS = _Question("costs", "prices", Costs)
 
 
 def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | None:
@@ -441,14 +434,16 @@ def _ask(
 
     The table answers if there is no such registry, or if it lacks the method.
     """
-    table_method = getattr(LitellmRegistry(), question.method)
+    table_method = getattr(_TABLE, question.method)
     method = getattr(registry, question.method, table_method)
     try:
         answer: object = method(model)
     except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
         answer = error
 
-    if question.is_answer(answer):
+    is_too_small = isinstance(answer, int) and answer < question.least_tokens
+    is_number = not (is_too_small or isinstance(answer, bool))
+    if isinstance(answer, question.kind) and is_number:
         return answer
     if answer is not None:
         message = f"The model registry gave no {question.noun} for %r but %s"

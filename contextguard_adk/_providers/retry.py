@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import (
     AsyncRetrying,
@@ -36,7 +36,7 @@ _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
 
 
 async def call_with_retries(
-    make_call: Callable[[], Awaitable[T]],
+    make_call: Callable[[], Coroutine[Any, Any, T]],
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
@@ -46,7 +46,8 @@ async def call_with_retries(
     two. The last error is raised.
 
     Args:
-        make_call: Makes the call.
+        make_call: Makes the call. A lambda will not do, since tenacity awaits only
+            what coroutine functions and `partial` objects of them return.
         patience_seconds: How long after the first try the last one may begin.
         is_worth_another: Whether an error allows another try; None is `is_transient`.
     """
@@ -56,12 +57,7 @@ async def call_with_retries(
         stop=stop_after_attempt(3) | stop_before_delay(patience_seconds),
         reraise=True,
     )
-
-    async def make_try() -> T:
-        """Makes the call, since tenacity awaits coroutine functions only."""
-        return await make_call()
-
-    return await tries(make_try)
+    return await tries(make_call)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -29,12 +29,12 @@ from contextguard_adk._runtime.memory import (
     Limit,
     Paid,
     PendingSummary,
+    SummaryTasks,
 )
+from contextguard_adk._runtime.observers import Observers
 from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
-from contextguard_adk._support.observers import Observers
 from contextguard_adk._support.redaction import Redactor
-from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024

@@ -13,7 +13,6 @@ class RecallNote(Section):
     """Tells of the recall tool, where the agent has it."""
 
     name = "recall"
-    label = "the note on how to search"
     heading = RECALL
     goes_at = None
     needs_recall = True

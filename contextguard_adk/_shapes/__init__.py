@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from contextguard_adk._history.joining import join_new_texts
 from contextguard_adk._providers.clients import Client
 from contextguard_adk._shapes.claude_thoughts import fit_claude
 from contextguard_adk._shapes.media_limit import MediaLimit, limit_media, lower_limit
-from contextguard_adk._shapes.one_text import join_texts
 from contextguard_adk._shapes.recalled_files import attach_recalled_files
 from contextguard_adk._shapes.refused_forms import (
     help_as_text,
@@ -30,13 +30,7 @@ from contextguard_adk._turn.units import Contents, Shape
 _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
 
 
-def _may_lack_order(turn: Turn, contents: Contents) -> bool:
-    """Whether a model's message stands first, or a result may lack its call."""
-    begins_with_model = bool(contents) and contents[0].role == "model"
-    return begins_with_model or _has_results(turn, contents)
-
-
-def _has_results(turn: Turn, contents: Contents) -> bool:
+def _has_results(contents: Contents) -> bool:
     for content in contents:
         for part in content.parts or ():
             if part and part.function_response:
@@ -58,16 +52,18 @@ def _has_helped(turn: Turn, name: str) -> bool:
     return helped is not None and bool(helped.get(name))
 
 
-def _is_sent_by(turn: Turn, client: str) -> bool:
-    return Client.of(turn.model.llm).name == client
-
-
 SHAPES: tuple[Shape, ...] = (
-    Shape(repair, when=_may_lack_order),
+    Shape(
+        # A model's message may stand first, and a result may lack its call.
+        repair,
+        when=lambda turn, contents: (
+            bool(contents) and (contents[0].role == "model" or _has_results(contents))
+        ),
+    ),
     Shape(
         attach_recalled_files,
         when=lambda turn, contents: (
-            turn.history.stored is not None and _has_results(turn, contents)
+            turn.history.stored is not None and _has_results(contents)
         ),
     ),
     Shape(
@@ -88,7 +84,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         join_own_messages,
         when=lambda turn, contents: (
-            _is_sent_by(turn, "LiteLlm")
+            Client.of(turn.model.llm).name == "LiteLlm"
             and turn.is_changed(contents)
             and not _has_helped(turn, "shape")
         ),
@@ -101,14 +97,20 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         sign_calls,
         when=lambda turn, contents: (
-            bool(_SIGNING.search(turn.model.name)) and _is_sent_by(turn, "Gemini")
+            bool(_SIGNING.search(turn.model.name))
+            and Client.of(turn.model.llm).name == "Gemini"
         ),
     ),
-    Shape(join_texts, when=lambda turn, contents: turn.is_changed(contents)),
+    Shape(
+        # `LiteLlm` sends several texts of the user as a list, which fails in chat
+        # templates that take a string only. Messages that came so stay as they are.
+        lambda turn, contents: join_new_texts(contents, turn.messages),
+        when=lambda turn, contents: turn.is_changed(contents),
+    ),
     Shape(leave_out_thoughts, when=_has_signed_thoughts, help=help_thoughts),
     Shape(
         fit_claude,
-        when=lambda turn, contents: _is_sent_by(turn, "AnthropicLlm"),
+        when=lambda turn, contents: Client.of(turn.model.llm).name == "AnthropicLlm",
     ),
 )
 """A request goes through them in this order.

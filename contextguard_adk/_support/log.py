@@ -27,13 +27,10 @@ def safe_code(said: object, otherwise: str) -> str:
 
 def one_line(text: str) -> str:
     """Replaces line breaks and other control characters, which would act in a log."""
-
-    def make_printable(char: str) -> str:
-        if char.isprintable():
-            return char
-        return " " if char.isspace() else "?"
-
-    return "".join(make_printable(char) for char in text)
+    if text.isprintable():
+        return text
+    spaced = "".join(" " if char.isspace() else char for char in text)
+    return "".join(char if char.isprintable() else "?" for char in spaced)
 
 
 def warn_once(

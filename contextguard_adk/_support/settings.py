@@ -82,7 +82,7 @@ def suggest(name: object, known: Iterable[str]) -> str:
 def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeValidator:
     """Returns what reads a size: an int of tokens, or a float, a part of the window.
 
-    `resolve_size` turns a size into tokens.
+    `resolve_size` of `_measuring/budgets.py` turns a size into tokens.
 
     Args:
         least_tokens: The smallest int. Where it is 0, so may the float be.
@@ -121,13 +121,6 @@ def _describe_sizes(least_tokens: int, also: Sequence[object], may_be_all: bool)
     if also:
         return f"{tokens}, {part}, or {json.dumps(also[-1])}"
     return f"{tokens}, or {part},"
-
-
-def resolve_size(size: int | float, window_tokens: float) -> int:
-    """Returns a size in tokens."""
-    if isinstance(size, float):
-        return int(size * window_tokens)
-    return size
 
 
 def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:

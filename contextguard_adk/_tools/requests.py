@@ -209,8 +209,8 @@ def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str,
     for section in _sections.SECTIONS:
         known = stored.beside.get(section.name)
         text = section.render(known, history, history.covered)
-        if text:
-            yield section.label or section.name, text
+        if text and section.label:
+            yield section.label, text
 
     head = render_head(history, stored, history.covered)
     texts = [part.text or "" for part in parts_of(head)[1:]]

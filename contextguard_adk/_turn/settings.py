@@ -15,14 +15,13 @@ from pydantic import (
 )
 
 from contextguard_adk._history.truncation import Preview, Truncation
-from contextguard_adk._measuring.budgets import scale_trigger
+from contextguard_adk._measuring.budgets import resolve_size, scale_trigger
 from contextguard_adk._measuring.tokens import COMPACT, JsonForm
 from contextguard_adk._support.settings import (
     Seconds,
     Settings,
     Summaries,
     WindowTokens,
-    resolve_size,
     size,
 )
 

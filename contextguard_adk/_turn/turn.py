@@ -23,7 +23,7 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.stored import AgentRecord
 from contextguard_adk._history.truncation import fit_results
-from contextguard_adk._measuring.budgets import Budgets
+from contextguard_adk._measuring.budgets import Budgets, resolve_size
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
     count_quoted_chars,
@@ -32,7 +32,6 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._support.settings import resolve_size
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
 from contextguard_adk.records import Origin

@@ -35,7 +35,8 @@ class Section:
 
     Attributes:
         name: The key of its value in the stored summary.
-        label: A noun for people, as `contextguard why` prints it; "" for the name.
+        label: A noun for people, as `contextguard why` and `contextguard report` print
+            it; "" for a text that repeats nothing of the conversation.
         heading: The line of the guard with which its text begins; "" for none.
         goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
             for never.

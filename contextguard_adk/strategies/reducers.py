@@ -9,12 +9,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from contextguard_adk._history.truncation import Truncation
+from contextguard_adk._measuring.budgets import resolve_size
 from contextguard_adk._support.settings import (
     Count,
     PositiveCount,
     Ratio,
     Settings,
-    resolve_size,
     size,
 )
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult

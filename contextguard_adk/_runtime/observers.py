@@ -8,13 +8,13 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
+from contextguard_adk._runtime.memory import SummaryTasks
 from contextguard_adk._support.log import log_failure
-from contextguard_adk._support.tasks import SummaryTasks
 from contextguard_adk.records import (
     CallRecord,
     CompactionRecord,
@@ -24,8 +24,10 @@ from contextguard_adk.records import (
 
 logger = logging.getLogger("contextguard_adk.telemetry")
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
 Listener = Callable[[R], Awaitable[None] | None]
 """A function of one record; sync or async. One that fails or is late is logged."""
 
@@ -45,16 +47,6 @@ class Listeners:
     on_call: Listener[CallRecord] | None = None
     before_compaction: BeforeCompaction | None = None
 
-    def of(self, record: object) -> Callable[[Any], object] | None:
-        """Returns the function that takes a record."""
-        functions: dict[type, Callable[[Any], object] | None] = {
-            PressureRecord: self.on_pressure,
-            CompactionRecord: self.on_compaction,
-            CallRecord: self.on_call,
-            PlannedCompaction: self.before_compaction,
-        }
-        return functions[type(record)]
-
 
 class Observers:
     """Tells listeners what happened, and waits only so long for their answer."""
@@ -65,6 +57,12 @@ class Observers:
         listener_timeout_seconds: float = 5.0,
     ) -> None:
         self.listeners = listeners or Listeners()
+        self._functions: Mapping[type, Callable[[Any], object] | None] = {
+            PressureRecord: self.listeners.on_pressure,
+            CompactionRecord: self.listeners.on_compaction,
+            CallRecord: self.listeners.on_call,
+            PlannedCompaction: self.listeners.before_compaction,
+        }
         self.listener_timeout_seconds = listener_timeout_seconds
         self._tasks = SummaryTasks()
         self._failed = set[type]()  # Kinds of records.
@@ -77,11 +75,11 @@ class Observers:
             The listener's answer; None where there is no listener, or where it fails or
             is late. A late call goes on; until it ends, no other begins.
         """
-        listener = self.listeners.of(record)
+        kind = type(record)
+        listener = self._functions[kind]
         if listener is None:
             return None
 
-        kind = type(record)
         # `before_compaction` may be late in one session, and asked in another.
         session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
         key = kind, session_id
@@ -136,6 +134,31 @@ class Observers:
             return None
 
 
+class _DaemonThreads(Executor):
+    """Has a thread for each call; a call that blocks keeps no process from ending.
+
+    The pool of `asyncio.to_thread` lets a call wait where the app has filled it, and
+    the process waits for its threads.
+    """
+
+    def submit(
+        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """Starts the thread; the call must not raise anything."""
+        result = Future[T]()
+        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+
+        def work() -> None:
+            result.set_result(call(*args, **kwargs))
+
+        threading.Thread(target=work, daemon=True).start()
+        return result
+
+
+_THREADS = _DaemonThreads()
+
+
+@dataclass(eq=False)
 class _Call:
     """One call of a listener.
 
@@ -145,9 +168,8 @@ class _Call:
             not finished.
     """
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Any] | None = None
-        self.has_returned = False
+    task: asyncio.Task[Any] | None = None
+    has_returned: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -159,12 +181,15 @@ class _Call:
 
     async def run(self, listener: Callable[[Any], object], record: object) -> Any:
         """Returns the listener's answer; raises what the listener raises."""
-        if _makes_coroutine(listener):
+        # A coroutine function returns at once, and so needs no thread.
+        method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
+        if any(inspect.iscoroutinefunction(each) for each in (listener, method)):
             answer, error = self._invoke(listener, record)
         else:
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
-            answer, error = await asyncio.wrap_future(_run_in_thread(work))
+            loop = asyncio.get_running_loop()
+            answer, error = await loop.run_in_executor(_THREADS, work)
 
         if error is not None:
             raise error
@@ -187,25 +212,3 @@ class _Call:
             return None, RuntimeError(type(error).__name__)
         finally:
             self.has_returned = True
-
-
-def _makes_coroutine(listener: Callable[[Any], object]) -> bool:
-    """Whether a call returns a coroutine at once, and so needs no thread."""
-    method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(method)
-
-
-def _run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Starts a thread for one piece of work, which must not raise anything.
-
-    `asyncio.to_thread` would wait where the app has filled its pool of threads, and a
-    thread of a pool that blocks keeps the process from ending.
-    """
-    result = Future[T]()
-    result.set_running_or_notify_cancel()  # Nothing cancels a thread.
-
-    def set_result() -> None:
-        result.set_result(work())
-
-    threading.Thread(target=set_result, daemon=True).start()
-    return result
