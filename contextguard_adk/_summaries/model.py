@@ -66,11 +66,11 @@ class SummaryModel:
     @property
     def transcript_config(self) -> types.GenerateContentConfig:
         """The config of a call with a transcript; no thoughts where they can be off."""
-        thinking = None
+        is_own_gemini = self.is_agents_own and "gemini" in self.llm.model
+        # Other models do not think unless they are asked to.
+        thinking = self.config.thinking_config if is_own_gemini else None
         if re.search(r"gemini-2\.5-flash", self.llm.model):
             thinking = types.ThinkingConfig(thinking_budget=0)
-        elif self.is_agents_own and "gemini" in self.llm.model:
-            thinking = self.config.thinking_config  # The others do not think unasked.
         return types.GenerateContentConfig(
             thinking_config=thinking,
             http_options=self.config.http_options,
@@ -125,9 +125,8 @@ def describe_model(
 ) -> SummaryModel:
     """Returns a model with its limits, and how to call it for this agent."""
     settings = turn.settings
-    window_tokens = settings.summarizer_context_window
-    if window_tokens is None and is_agents_own:
-        window_tokens = turn.budgets.window_tokens
+    own_tokens = turn.budgets.window_tokens if is_agents_own else None
+    window_tokens = settings.summarizer_context_window or own_tokens
     if window_tokens is None:
         window_tokens = resolve_context_window(llm.model, registry=registry).tokens
 
@@ -241,6 +240,7 @@ class _Question:
 async def _ask(question: _Question) -> Answer:
     """Asks a model; the one place where its failures are caught."""
     timeout_seconds = question.model.timeout_seconds
+
     try:
         async with asyncio.timeout(timeout_seconds):
             return await call_with_retries(

@@ -354,33 +354,47 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
         return KeptSteps()
 
     most_tokens = min(keep_tokens, room_tokens)
-    first = _find_first_within(turn, contents, starts, most_tokens)
+    wanted = _find_first_within(turn, contents, starts, most_tokens)
     has_pending = contents[-1].role != "model" and indexes[-1] not in said
     pending = frozenset[int]()
     if has_pending:
         pending = frozenset(indexes[starts[-1] :])
-        first = min(first, starts[-1])
+        wanted = min(wanted, starts[-1])
 
     # Something has to go, and a request with nothing before it is quoted instead.
-    is_request = first < len(indexes) and indexes[first] == history.request_index
-    if first == 0 or is_request:
+    first = wanted
+    is_request = wanted < len(indexes) and indexes[wanted] == history.request_index
+    if wanted == 0 or is_request:
         own_count = len({*indexes}.intersection(history.running_turn))
-        first = max(first, len(indexes) - own_count)
+        first = max(wanted, len(indexes) - own_count)
 
-    kept = contents[first:]
-    kept_indexes = frozenset(indexes[first:])
-    kept_tokens = turn.measure_alone(kept)
     pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
     whole_tokens = max(0, min(max(pending_tokens, keep_tokens), room_tokens))
-    if kept_tokens <= whole_tokens:
-        return KeptSteps(kept_indexes, pending, kept_tokens)
+    kept = KeptSteps(frozenset(indexes[first:]), pending)
+    return _shorten_kept(turn, kept, contents[first:], whole_tokens, room_tokens)
+
+
+def _shorten_kept(
+    turn: Turn,
+    kept: KeptSteps,
+    contents: Sequence[types.Content],
+    whole_tokens: int,
+    room_tokens: int,
+) -> KeptSteps:
+    """Measures kept steps, and shortens results where these take too much.
+
+    Results of `keep_tools` are shortened only where the steps have no room otherwise.
+    """
+    tokens = turn.measure_alone(contents)
+    if tokens <= whole_tokens:
+        return replace(kept, tokens=tokens)
 
     for tools in (turn.settings.keep_tools, ()):
         truncation, short_tokens = fit_results(
-            kept, whole_tokens, turn.measure_alone, turn.has_recall, tools
+            contents, whole_tokens, turn.measure_alone, turn.has_recall, tools
         )
         if short_tokens <= room_tokens:
-            return KeptSteps(kept_indexes, pending, short_tokens, truncation)
+            return replace(kept, tokens=short_tokens, truncation=truncation)
     return KeptSteps()  # The model's own words in a call cannot be shortened.
 
 
