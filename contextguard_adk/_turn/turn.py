@@ -189,7 +189,10 @@ class Turn:
 
     @cached_property
     def stays(self) -> frozenset[int]:
-        """History that no compaction removes: of `keep_tools` a tenth of the window."""
+        """The indexes that no compaction removes: the newest results of `keep_tools`.
+
+        With their calls they take at most a tenth of the context window.
+        """
         summarized = self.history.model_covered
         stays = frozenset[int]()
         tools = self.settings.keep_tools
@@ -344,34 +347,43 @@ class Turn:
 
 
 def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptSteps:
-    """Finds the newest messages within `keep`, and pending results, within the room."""
+    """Finds the newest messages and steps that a compaction leaves word for word.
+
+    Messages and steps stay while they take at most `keep_tokens`. Results that the
+    model has not seen yet stay in any case. All of them take at most `room_tokens`.
+    """
     history = turn.history
-    said = frozenset(history.user_messages)
+    user_indexes = frozenset(history.user_messages)
     indexes = turn.compactable
     contents = [history.shown[index] for index in indexes]
-    starts = _find_starts(turn, contents, said)
+    starts = _find_starts(contents, indexes, user_indexes)
     if not starts or not turn.keep_count:
         return KeptSteps()
 
     most_tokens = min(keep_tokens, room_tokens)
-    wanted = _find_first_within(turn, contents, starts, most_tokens)
-    has_pending = contents[-1].role != "model" and indexes[-1] not in said
-    pending = frozenset[int]()
-    if has_pending:
-        pending = frozenset(indexes[starts[-1] :])
-        wanted = min(wanted, starts[-1])
+    wanted_place = _find_first_within(turn, contents, starts, most_tokens)
 
-    # Something has to go, and a request with nothing before it is quoted instead.
-    first = wanted
-    is_request = wanted < len(indexes) and indexes[wanted] == history.request_index
-    if wanted == 0 or is_request:
-        own_count = len({*indexes}.intersection(history.running_turn))
-        first = max(wanted, len(indexes) - own_count)
+    pending = frozenset[int]()
+    is_answered = contents[-1].role == "model"
+    if not is_answered and indexes[-1] not in user_indexes:
+        pending = frozenset(indexes[starts[-1] :])
+        wanted_place = min(wanted_place, starts[-1])
+
+    # A compaction has to cover something. And a request with nothing before it need not
+    # stay: it is quoted beside the summary.
+    first_place = wanted_place
+    keeps_all = wanted_place == 0
+    wanted_index = indexes[wanted_place] if wanted_place < len(indexes) else None
+    if keeps_all or (
+        wanted_index is not None and wanted_index == history.request_index
+    ):
+        running_count = len({*indexes}.intersection(history.running_turn))
+        first_place = max(wanted_place, len(indexes) - running_count)
 
     pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
     whole_tokens = max(0, min(max(pending_tokens, keep_tokens), room_tokens))
-    kept = KeptSteps(frozenset(indexes[first:]), pending)
-    return _shorten_kept(turn, kept, contents[first:], whole_tokens, room_tokens)
+    kept = KeptSteps(frozenset(indexes[first_place:]), pending)
+    return _shorten_kept(turn, kept, contents[first_place:], whole_tokens, room_tokens)
 
 
 def _shorten_kept(
@@ -399,13 +411,21 @@ def _shorten_kept(
 
 
 def _find_starts(
-    turn: Turn, contents: Sequence[types.Content], said: Collection[int]
+    contents: Sequence[types.Content],
+    indexes: Sequence[int],
+    user_indexes: Collection[int],
 ) -> list[int]:
-    """Returns the places where a step or a message of the user begins."""
+    """Returns the places in `contents` where a step or a message of the user begins.
+
+    Args:
+        contents: Contents of the history.
+        indexes: The index of each of them in the request.
+        user_indexes: Indexes of the user's messages.
+    """
     boundaries = pair_boundaries(contents)
     starts = []
-    for place, index in enumerate(turn.compactable):
-        is_start = contents[place].role == "model" or index in said
+    for place, content in enumerate(contents):
+        is_start = content.role == "model" or indexes[place] in user_indexes
         if is_start and boundaries[place]:
             starts.append(place)
     return starts
@@ -417,7 +437,7 @@ def _find_first_within(
     starts: Sequence[int],
     most_tokens: int,
 ) -> int:
-    """Returns the place from which on the newest steps fit."""
+    """Returns the first place of the newest steps that take at most `most_tokens`."""
     tokens = 0
     first = len(contents)
     for start in reversed(starts):
