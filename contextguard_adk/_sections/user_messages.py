@@ -32,7 +32,7 @@ _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
 _COMMAND = re.compile(
-    # Words of rules, of which a language need not be listed for the rest to work.
+    # Words that mark a rule. A sentence in another language only lacks this bonus.
     r"\b(?:never|always|must|only|cannot|can't|don'?t|(?:do|may|should|shall) not|"
     r"nie|niemals|immer|nicht|kein\w*|muss\w*|müss\w*|darf\w*|dürf\w*|nur|jamais|"
     r"toujours|pas|doit|doivent|devez|faut|seulement|nunca|jamás|siempre|debe\w*|"
@@ -77,37 +77,44 @@ class UserMessages(Section):
     ) -> JsonValue:
         """Returns the size of the section, and excerpts of the messages."""
         history = turn.history
-        said = covered.intersection(history.user_messages)
-        request = said.intersection((history.request_index,))
-        request_texts = _read_texts(history, request)
+        user_indexes = covered.intersection(history.user_messages)
+
+        # The current request is quoted elsewhere, so it is kept apart from the others.
+        request_index = history.request_index
+        request_texts: tuple[str, ...] = ()
         quoted = ""
-        for index in request:
-            if request_texts:
-                quoted = history.fingerprint(index).hex()
+        if request_index is not None and request_index in user_indexes:
+            request_texts = _read_texts(history, [request_index])
+        if request_index is not None and request_texts:
+            quoted = history.fingerprint(request_index).hex()
 
+        # Messages that are not loaded any more are known by their excerpts alone.
         before = _read(known)
-        older: list[str] = []
-        new = said - request
+        older_texts: list[str] = []
+        new_indexes = user_indexes - {request_index}
         if history.is_partial and before.excerpts:
-            is_same_request = before.quoted == quoted != ""
-            older = before.excerpts[:-1] if is_same_request else before.excerpts
-            new -= history.covered
-        texts = (*older, *_read_texts(history, new))
+            older_texts = before.excerpts
+            if quoted and before.quoted == quoted:
+                older_texts = before.excerpts[:-1]  # The last one is of the request.
+            new_indexes -= history.covered
+        texts = (*older_texts, *_read_texts(history, new_indexes))
 
-        max_bytes = int(turn.user_tokens * 3 / max(1.0, turn.correction))
-        tokens = turn.count(_write_lines(condense(texts, max_bytes)))
+        # Three bytes a token are a first guess. What it gives is counted, and scaled.
+        guess_bytes = int(turn.user_tokens * 3 / max(1.0, turn.correction))
+        tokens = turn.count(_write_lines(condense(texts, guess_bytes)))
+        max_bytes = guess_bytes
         if tokens > turn.user_tokens:
-            max_bytes = int(max_bytes * turn.user_tokens / tokens)
+            max_bytes = int(guess_bytes * turn.user_tokens / tokens)
 
         stored_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
         # Quotes and control characters take more room in JSON.
         excerpts = _fit_as_json(condense(texts, stored_bytes), 2 * stored_bytes)
-        excerpts += [excerpt(text, stored_bytes // 4) for text in request_texts]
+        request_excerpts = [excerpt(text, stored_bytes // 4) for text in request_texts]
         return {
             "bytes": max_bytes,
             "quoted": quoted,
-            "digest": _digest(texts) if history.repeats(said) else "",
-            "excerpts": [*excerpts],
+            "digest": _digest(texts) if history.repeats(user_indexes) else "",
+            "excerpts": [*excerpts, *request_excerpts],
         }
 
     def render(
@@ -115,19 +122,26 @@ class UserMessages(Section):
     ) -> str:
         """Returns the messages, each after a dash; nothing of the current request."""
         known = _read(value)
-        said = {*covered}.intersection(history.user_messages)
-        same = [i for i in said if history.fingerprint(i).hex() == known.quoted]
-        request = max(same, default=None)
-        texts = _read_texts(history, said - {request})
+        user_indexes = {*covered}.intersection(history.user_messages)
+        quoted_indexes = [
+            index
+            for index in user_indexes
+            if history.fingerprint(index).hex() == known.quoted
+        ]
+        request_index = max(quoted_indexes, default=None)
+        texts = _read_texts(history, user_indexes - {request_index})
 
         is_rewound = history.is_rewound and known.digest and not history.is_partial
         if is_rewound or _digest(texts) == known.digest:
             shown = condense(texts, known.bytes)
-        elif request is None:
+        elif request_index is None:
             shown = tuple(known.excerpts)
         else:
             shown = tuple(known.excerpts[:-1])
-        return "\n".join([USER_MESSAGES, _write_lines(shown)]) if shown else ""
+
+        if not shown:
+            return ""
+        return f"{USER_MESSAGES}\n{_write_lines(shown)}"
 
 
 def _read(value: JsonValue) -> _Known:
@@ -174,34 +188,43 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     Sentences that command, forbid or name something have priority, as have those with
     words of their own. The sentences of one text stay in their order.
     """
-    sizes = _measure_lines(texts)
-    if sum(sizes) <= max_bytes:
+    sizes_bytes = _measure_lines(texts)
+    if sum(sizes_bytes) <= max_bytes:
         return texts
 
+    # The newest texts stay whole, while they take half of the room.
     whole_bytes = 0
     first_whole = len(texts)
-    for size_bytes in reversed(sizes):
+    for size_bytes in reversed(sizes_bytes):
         if whole_bytes + size_bytes > max_bytes * WHOLE_RATIO:
             break
         whole_bytes += size_bytes
         first_whole -= 1
 
     split = [_split(text) for text in texts]
-    split_sizes = [_measure_lines(sentences) for sentences in split]
-    said = {sentence for sentences in split[first_whole:] for sentence in sentences}
+    split_sizes_bytes = [_measure_lines(sentences) for sentences in split]
+    kept_sentences = set[str]()  # None of them is shown twice.
+    for sentences in split[first_whole:]:
+        kept_sentences.update(sentences)
+
+    # Of the older texts the best sentences stay, as many as fit: by the number of the
+    # text, the numbers of its sentences.
     left_bytes = max_bytes - whole_bytes
     chosen = defaultdict[int, list[int]](list)
-    for order, place in _rank(split, first_whole):
-        sentence = split[order][place]
-        mark_bytes = 2 if order in chosen else 8
-        cost_bytes = split_sizes[order][place] + mark_bytes
-        if cost_bytes <= left_bytes and sentence not in said:
+    for text_number, sentence_number in _rank(split, first_whole):
+        sentence = split[text_number][sentence_number]
+        mark_bytes = 2 if text_number in chosen else 8
+        cost_bytes = split_sizes_bytes[text_number][sentence_number] + mark_bytes
+        if cost_bytes <= left_bytes and sentence not in kept_sentences:
             left_bytes -= cost_bytes
-            said.add(sentence)
-            chosen[order].append(place)
+            kept_sentences.add(sentence)
+            chosen[text_number].append(sentence_number)
 
-    short = [_join(split[order], sorted(chosen[order])) for order in sorted(chosen)]
-    return (*short, *texts[first_whole:])
+    shortened = [
+        _join(split[text_number], sorted(chosen[text_number]))
+        for text_number in sorted(chosen)
+    ]
+    return (*shortened, *texts[first_whole:])
 
 
 def _measure_lines(texts: Iterable[str]) -> list[int]:

@@ -114,35 +114,39 @@ class Values(Section):
     ) -> JsonValue:
         """Returns the size of the list, and its newest lines."""
         history = turn.history
-        older = ""
-        new = covered
+        older_lines = ""
+        new_indexes = covered
         if history.is_partial and not history.is_rewound:
-            # The lines on what is not loaded are stored.
-            older = _read(known).text
-            new = covered - history.covered
+            # Of messages that are not loaded, the lines are stored.
+            older_lines = _read(known).text
+            new_indexes = covered - history.covered
 
-        shown = [history.shown[index] for index in new]
-        tool_tokens = turn.measure_alone([each for each in shown if has_tool(each)])
+        # The list may take a part of the window, and a part of the results themselves.
+        contents = [history.shown[index] for index in new_indexes]
+        with_tools = [content for content in contents if has_tool(content)]
         most_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
             MAX_VALUES_TOKENS,
         )
-        budget_tokens = min(most_tokens, tool_tokens * COVERED_RATIO)
+        budget_tokens = min(most_tokens, turn.measure_alone(with_tools) * COVERED_RATIO)
+
+        # Three bytes a token are a first guess. What it gives is counted, and scaled.
         correction = max(1.0, turn.correction)
         max_bytes = int(budget_tokens * 3 / correction)
-        text = list_values(history, new, max_bytes)
+        text = list_values(history, new_indexes, max_bytes)
         tokens = turn.count(text)
         if tokens > budget_tokens:
             max_bytes = int(max_bytes * budget_tokens / tokens)
-            text = list_values(history, new, max_bytes)
+            text = list_values(history, new_indexes, max_bytes)
 
+        # Session state holds the newest lines, for when less of the history is loaded.
         most_bytes = int(most_tokens * 3 / correction)
         stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, most_bytes)
         _, _, lines = text.partition("\n")
-        kept_older = _newest_lines(older, stored_bytes // 2)
-        kept_newer = _newest_lines(lines, stored_bytes - len(kept_older))
-        stored = "\n".join(each for each in (kept_older, kept_newer) if each)
+        stored_older = _newest_lines(older_lines, stored_bytes // 2)
+        stored_newer = _newest_lines(lines, stored_bytes - len(stored_older))
+        stored = "\n".join(each for each in (stored_older, stored_newer) if each)
         if not (stored or text):
             return None
         return {"bytes": max_bytes, "count": len(covered), "text": stored}
