@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -74,6 +73,8 @@ class Ask:
         self._agent = agent
         self._memory = memory
         self._guard = guard
+        self._is_model_wanted = False  # Whether a summary was to be written by one.
+        self._model: SummaryModel | None = None
 
     async def summarize(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int | None = None
@@ -124,9 +125,13 @@ class Ask:
         """Returns the request with a draft in place, and its estimate."""
         return compose.compose(turn, draft)
 
-    @functools.cached_property
-    def model(self) -> SummaryModel | None:
-        """The model to ask; None where there is none, or none is to be asked now."""
+    def _choose_model(self) -> SummaryModel | None:
+        """Chooses the model that writes the summaries of this compaction.
+
+        Returns:
+            None if there is no model, if settings forbid to ask it, or if it has failed
+            too often to be asked again yet.
+        """
         settings = self._turn.settings
         if settings.summaries == "stored":
             return None
@@ -136,11 +141,6 @@ class Ask:
         if llm is None or self._is_left_alone(llm.model):
             return None
         return describe_model(self._turn, llm, llm is own, self._guard.registry)
-
-    @property
-    def _has_no_model(self) -> bool:
-        """Whether this compaction wanted a model, and there was none to ask."""
-        return "model" in vars(self) and self.model is None
 
     def _is_left_alone(self, model: str) -> bool:
         """Whether a model has failed too often to be asked again yet.
@@ -169,17 +169,16 @@ class Ask:
             return False
         if self.failures:
             return not isinstance(self.failures[-1].__cause__, TimeoutError)
-        return self._has_no_model
+        return self._is_model_wanted and self._model is None
 
     def end(self) -> dict[str, Any]:
         """Counts the costs of the compaction, once; returns fields of a record."""
         name = ""
         usage = Usage()
         cost: float | None = 0.0
-        asked = self.model if "model" in vars(self) else None  # It may not be wanted.
-        if asked is not None:
-            name = asked.llm.model
-            usages = asked.usages
+        if self._model is not None:
+            name = self._model.llm.model
+            usages = self._model.usages
             usage = sum(usages, Usage())
             prices = self._guard.settings.prices
             cost = price_calls(
@@ -187,7 +186,9 @@ class Ask:
             )
             self._memory.keep(self._count_failures(name))
 
-        failure = "not_asked" if self._has_no_model else ""
+        failure = ""
+        if self._is_model_wanted and self._model is None:
+            failure = "not_asked"
         if self.failures:
             first = self.failures[0]
             failure = name_error(first.__cause__ or first)
@@ -224,8 +225,12 @@ class Ask:
         self, turn: Turn, covered: frozenset[int], budget_tokens: int
     ) -> str:
         """Has a summary written, in place or from a transcript; "" where it fails."""
-        # A summarizer that has just failed would only cost its timeout once more.
-        model = None if self.failures else self.model
+        if self.failures:  # Another try would only cost its timeout once more.
+            return ""
+        if not self._is_model_wanted:
+            self._model = self._choose_model()
+            self._is_model_wanted = True
+        model = self._model
         if model is None:
             return ""
 
@@ -250,7 +255,7 @@ class Ask:
 
     def _is_in_place_wanted(self, model: SummaryModel) -> bool:
         """Whether to ask at the end of the conversation itself."""
-        # It would be sent as it is, with texts that are to be redacted.
+        # The conversation itself would be sent, with the texts that are to be redacted.
         if not model.is_agents_own or self._turn.history.redactor:
             return False
 
@@ -289,7 +294,11 @@ class Ask:
             # Neither an answer that is no summary nor a lack of room will change.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._memory.keep(InPlace(is_useless=True))
-            logger.info("No summary in place (%s): it gets a transcript.", error)
+            logger.info(
+                "The model wrote no summary at the end of the conversation (%s); it is "
+                "asked again with a transcript.",
+                error,
+            )
             return ""
 
 
