@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import accumulate
@@ -277,28 +276,37 @@ async def _view(state: _Stored) -> _View:
 
 def _count_removable(events: Sequence[Event], most: int) -> int:
     """Returns how many of the first events may go without a pair being split."""
-    result_places = defaultdict[str | None, list[int]](list)
-    for place, event in enumerate(events):
-        for response in event.get_function_responses():
-            result_places[response.id].append(place)
+    needed = _find_needed(events, most)
     # A clock may be behind: later events may have older times.
     times = [event.timestamp for event in events]
     oldest_times = list(accumulate(reversed(times), min))[::-1]
 
     count = 0
-    last_needed = -1  # The last event of the pairs that have begun.
-    for place, event in enumerate(events[:most]):
-        for call in event.get_function_calls():
-            # Calls that nobody waits for may have no result; ids may come again.
-            is_open = call.id in (event.long_running_tool_ids or ())
-            later = (each for each in result_places[call.id] if each > place)
-            last_needed = max(last_needed, next(later, most if is_open else place))
-
+    last_needed = -1
+    for place in range(most):
+        last_needed = max(last_needed, needed[place])
         is_last = place + 1 == len(events)
-        is_oldest = is_last or oldest_times[place + 1] > event.timestamp
-        if last_needed <= place and is_oldest:
+        is_oldest = is_last or oldest_times[place + 1] > times[place]
+        if last_needed == place and is_oldest:
             count = place + 1
     return count
+
+
+def _find_needed(events: Sequence[Event], most: int) -> list[int]:
+    """Returns for each event the place of the last result of its calls, or its own.
+
+    A call whose result somebody waits for needs the first `most` events and more.
+    """
+    needed = list(range(len(events)))
+    next_results: dict[str | None, int] = {}  # Ids may come again: the next one counts.
+    for place, event in reversed(list(enumerate(events))):
+        awaited_ids = event.long_running_tool_ids or ()
+        for call in event.get_function_calls():
+            end = most if call.id in awaited_ids else place
+            needed[place] = max(needed[place], next_results.get(call.id, end))
+        for response in event.get_function_responses():
+            next_results[response.id] = place
+    return needed
 
 
 def _name(states: Sequence[_Stored]) -> str:

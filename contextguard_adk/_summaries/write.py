@@ -79,8 +79,8 @@ def render_messages(
         ]
 
     wholes = history.contents if turn.has_recall else None
-    pinned = [index for index in always if index is not None]
-    return render_entries(read, indexes, pinned, wholes, history.outputs)
+    required = [index for index in always if index is not None]
+    return render_entries(read, indexes, required, wholes, history.outputs)
 
 
 async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:

@@ -121,7 +121,7 @@ class Section:
         return ""
 
     def describe(self, state: AgentState) -> str:
-        """Returns a few words for a line on the session, as "2 pins"; "" for none."""
+        """Returns a few words for a line on the session; "" for none."""
         return ""
 
 
