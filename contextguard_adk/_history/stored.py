@@ -113,7 +113,7 @@ class StoredSummary(_Stored):
         model_chars: How much of the text a model has written.
         model_covered_count: How many of the first contents that part replaces.
         truncation: How tool results after it are shortened; None for not at all.
-        truncated_upto: The last content with such results, by `History.name_place`.
+        truncated_upto: The last content with such results, by `History.name_content`.
         has_recall: Whether the request declared the recall tool.
         has_older: Whether it also replaces all contents before those of `covered`.
         left_tokens: The size of the request once the summary was in place.
