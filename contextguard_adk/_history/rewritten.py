@@ -39,8 +39,8 @@ _MAX_MOVED = 64  # Looking further would be quadratic.
 class _Link(NamedTuple):
     """An event among the shown ones, and the content that ADK made of it."""
 
-    place: int
-    index: int
+    event_place: int
+    content_index: int
 
 
 def find_rewritten(
@@ -197,12 +197,12 @@ def _find_gaps(
     start = _Link(-1, -1)
     end = _Link(sys.maxsize, sys.maxsize)
     for before, after in itertools.pairwise([start, *links, end]):
-        places_start = bisect_right(text_places, before.place)
-        places_end = bisect_left(text_places, after.place)
+        places_start = bisect_right(text_places, before.event_place)
+        places_end = bisect_left(text_places, after.event_place)
         places = text_places[places_start:places_end]
 
-        indexes_start = bisect_right(candidates, before.index)
-        indexes_end = bisect_left(candidates, after.index)
+        indexes_start = bisect_right(candidates, before.content_index)
+        indexes_end = bisect_left(candidates, after.content_index)
         indexes = candidates[indexes_start:indexes_end]
 
         if places and indexes:

@@ -44,7 +44,7 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 class Failed:
     """The failures of a summarizer in a row.
 
-    `newest` names the newest message at the last failure, as `History.name_content` does.
+    `newest` names the newest message at the last failure, by `History.name_content`.
     """
 
     model: str = ""
