@@ -1,4 +1,4 @@
-"""Which events ADK shows an agent, and as what."""
+"""Which events ADK shows an agent, and the role and the text that ADK gives them."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _visible_texts(content: types.Content | None) -> list[str]:
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
-    """Links every tool call with the content that answers it."""
+    """Links the contents with tool calls and the contents with the results of these."""
     partners: dict[int, set[int]] = {}
     waiting: list[PlacedCall] = []
     for index, content in enumerate(contents):
@@ -276,10 +276,10 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
 def take_call(
     waiting: list[PlacedCall], response: types.FunctionResponse
 ) -> PlacedCall | None:
-    """Removes the call that a response answers from the waiting calls.
+    """Takes the call that a response answers out of `waiting`, and returns it.
 
-    It is the call with the id of the response. If one of them has no id, it is a call
-    with the name of the response. Returns the call; None if none is answered.
+    The answered call has the same id as the response. If the call or the response has
+    no id, it is enough that both have the same name. Returns None if no call matches.
     """
     same_name: list[int] = []
     for place, (_, call) in reversed(list(enumerate(waiting))):
@@ -341,7 +341,7 @@ def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
 
     The list has one more element than there are contents: for a cut after the last one.
     """
-    # How many more pairs are open before this index than before the last one.
+    # How many more pairs are open at an index than at the index before it.
     changes = [0] * (len(contents) + 1)
     for index, partners in pair_contents(contents).partners.items():
         for partner in partners:

@@ -141,12 +141,12 @@ def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
 def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
     """Spells fields: each one after its length, so that one cannot pass for several.
 
-    ("c", "name", "{}") -> c4:name2:{}
+    ("c", "name", "{}") -> c4:name2:{}. None is spelled as an empty field.
     """
     spelled = [kind]
     for field in fields:
-        text = json_text(field) if isinstance(field, str) else field or b""
-        spelled.append(b"%d:%b" % (len(text), text))
+        raw = json_text(field) if isinstance(field, str) else field or b""
+        spelled.append(b"%d:%b" % (len(raw), raw))
     return b"".join(spelled)
 
 
@@ -157,7 +157,8 @@ def canonical_json(value: object) -> bytes:
     try:
         text = write(value)
         if _may_change(text):
-            text = write(json.loads(text, parse_float=_read_float))
+            as_stored = json.loads(text, parse_float=_read_float)
+            return json_text(write(as_stored))
         return json_text(text)
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
@@ -221,7 +222,7 @@ def encode_covered(covered: Covered) -> str:
 def decode_covered(stored: str) -> Covered:
     """Reads a string of `encode_covered`; raises a ValueError for any other one."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
-    head = raw.ljust(_HEAD.size)
+    head = raw.ljust(_HEAD.size)  # A string that is too short is refused below.
     _version, older_count, gap_bytes, digest = _HEAD.unpack_from(head)
 
     recent_start = _HEAD.size + gap_bytes
@@ -272,9 +273,11 @@ def align_covered(covered: Covered, fingerprints: Sequence[bytes]) -> list[Match
 def _align_recent(recent: Sequence[bytes], history: Sequence[bytes]) -> list[Match]:
     """Matches the longest runs of fingerprints that two sequences have in common.
 
-    Matching is quadratic, so only a window of the history is searched. The window is
-    where most of the recent fingerprints would stand.
+    Matching is quadratic, so only a window of the history is searched. Most of the
+    recent fingerprints have moved by the same number of places, the shift. The window
+    begins before the place to which the oldest of them has moved.
     """
+    # Of equal fingerprints in the history the first one counts: it is set last.
     first_places = {history[place]: place for place in reversed(range(len(history)))}
     shifts = Counter(
         first_places[item] - place
@@ -285,8 +288,8 @@ def _align_recent(recent: Sequence[bytes], history: Sequence[bytes]) -> list[Mat
     window_start = max(0, shift - RECENT_COUNT // 2)
     window = history[window_start : window_start + 2 * RECENT_COUNT]
 
-    # Contents that repeat all the time make it slow, up to seconds. With `autojunk`
-    # such contents begin no run, they only lengthen one.
+    # Contents that repeat all the time make matching slow, up to seconds. With
+    # `autojunk` such contents begin no run, they only lengthen one.
     window_counts = Counter(window)
     equal_pairs_count = sum(window_counts[item] for item in recent)
     has_many_repeats = equal_pairs_count > 4 * RECENT_COUNT
@@ -318,6 +321,7 @@ def match_older(
         contents: The contents of the history.
         newer: The contents of the events since the last covered event.
     """
+    # Before the first match: how many contents are covered, and how many are loaded.
     if matches:
         covered_end, history_end = matches[0]
         behind = contents[matches[-1].history_place + 1 :]
@@ -327,8 +331,9 @@ def match_older(
         history_end = len(contents)
         behind = []
 
-    # Once the covered contents and all gaps stood before the first match. The oldest of
-    # them may not be loaded now: the first bits of the gaps belong to these.
+    # When the summary was made, the covered contents and all gaps were before the first
+    # match. The oldest of them may not be loaded now: the first bits of the gaps belong
+    # to these.
     former_count = covered_end + covered.gaps.bit_count()
     missing_count = max(0, former_count - history_end)
     moved_handles = _find_moved(newer, behind)

@@ -19,7 +19,7 @@ from contextguard_adk._support.phrases import quote
 
 NOT_SHOWN = "It cannot be shown to this model."
 _CHARS_PER_TOKEN = 2
-"""As in a table of figures. The model does not count, so all requests are alike."""
+"""As in a table of figures. It is the same for all models, and so in all requests."""
 
 
 @dataclass(frozen=True)

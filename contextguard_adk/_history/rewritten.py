@@ -33,7 +33,8 @@ _WORD = re.compile(r"\w+")
 _MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 """Stands in a content that ADK makes of an instruction."""
 
-_MAX_MOVED = 64  # Looking further would be quadratic.
+_MAX_MOVED = 64
+"""With how many contents an event is compared; with all, it would be quadratic."""
 
 
 class _Link(NamedTuple):
@@ -65,7 +66,7 @@ def find_rewritten(
         memo: Remembers fingerprints.
 
     Returns:
-        By the index of each changed content whose event was found, this event.
+        The events that were found, by the index of the changed content.
     """
     events = find_shown_events(invocation)
     roles = [role_of(event, invocation) for event in events]
@@ -75,7 +76,8 @@ def find_rewritten(
     if _have_all(unchanged, [events[place].content for place in text_places]):
         return {}  # No event lacks its content, so all changed ones are inserted.
 
-    # Unchanged contents are linked with their events first, then those between them.
+    # Equal contents and events are linked first, then the ones between them by their
+    # words, and the ones that are still left by their order.
     candidates = _without_inserted(contents, text_indexes, invocation)
     equal_links = _align_in_order(
         [_spell(event.content or types.Content(), memo) for event in events],
@@ -163,7 +165,7 @@ def _align_in_order(
         length_before = bisect_left(last_indexes, index)
         before = chains[length_before - 1] if length_before > 0 else None
 
-        # This replaces the chain of the new length, or appends the first one.
+        # This replaces the chain of the new length, or appends the longest one so far.
         last_indexes[length_before : length_before + 1] = [index]
         chains[length_before : length_before + 1] = [
             _Chain(_Link(place, index), before)

@@ -232,7 +232,10 @@ def _update_waiting(
 
 
 def _is_private(part: types.Part) -> bool:
-    """Whether a part is a thought, or a call of ADK itself with credentials."""
+    """Whether nobody may read a part: a thought, or a call of ADK with credentials.
+
+    A signed call may be marked as a thought; it is still a call.
+    """
     tool = part.function_call or part.function_response
     if tool is not None and tool.name in INTERNAL_CALLS:
         return True
@@ -252,12 +255,13 @@ class Item:
     Attributes:
         handle: Its short name.
         label: Its kind: the author of a message, the name of a tool.
-        hint: The beginning of a message, or of the arguments of a result's call.
+        hint: The beginning of a message, or of the arguments of a result's call, in one
+            line of at most 60 characters.
         text: Its text; "" for a file that has none.
         content_index: The index of its content.
-        args: For a result, the beginning of its call's arguments.
+        args: For a result, the first 1,000 characters of its call's arguments.
         is_call: Whether it is a call.
-        media: The file.
+        media: The file; None for other items.
     """
 
     handle: str
