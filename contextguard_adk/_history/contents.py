@@ -319,7 +319,7 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     """
     last_index = len(contents) - 1
     if last_index < 1:
-        return len(contents)  # A single content cannot be divided.
+        return len(contents)  # A single content cannot be divided: the cut is after it.
 
     wished_index = max(1, min(split, last_index))
     half = max(1, wished_index // 2)  # Further back would give up most of the cut.
@@ -361,8 +361,8 @@ def find_current_request(
     `user_content` decides which message is found:
 
     - With texts: a message with all these texts. Another plugin may have added parts.
-    - With files alone: a message with a file, which no other agent has sent.
-    - Without parts, or None: a message with a text, which no other agent has sent.
+    - With files but no text: a message with a file, unless it is of another agent.
+    - Without parts, or None: a message with a text, unless it is of another agent.
     - With other parts alone, such as a tool's result: none.
 
     `messages` are the indexes that may be found. Returns an index, or None.

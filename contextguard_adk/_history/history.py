@@ -153,8 +153,8 @@ class History:
 
         Results that a model has summarized need none.
         """
-        how = self.preview
-        if how is None:
+        form = self.preview
+        if form is None:
             return {}
 
         previews = {}
@@ -162,7 +162,7 @@ class History:
         for index, content in enumerate(self.contents):
             if not has_function_response(content) or index in summarized:
                 continue
-            preview = self._make_preview(index, how)
+            preview = self._make_preview(index, form)
             if preview is not None:
                 previews[index] = preview
 
@@ -170,7 +170,7 @@ class History:
             return {}  # Most requests have none: then `indexes` need not be found.
         return {index: previews[index] for index in self.indexes if index in previews}
 
-    def _make_preview(self, index: int, how: Preview) -> types.Content | None:
+    def _make_preview(self, index: int, form: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
         if index not in self._known_previews:
             content = self.contents[index]
@@ -178,8 +178,8 @@ class History:
             size_bytes = sum(self.memo.part_bytes(part) for part in results)
 
             preview = None
-            if not how.fits(size_bytes):
-                preview = self.memo.remember(how, content, content.parts or ())
+            if not form.fits(size_bytes):
+                preview = self.memo.remember(form, content, content.parts or ())
             self._known_previews[index] = preview
         return self._known_previews[index]
 
@@ -188,8 +188,8 @@ class History:
 
         {} if the stored summary shortens none.
         """
-        how = stored.truncation
-        if how is None:
+        truncation = stored.truncation
+        if truncation is None:
             return {}
 
         shortened = {}
@@ -199,10 +199,10 @@ class History:
                 break
 
             shown = self.shown[index]
-            key = (index, index in self.previews, how, stored.has_recall)
+            key = (index, index in self.previews, truncation, stored.has_recall)
             if key not in self._shortened:
                 whole = self.contents[index] if stored.has_recall else None
-                self._shortened[key] = truncate_content(shown, how, whole)
+                self._shortened[key] = truncate_content(shown, truncation, whole)
 
             is_changed = self._shortened[key] is not shown
             if is_changed:
@@ -297,9 +297,9 @@ class History:
 
         candidates = [index for index in self.indexes if index not in self.outputs]
         request = find_node_input(self._invocation) or self.user_content
-        index_of_request = find_current_request(contents, candidates, request)
-        if index_of_request is not None:
-            return index_of_request
+        found_index = find_current_request(contents, candidates, request)
+        if found_index is not None:
+            return found_index
 
         # A run may begin with the result of a call, which is no request.
         has_message = content_text(request) or media_parts(request)
@@ -385,6 +385,8 @@ class History:
         """The covered indexes that a model has summarized."""
         if self.stored is None:
             return frozenset()
+
+        # A model has summarized the oldest of the covered contents.
         count = self.stored.model_covered_count
         return frozenset(
             index for index, place in self._covered_places.items() if place < count
@@ -430,7 +432,7 @@ class History:
     ) -> list[Match]:
         """Matches older covered contents; [] if there are none or `matches` has them.
 
-        Also [] if the last covered event is unknown: then nobody can tell which
+        Also [] if the session lacks the last covered event: then nobody can tell which
         contents are older.
         """
         covered = stored.covered
@@ -475,16 +477,16 @@ class History:
           continues it: the request alone. Contents after it may be covered.
         - This run is newer: the request and all contents after it.
         """
-        request = self.request_index
-        if request is None or self.invocation_id == stored.invocation:
+        request_index = self.request_index
+        if request_index is None or self.invocation_id == stored.invocation:
             return ()
 
         both_runs = (self.invocation_id, stored.invocation)
         order = [e.invocation_id for e in self.events if e.invocation_id in both_runs]
         is_older_run = stored.invocation in order and order[0] == self.invocation_id
         if is_older_run:
-            return {request}
-        return range(request, len(self.contents))
+            return {request_index}
+        return range(request_index, len(self.contents))
 
     @property
     def is_summary_valid(self) -> bool:
@@ -499,7 +501,10 @@ class History:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether a rewind has happened since the stored summary was written."""
+        """Whether the session has a rewind after the run that wrote the summary.
+
+        Without a summary, whether it has any rewind.
+        """
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
                 return False

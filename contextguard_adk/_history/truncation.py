@@ -139,8 +139,8 @@ def fit_results(
     """
     length = 4 * estimate_contents_tokens(contents)  # About their characters.
     while True:
-        truncation = Truncation.in_the_middle(length, result_length=length)
-        truncation = replace(truncation, exclude_tools=tools)
+        for_all_tools = Truncation.in_the_middle(length, result_length=length)
+        truncation = replace(for_all_tools, exclude_tools=tools)
         shortened = [
             truncate_content(content, truncation, content if has_recall else None)
             for content in contents
