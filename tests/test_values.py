@@ -166,15 +166,14 @@ def test_a_payload_is_walked_once() -> None:
 def test_what_is_known_of_payloads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many without a value, and of few with many values."""
     known = extraction.KnownValues()
-    monkeypatch.setattr(extraction, "_KNOWN", known)
     monkeypatch.setattr(extraction, "MAX_PAYLOADS", 8)
     monkeypatch.setattr(extraction, "MAX_KNOWN", 100)
     for n in range(50):
-        assert not read_values({"said": "so " * (n + 30)})
+        assert not known.read({"said": "so " * (n + 30)})
     assert len(known._found) == 8
 
     for n in range(50):
-        assert len(read_values([f"ref_{n}_{m}" for m in range(30)])) == 30
+        assert len(known.read([f"ref_{n}_{m}" for m in range(30)])) == 30
         assert sum(len(found) for found in known._found.values()) <= 100
 
 

@@ -154,7 +154,7 @@ def _put_back(turn: Turn, paid: Paid, history: History) -> Outcome:
         paid.draft,
         covered=history.covered,
         model_covered=history.model_covered,
-        truncated_upto=history.find_place(paid.stored.truncated_upto),
+        truncated_upto=history.find_named(paid.stored.truncated_upto),
     )
     return compose(turn, draft)
 

@@ -1,10 +1,11 @@
-"""Which events ADK shows an agent, and as what."""
+"""Which events ADK shows an agent, and the role and the text that ADK gives them."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -25,12 +26,15 @@ WORDS_CHARS = 4_000
 
 
 def find_shown_events(invocation: InvocationContext) -> list[Event]:
-    """Finds the events that ADK shows to an invocation's agent, oldest first."""
-    standing = without_rewound(invocation.session.events)
-    spans = compacted_spans(standing)
+    """Finds the events that ADK shows to an invocation's agent, oldest first.
+
+    With `include_contents="none"` these are the events since the agent's run began.
+    """
+    valid_events = without_rewound(invocation.session.events)
+    spans = compacted_spans(valid_events)
     events = [
         event
-        for event in standing
+        for event in valid_events
         if event.content
         and event.content.parts
         and not is_within(event.timestamp, spans)
@@ -43,42 +47,57 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
     return events[starts[-1] :] if starts else []
 
 
-def compacted_spans(events: Iterable[Event]) -> list[tuple[float, float]]:
-    """Returns the times that ADK's own summaries stand for, joined and in order."""
+class Span(NamedTuple):
+    """A span of time, in seconds since 1970; both ends are part of it."""
+
+    start: float
+    end: float
+
+
+def compacted_spans(events: Iterable[Event]) -> list[Span]:
+    """Returns the spans of time whose events ADK's own summaries replace.
+
+    Overlapping spans are joined, and the spans are in order.
+    """
     compactions = [event.actions.compaction for event in events if event.actions]
-    times = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+    overlapping = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
 
-    spans: list[tuple[float, float]] = []
-    for start, end in sorted(times):
-        if spans and start <= spans[-1][1]:
-            first_start, last_end = spans[-1]
-            spans[-1] = (first_start, max(end, last_end))
+    joined: list[Span] = []
+    for start, end in sorted(overlapping):
+        if joined and start <= joined[-1].end:
+            previous = joined.pop()
+            joined.append(Span(previous.start, max(previous.end, end)))
         else:
-            spans.append((start, end))
-    return spans
+            joined.append(Span(start, end))
+    return joined
 
 
-def is_within(seconds: float, spans: Sequence[tuple[float, float]]) -> bool:
-    """Whether a time is in one of these spans."""
-    place = bisect_right(spans, seconds, key=lambda span: span[0])
-    return place > 0 and seconds <= spans[place - 1][1]
+def is_within(seconds: float, spans: Sequence[Span]) -> bool:
+    """Whether a time is in one of the spans of `compacted_spans`."""
+    started_count = bisect_right(spans, seconds, key=lambda span: span.start)
+    return started_count > 0 and seconds <= spans[started_count - 1].end
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The tool calls of an agent: the ids of all, and the open ones by their ids."""
+    """The tool calls of an agent.
+
+    Attributes:
+        ids: The ids of all calls.
+        open: The parts of the calls without a result, by the call's id.
+    """
 
     ids: frozenset[str]
     open: dict[str, types.Part]
 
 
 def find_calls(events: Iterable[Event], invocation: InvocationContext | None) -> Calls:
-    """Finds the calls of an invocation's agent, and those that no event answers.
+    """Finds the calls of an invocation's agent; of all agents without an invocation.
 
-    Without an invocation the calls of all agents count. The oldest calls stand first.
+    The oldest open call is the first one.
     """
     ids = set[str]()
-    waiting: dict[str, types.Part] = {}
+    open_calls: dict[str, types.Part] = {}
     for event in events:
         for part in parts_of(event.content):
             call = part.function_call
@@ -86,11 +105,12 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 
             if call and call.id and _is_call_of_agent(call, event, invocation):
                 ids.add(call.id)
-                waiting.pop(call.id, None)  # Some models use an id again.
-                waiting[call.id] = part
+                # Some models use an id again: then the call takes the last place.
+                open_calls.pop(call.id, None)
+                open_calls[call.id] = part
             elif response and response.id:
-                waiting.pop(response.id, None)
-    return Calls(frozenset(ids), waiting)
+                open_calls.pop(response.id, None)
+    return Calls(frozenset(ids), open_calls)
 
 
 def _is_call_of_agent(
@@ -108,20 +128,21 @@ def _is_own(event: Event, invocation: InvocationContext) -> bool:
 
 
 def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
-    """Finds the input that a workflow gave to this agent's node; None without one.
+    """Finds the input that a workflow gave to this agent's node.
 
-    ADK shows it beside the user's message, or in its place.
+    ADK shows the input beside the user's message, or in place of it. None if the agent
+    is not in a workflow, or if the newest input is a tool's result.
     """
-    path = getattr(invocation, "node_path", None)
-    if invocation is None or not path:
+    own_path = getattr(invocation, "node_path", None)
+    if invocation is None or not own_path:
         return None
 
     for event in reversed(invocation.session.events):
         # ADK gives the input of a node with a single turn no invocation id.
         if event.invocation_id not in ("", invocation.invocation_id):
             return None
-        place = getattr(getattr(event, "node_info", None), "path", None)
-        if event.author == "user" and place == path:
+        event_path = getattr(getattr(event, "node_info", None), "path", None)
+        if event.author == "user" and event_path == own_path:
             return None if event.get_function_responses() else event.content
     return None
 
@@ -129,21 +150,28 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
 def name_run(invocation: InvocationContext) -> list[str]:
     """Names the run of an agent to which ADK does not show its earlier runs.
 
-    Returns the path of its node, and where `include_contents` is "none" also the id of
-    the event that begins the run; [] for an agent that sees its earlier runs.
+    - With `include_contents="none"`: the path of the agent's node, and the id of the
+      event that begins the run.
+    - With `mode="single_turn"`: the path of the agent's node.
+    - Otherwise the agent sees its earlier runs, and the result is [].
     """
     path = getattr(invocation, "node_path", None) or ""
     if getattr(invocation.agent, "include_contents", "default") == "none":
-        # In a loop it may start several times within one invocation.
-        newest = reversed(without_rewound(invocation.session.events))
-        starts = (e.id for e in newest if _is_start(e, invocation))
-        return [path, next(starts, invocation.invocation_id)]
+        # In a loop the agent may start several times within one invocation.
+        newest_first = reversed(without_rewound(invocation.session.events))
+        start_ids = (e.id for e in newest_first if _is_start(e, invocation))
+        return [path, next(start_ids, invocation.invocation_id)]
+
     is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
     return [path] if is_single_turn else []
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
-    """Whether ADK would show an event to the agent of an invocation."""
+    """Whether ADK would show an event to the agent of an invocation.
+
+    The rules are those of ADK. It hides events of another isolation scope, another
+    branch or another node, and its internal calls.
+    """
     event_scope = getattr(event, "isolation_scope", None)
     if event_scope != getattr(invocation, "isolation_scope", None):
         return False
@@ -152,16 +180,18 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
         return False
 
-    path = getattr(getattr(event, "node_info", None), "path", None) or ""
+    event_path = getattr(getattr(event, "node_info", None), "path", None) or ""
     own_path = getattr(invocation, "node_path", None) or ""
     responses = event.get_function_responses()
-    if event.author == "user" and not responses and path not in ("", own_path):
+    is_node_input = event.author == "user" and not responses
+    if is_node_input and event_path not in ("", own_path):
         return False
 
     is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
-    if is_single_turn and own_path and path:
-        shorter, longer = sorted((path, own_path), key=len)
-        if not f"{longer}/".startswith(f"{shorter}/"):  # Another node's.
+    if is_single_turn and own_path and event_path:
+        # Only the nodes around this one and those within it are shown.
+        shorter, longer = sorted((event_path, own_path), key=len)
+        if not f"{longer}/".startswith(f"{shorter}/"):
             return False
 
     call_names = {call.name for call in event.get_function_calls()}
@@ -170,7 +200,12 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
 
 
 def role_of(event: Event, invocation: InvocationContext) -> str:
-    """Returns the role under which ADK shows an event as text; "" if it shows none."""
+    """Returns the role of the text that ADK makes of an event; "" if it makes none.
+
+    - The agent's own words: "model". The output of its code: "user".
+    - A message of the user: "user".
+    - Words, calls and results of other agents, which ADK renders as text: "user".
+    """
     parts = parts_of(event.content)
     has_text = any(words_of(part) for part in parts)
 
@@ -186,7 +221,10 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
 
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
-    """Whether `include_contents="none"` lets the history begin with an event."""
+    """Whether the history of an agent with `include_contents="none"` may begin here.
+
+    It begins with a message of the user or another agent that is not a mere transfer.
+    """
     if _is_own(event, invocation) or role_of(event, invocation) != "user":
         return False
 
@@ -199,23 +237,26 @@ def _is_start(event: Event, invocation: InvocationContext) -> bool:
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves."""
-    kept: list[Event] = []
-    end = len(events)
+    newest_first: list[Event] = []
+    end = len(events)  # The events from here on are read.
     while end > 0:
         end -= 1
         event = events[end]
         target = event.actions.rewind_before_invocation_id if event.actions else None
         if target:
-            # The events since this invocation began are gone.
+            # The events since the target invocation began were taken back.
             starts = (i for i in range(end) if events[i].invocation_id == target)
             end = next(starts, end)
         else:
-            kept.append(event)
-    return kept[::-1]
+            newest_first.append(event)
+    return newest_first[::-1]
 
 
 def words_of(part: types.Part) -> str:
-    """Returns the text that ADK makes of a part; "" where it makes none."""
+    """Returns the text that ADK makes of a part; "" if it makes none.
+
+    For a call or a result it is only roughly the text of ADK, with most of its words.
+    """
     if part.function_call or part.function_response:
         return str(payload_of(part))[:WORDS_CHARS]
     if part.text and not part.thought:

@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.genai import types
 
@@ -18,37 +18,48 @@ logger = logging.getLogger("contextguard_adk.history.pairs")
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
 
 
+class PlacedCall(NamedTuple):
+    """A tool call, and the index of the content that has it."""
+
+    content_index: int
+    call: types.FunctionCall
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The tool calls of some contents, and their results.
 
     Attributes:
-        partners: By the index of a content with calls or results, the indexes of the
-            contents with the results or calls that belong to these.
-        unanswered: The calls without a result, each with the index of its content.
+        partners: By the index of a content with calls, the indexes of the contents with
+            their results. By the index of a content with results, the indexes of the
+            contents with their calls.
+        unanswered: The calls without a result.
     """
 
     partners: dict[int, set[int]] = field(default_factory=dict)
-    unanswered: list[tuple[int, types.FunctionCall]] = field(default_factory=list)
+    unanswered: list[PlacedCall] = field(default_factory=list)
 
     @property
     def open_calls(self) -> set[int]:
         """The indexes of the contents with calls that have no result."""
-        return {index for index, _ in self.unanswered}
+        return {placed.content_index for placed in self.unanswered}
 
     def group_of(self, index: int) -> set[int]:
-        """Returns the indexes that must be kept or removed together with this one."""
+        """Returns the indexes of all contents that calls and results link with one.
+
+        A content and its group must be kept or removed together.
+        """
         group: set[int] = set()
-        waiting = {index}
-        while waiting:
-            found = waiting.pop()
-            group.add(found)
-            waiting |= self.partners.get(found, set()) - group
+        unvisited = {index}
+        while unvisited:
+            member = unvisited.pop()
+            group.add(member)
+            unvisited |= self.partners.get(member, set()) - group
         return group
 
 
 def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Content:
-    """Returns a copy with these parts; the content itself where they are its own."""
+    """Returns a copy with these parts; the content itself if it has these parts."""
     own = content.parts or []
     if [id(part) for part in parts] == [id(part) for part in own]:
         return content
@@ -63,10 +74,13 @@ def has_function_response(content: types.Content) -> bool:
 def has_result_of(
     content: types.Content, tools: Collection[str], shown: types.Content | None = None
 ) -> bool:
-    """Whether a content has a result of these tools that is shown whole."""
-    for part, shown_part in zip(
-        parts_of(content), parts_of(shown or content), strict=True
-    ):
+    """Whether a content has a result of these tools that is shown whole.
+
+    `shown` is the form of the content that the model reads; None for the same form.
+    """
+    parts = parts_of(content)
+    shown_parts = parts_of(shown or content)
+    for part, shown_part in zip(parts, shown_parts, strict=True):
         result = part.function_response
         if result and result.name in tools and result == shown_part.function_response:
             return True
@@ -94,36 +108,43 @@ def is_user_text(content: types.Content) -> bool:
 def join_messages(
     own: Sequence[types.Content], others: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Joins the guard's own contents with the user's messages that follow them.
+    """Puts the guard's own contents in one message with the user's messages after them.
 
-    Chat templates may want user and model in turn.
+    `others` are the contents after the guard's own. Some chat templates refuse two
+    messages of the user in a row.
     """
     messages = list(itertools.takewhile(is_message, others))
+    rest = others[len(messages) :]
     parts = [part for content in (*own, *messages) for part in parts_of(content)]
-    return [types.Content(role="user", parts=parts), *others[len(messages) :]]
+    return [types.Content(role="user", parts=parts), *rest]
 
 
 def join_new_texts(
     contents: Sequence[types.Content], messages: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Joins neighboring texts of the user in contents that are none of the messages.
+    """Joins the neighboring texts in each content that the guard has put together.
 
-    Texts of the messages are quoted there: each of them then stands in one text with
-    lines of the guard.
+    Such a content has several parts, in the user's role, and is none of the original
+    `messages`. It may hold texts of these messages. They are quoted, because the joined
+    text also has lines of the guard.
     """
-    mixed = [
+    several_parts = [
         index
         for index, content in enumerate(contents)
         if content.role == "user" and len(content.parts or ()) > 1
     ]
-    new = [i for i in mixed if not any(contents[i] is each for each in messages)]
-    if not new:
+    new_indexes = [
+        index
+        for index in several_parts
+        if not any(contents[index] is message for message in messages)
+    ]
+    if not new_indexes:
         return list(contents)
 
-    part_ids = {id(part) for message in messages for part in message.parts or ()}
+    quoted_ids = {id(part) for message in messages for part in message.parts or ()}
     joined = list(contents)
-    for index in new:
-        joined[index] = _join_texts(contents[index], part_ids)
+    for index in new_indexes:
+        joined[index] = _join_texts(contents[index], quoted_ids)
     return joined
 
 
@@ -140,34 +161,37 @@ def _join_texts(content: types.Content, quoted_ids: Collection[int]) -> types.Co
 
 
 def _join_parts(parts: Iterable[types.Part], quoted_ids: Collection[int]) -> types.Part:
+    """Joins texts into one part; leaves out empty texts."""
     texts: list[str] = []
     for part in parts:
         text = part.text or ""
-        quoted = quote(text) if id(part) in quoted_ids else text
-        if quoted:
-            texts.append(quoted)
+        if text and id(part) in quoted_ids:
+            text = quote(text)
+        if text:
+            texts.append(text)
     return types.Part(text="\n".join(texts))
 
 
 def _is_plain_text(part: types.Part) -> bool:
     """Whether a part holds a text, and nothing else."""
-    given = [name for name, value in vars(part).items() if value is not None]
-    return given == ["text"]
+    set_fields = [name for name, value in vars(part).items() if value is not None]
+    return set_fields == ["text"]
 
 
 def find_running_turn(contents: Sequence[types.Content]) -> int:
     """Returns the index at which the steps after the user's newest message begin.
 
-    ADK may add a content after a tool's result, such as a moving instruction. It does
-    not end the turn.
+    After a tool's result ADK may add a content in the user's role, such as a moving
+    instruction. Such a content is no message of the user: the turn goes on.
     """
     start = 0
-    is_answered = False
+    follows_result = False
     for index, content in enumerate(contents):
-        if not is_message(content):
-            is_answered = content.role == "user"
-        elif not is_answered:
-            start = index + 1
+        if is_message(content):
+            if not follows_result:
+                start = index + 1
+        else:
+            follows_result = content.role == "user"
     return start
 
 
@@ -199,7 +223,10 @@ def result_media(response: types.FunctionResponse) -> list[types.Part]:
 
 
 def is_relay(content: types.Content) -> bool:
-    """Whether a content looks like ADK's rendering of another agent's event."""
+    """Whether a content looks like ADK's rendering of another agent's event.
+
+    Its first part is "For context:", its second part is such as "[planner] said: Yes".
+    """
     parts = parts_of(content)
     if content.role != "user" or len(parts) < 2:
         return False
@@ -208,9 +235,12 @@ def is_relay(content: types.Content) -> bool:
     if not opening.startswith("For context:"):
         return False
 
-    relayed = parts[1].text
-    if relayed:  # A user may begin a message with the same words.
-        return _RELAYED.match(relayed) is not None
+    # A user may begin a message with the same words, so the second part counts as well.
+    relayed_text = parts[1].text
+    if relayed_text:
+        return _RELAYED.match(relayed_text) is not None
+
+    # A file of another agent has no text that names the agent.
     return opening == "For context:" or "what another agent did" in opening
 
 
@@ -225,74 +255,80 @@ def _visible_texts(content: types.Content | None) -> list[str]:
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
-    """Links every tool call with the content that answers it."""
+    """Links the contents with tool calls and the contents with the results of these."""
     partners: dict[int, set[int]] = {}
-    waiting: list[tuple[int, types.FunctionCall]] = []
+    waiting: list[PlacedCall] = []
     for index, content in enumerate(contents):
         for part in parts_of(content):
             if part.function_call:
-                waiting.append((index, part.function_call))
+                waiting.append(PlacedCall(index, part.function_call))
             if not part.function_response:
                 continue
 
             answered = take_call(waiting, part.function_response)
             if answered is not None:
-                call_index, _ = answered
+                call_index = answered.content_index
                 partners.setdefault(call_index, set()).add(index)
                 partners.setdefault(index, set()).add(call_index)
     return Pairs(partners, unanswered=waiting)
 
 
 def take_call(
-    waiting: list[tuple[int, types.FunctionCall]], response: types.FunctionResponse
-) -> tuple[int, types.FunctionCall] | None:
-    """Takes the call that a response answers out of `waiting`; None if there is none.
+    waiting: list[PlacedCall], response: types.FunctionResponse
+) -> PlacedCall | None:
+    """Takes the call that a response answers out of `waiting`, and returns it.
 
-    Each call stands there with the index of its content.
+    The answered call has the same id as the response. If the call or the response has
+    no id, it is enough that both have the same name. Returns None if no call matches.
     """
     same_name: list[int] = []
-    for position, (_, call) in reversed(list(enumerate(waiting))):
+    for place, (_, call) in reversed(list(enumerate(waiting))):
         if response.id and call.id == response.id:
-            return waiting.pop(position)
+            return waiting.pop(place)
         if call.name == response.name and not (call.id and response.id):
-            same_name.append(position)
+            same_name.append(place)
     if not same_name:
         return None
 
-    # A call that was never answered must not take the response of a later one. Of
-    # several calls in one content the first is answered first.
+    # A call that was never answered must not take the response of a later content's
+    # call. Of several calls in one content, the first is answered first: `max` returns
+    # the first of equal ones.
     same_name.reverse()
-    newest = max(same_name, key=lambda position: waiting[position][0])
-    return waiting.pop(newest)
+    place_of_call = max(same_name, key=lambda place: waiting[place].content_index)
+    return waiting.pop(place_of_call)
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
     """Returns the largest part of `covered` that splits no call from its response."""
     kept = set(covered)
     for index in covered:
-        if index in kept and not kept.issuperset(pairs.partners.get(index, ())):
+        partners = pairs.partners.get(index, ())
+        if index in kept and not kept.issuperset(partners):
             kept -= pairs.group_of(index)
     return frozenset(kept)
 
 
 def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
-    """Moves a cut to a place where it splits no call from its result.
+    """Moves a cut to an index before which it splits no call from its result.
 
-    The best place is before a content without a tool, further back; then any place
-    further on, and last any place further back.
+    `split` is the wished number of contents before the cut. It is tried in this order:
+
+    1. Before a content without a tool, from the wished index back to half of it.
+    2. Before any content from the wished index on.
+    3. Before any content from the wished index back.
     """
-    last = len(contents) - 1
-    if last < 1:
-        return len(contents)
+    last_index = len(contents) - 1
+    if last_index < 1:
+        return len(contents)  # A single content cannot be divided: the cut is after it.
 
-    wished = max(1, min(split, last))
-    half = max(1, wished // 2)  # Further back would give up most of the cut.
-    back = range(wished, 0, -1)
-    onwards = range(wished, last + 1)
-    texts = (i for i in back if i >= half and not has_tool(contents[i]))
+    wished_index = max(1, min(split, last_index))
+    half = max(1, wished_index // 2)  # Further back would give up most of the cut.
+    backward = range(wished_index, 0, -1)
+    forward = range(wished_index, last_index + 1)
+    before_texts = (i for i in backward if i >= half and not has_tool(contents[i]))
 
     boundaries = pair_boundaries(contents)
-    for index in itertools.chain(texts, onwards, back):
+    for index in itertools.chain(before_texts, forward, backward):
         if boundaries[index]:
             return index
 
@@ -301,14 +337,18 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
 
 
 def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
-    """Tells for every place of a cut, both ends included, whether it splits no pair."""
-    crossing = [0] * (len(contents) + 1)
+    """Tells for each index whether a cut before it splits no call from its result.
+
+    The list has one more element than there are contents: for a cut after the last one.
+    """
+    # How many more pairs are open at an index than at the index before it.
+    changes = [0] * (len(contents) + 1)
     for index, partners in pair_contents(contents).partners.items():
         for partner in partners:
             if index < partner:
-                crossing[index + 1] += 1
-                crossing[partner + 1] -= 1
-    return [depth == 0 for depth in itertools.accumulate(crossing)]
+                changes[index + 1] += 1
+                changes[partner + 1] -= 1
+    return [open_count == 0 for open_count in itertools.accumulate(changes)]
 
 
 def find_current_request(
@@ -316,13 +356,21 @@ def find_current_request(
     messages: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
-    """Finds the newest of these messages with the content that began the invocation.
+    """Finds the newest message with the content that began the invocation.
 
-    Without a `user_content` it is the newest text that no other agent wrote.
+    `user_content` decides which message is found:
+
+    - With texts: a message with all these texts. Another plugin may have added parts.
+    - With files but no text: a message with a file, unless it is of another agent.
+    - Without parts, or None: a message with a text, unless it is of another agent.
+    - With other parts alone, such as a tool's result: none.
+
+    `messages` are the indexes that may be found. Returns an index, or None.
     """
-    wanted = set(_visible_texts(user_content))
-    wants_media = not wanted and bool(media_parts(user_content))
-    if user_content and user_content.parts and not wanted and not wants_media:
+    wanted_texts = set(_visible_texts(user_content))
+    wants_media = not wanted_texts and bool(media_parts(user_content))
+    has_parts = user_content is not None and bool(user_content.parts)
+    if has_parts and not wanted_texts and not wants_media:
         return None
 
     for index in sorted(messages, reverse=True):
@@ -330,12 +378,12 @@ def find_current_request(
         if not is_message(content):
             continue
 
-        if wanted:
-            # Another plugin may have added parts.
-            is_found = wanted.issubset(_visible_texts(content))
+        if wanted_texts:
+            is_found = wanted_texts.issubset(_visible_texts(content))
+        elif wants_media:
+            is_found = bool(media_parts(content)) and not is_relay(content)
         else:
-            said = media_parts(content) if wants_media else _visible_texts(content)
-            is_found = bool(said) and not is_relay(content)
+            is_found = bool(_visible_texts(content)) and not is_relay(content)
         if is_found:
             return index
     return None

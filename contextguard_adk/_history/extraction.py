@@ -24,6 +24,7 @@ MAX_TEXT_CHARS = 100_000  # The rest of a longer text is not read.
 MAX_FOUND = 10_000  # Values of one payload, repeated ones included.
 MAX_KNOWN = 300_000  # Values that the process remembers, of all payloads.
 MAX_PAYLOADS = 4_096  # Payloads without a value included.
+_LEAST_VALUE_BYTES = 5  # Three characters, a comma and a space.
 _MAX_DEPTH = 20
 _MAX_JSON_DEPTH = 3  # Texts that hold JSON are read as such above this depth.
 
@@ -96,34 +97,31 @@ class KnownValues:
         self._lock = threading.Lock()
 
     def read(self, payload: object) -> Found:
-        """Returns the results of `walk_values`, each once; knows them from before."""
+        """Returns the values of a payload, each once; remembers them."""
         key = (isinstance(payload, str), blake2b(json_text(payload)).digest())
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key]
 
-        first = itertools.islice(walk_values(payload), MAX_FOUND)
-        found = list(dict.fromkeys(first))
+        first_values = itertools.islice(walk_values(payload), MAX_FOUND)
+        found = list(dict.fromkeys(first_values))
 
         with self._lock:
-            replaced = self._found.get(key, ())  # Another thread may have read it.
+            # Another thread may have read the same payload in the meantime.
+            replaced = self._found.get(key, ())
             self._value_count += len(found) - len(replaced)
             self._found[key] = found
 
-            # The oldest payloads make room for it.
+            # The payloads that were not read for the longest time make room.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
                 _, oldest = self._found.popitem(last=False)
                 self._value_count -= len(oldest)
         return found
 
 
-_KNOWN = KnownValues()
-
-
-def read_values(payload: object) -> Found:
-    """Returns the values of a payload, each once and with how telling it is."""
-    return _KNOWN.read(payload)
+read_values = KnownValues().read
+"""Returns the values of a payload; remembers them for the whole process."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -132,30 +130,38 @@ def is_secret_name(name: str) -> bool:
 
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
-    """Returns a payload without the fields that hold credentials."""
-    is_mapping = isinstance(value, dict)
-    if not is_mapping and not isinstance(value, list | tuple):
-        return value
-    if depth >= _MAX_DEPTH:
-        return {} if is_mapping else []
+    """Returns a payload without the fields that hold credentials.
 
-    if not is_mapping:
+    Objects and lists that are nested more than 20 deep come back empty.
+    """
+    if isinstance(value, dict):
+        if depth >= _MAX_DEPTH:
+            return {}
+        return {
+            name: without_secrets(item, depth + 1)
+            for name, item in value.items()
+            if not is_secret_name(str(name))
+        }
+
+    if isinstance(value, list | tuple):
+        if depth >= _MAX_DEPTH:
+            return []
         return [without_secrets(item, depth + 1) for item in value]
-    return {
-        name: without_secrets(item, depth + 1)
-        for name, item in value.items()
-        if not is_secret_name(str(name))
-    }
+
+    return value
 
 
 def find_values(text: str) -> Iterator[str]:
-    """Yields the values of a text in their order, repeated ones each time.
+    """Yields the values of a text in their order, a repeated value each time.
 
-    Credentials are left out. They are known by their form, or by the words before them.
+    Credentials are left out: a word may have the form of one, or stand behind a name of
+    one. So are line numbers at the beginning of a line.
     """
     without_credentials = _blank_secrets(text[:MAX_TEXT_CHARS])
     searched = _LINE_NUMBER.sub("", without_credentials)
     for token in _TOKEN.findall(searched):
+        # The marks of a sentence around a word are no part of it; "./" before a path is
+        # cut as well, its first "/" stays.
         value = token.rstrip(".-:,+/")
         if not value.startswith("/"):
             value = value.lstrip(".-:,+")
@@ -168,8 +174,9 @@ def walk_values(
 ) -> Iterator[tuple[str, float]]:
     """Yields the values of a payload, each with how telling it is.
 
-    Fields that hold credentials are left out. A container that was `seen` is not walked
-    again: a payload may contain itself.
+    Fields that hold credentials are left out. `seen` has the objects and lists around
+    the value, and those before it, by their ids. They are not walked again, because a
+    payload may contain itself. `depth` tells how deep the value is nested.
     """
     if seen is None:
         seen = {}
@@ -177,7 +184,7 @@ def walk_values(
         return
 
     if isinstance(value, dict):
-        seen[id(value)] = value  # Kept, so that no other object has its id.
+        seen[id(value)] = value  # While it is kept, no other object gets its id.
         yield from _walk_fields(value, seen, depth)
     elif isinstance(value, list | tuple):
         seen[id(value)] = value
@@ -194,19 +201,26 @@ def walk_values(
 def _walk_fields(
     fields: dict[Any, Any], seen: dict[int, object], depth: int
 ) -> Iterator[tuple[str, float]]:
+    """Yields the values in the names and in the contents of fields."""
     for key, item in fields.items():
         name = key if isinstance(key, str) else ""
         if is_secret_name(name):
             continue
+
+        # Some payloads have the ids of objects as names: {"ord-81": {"sum": 4}}.
         has_digit = any(char.isdigit() for char in name)
         if has_digit and is_value(name):
-            yield name, TELLING  # Some key objects by their ids.
+            yield name, TELLING
         yield from walk_values(item, seen, depth + 1)
 
 
 def _write_number(number: float) -> str:
-    """Writes a number that may be a value; "" for a digit, or the number of a card."""
-    if not abs(number) < 1e18:  # Infinite, or with more digits than Python writes.
+    """Writes a number that may be a value.
+
+    "" for a single digit, the number of a card, and a number that is too large.
+    """
+    # "not <" also holds for NaN. Python refuses to write integers with many digits.
+    if not abs(number) < 1e18:
         return ""
     text = str(number)
     return text if len(text) >= 2 and hide_secrets(text) == text else ""
@@ -215,24 +229,30 @@ def _write_number(number: float) -> str:
 def _read_text(
     text: str, seen: dict[int, object], depth: int
 ) -> Iterator[tuple[str, float]]:
-    """Yields the values of a text, which may be JSON."""
+    """Yields the values of a text.
+
+    - If the text is JSON, the values of the parsed payload.
+    - If it is short and fills a field, itself, unless it has a credential.
+    - In any other case, and after a short text, the values in it.
+    """
     if text.startswith(("{", "[")) and depth < _MAX_JSON_DEPTH:
         with contextlib.suppress(ValueError, RecursionError):
             yield from walk_values(json.loads(text), seen, depth + 1)
             return
 
-    found = list(find_values(text))
-    is_field = depth > 0 and 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
-    if is_field and text not in found and hide_secrets(text) == text:
+    values = list(find_values(text))
+    is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
+    fills_field = depth > 0 and is_short
+    if fills_field and text not in values and hide_secrets(text) == text:
         yield text, LESS_TELLING
-    for value in found:
+    for value in values:
         yield value, TELLING
 
 
 def hide_secrets(text: str) -> str:
-    """Leaves out credentials, known by their form or by the words before them.
+    """Leaves out credentials; writes x for the digits of card numbers.
 
-    Numbers of cards are masked.
+    A word is a credential if it has the form of one, or stands behind a name of one.
     """
     return _WORD.sub(_drop_secret, _blank_secrets(text))
 
@@ -243,19 +263,23 @@ def _drop_secret(match: re.Match[str]) -> str:
 
 
 def is_value(word: str) -> bool:
-    """Whether a word names something exactly, and has not the form of a credential."""
+    """Whether a word names something exactly, and has not the form of a credential.
+
+    These words do: numbers of four and more digits, other words with a digit, codes in
+    capital letters such as "EUR", and names in code such as "max_turns" or "a/b".
+    """
     has_digit = not word.isalpha() and any(char.isdigit() for char in word)
     if has_digit:
-        is_named = len(word) >= 4 or not word.isdigit()
+        is_exact = len(word) >= 4 or not word.isdigit()
     else:
-        # Codes, such as those of airports or currencies; longer ones are mostly words.
+        # Longer words in capital letters are mostly plain words.
         is_short_code = word.isascii() and word.isupper() and len(word) <= 4
-        is_named = is_short_code or _CODE.search(word) is not None
-    return is_named and not _looks_secret(word)
+        is_exact = is_short_code or _CODE.search(word) is not None
+    return is_exact and not _looks_secret(word)
 
 
 def _blank_secrets(text: str) -> str:
-    # Cards first: what follows one of them may begin like a name.
+    # Cards first: the text behind a card may begin like the name of a credential.
     return _SECRET.sub(" ", _CARD.sub(_mask_card, text))
 
 
@@ -276,16 +300,20 @@ def _is_card(digits: list[int]) -> bool:
 
 
 def _looks_secret(word: str) -> bool:
-    """Whether a word has the form of a credential."""
+    """Whether a word has the form of a credential.
+
+    It may begin like a key, be an address with a password, be the number of a card, or
+    be a long word that mixes capital letters, small letters and digits.
+    """
     if _KEY_SHAPE.match(word):
         return True
     if "://" in word and "@" in word.split("/")[2]:
         return True
     if word.isdecimal() and 13 <= len(word) <= 19:
         return _is_card([int(char) for char in word])
+
     if len(word) < 24 or not word.isalnum():
         return False
-
     has_upper = any(char.isupper() for char in word)
     has_lower = any(char.islower() for char in word)
     has_decimal = any(char.isdecimal() for char in word)
@@ -293,7 +321,11 @@ def _looks_secret(word: str) -> bool:
 
 
 def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
-    """Names the values that a text does not show, in their order."""
+    """Lists the values that a text does not show, with commas between them.
+
+    If not all of them fit into `max_bytes`, paths, addresses and ids are chosen first.
+    The chosen values keep their order.
+    """
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     chosen = []
     left_bytes = max_bytes
@@ -302,13 +334,16 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
         if size_bytes <= left_bytes and value not in shown:
             left_bytes -= size_bytes
             chosen.append(value)
-        if left_bytes < 5:
+        if left_bytes < _LEAST_VALUE_BYTES:
             break
     return ", ".join(sorted(chosen, key=places.__getitem__))
 
 
 def _rank_kind(value: str) -> int:
-    """Ranks paths and addresses before ids, these before numbers and words of code."""
+    """Returns the rank of a value: 0 is named first.
+
+    0 for paths and addresses, 1 for ids, 2 for numbers and for words of code.
+    """
     if "/" in value or "@" in value:
         return 0
 

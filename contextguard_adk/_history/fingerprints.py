@@ -1,7 +1,8 @@
-"""Names what contents say, and records which contents a summary covers.
+"""Digests of contents, and the record of the contents that a summary covers.
 
-A summary covers contents by what they say, not by their positions: ADK moves, merges
-and omits some of them from one request to the next.
+A summary knows its contents by their digests, not by their positions: ADK moves, merges
+and omits contents from one request to the next. To spell a content here is to write it
+as bytes in which no two contents look the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from difflib import SequenceMatcher
 from functools import partial
+from typing import NamedTuple
 
 import pydantic_core
 from google.genai import types
@@ -24,14 +26,22 @@ from google.genai import types
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.tokens import json_text, safe_repr
 
-# Of blake2b. With a checksum a tool result could be made to collide with a content
-# and so be hidden from the model.
 FINGERPRINT_BYTES = 6
+"""The length of a fingerprint, which is a digest of blake2b.
+
+A mere checksum would be unsafe: somebody could write a tool result with the checksum of
+a covered content, and the model would never see that result.
+"""
+
 RECENT_COUNT = 512
 """How many fingerprints of covered contents are stored one by one."""
 
 MAX_GAP_BITS = 16_384
+"""How many of the oldest contents have a bit in `Covered.gaps`."""
+
 _HEAD = struct.Struct("<BIH8s")
+"""The version, the number of older contents, the bytes of the gaps, the digest."""
+
 _VERSION = 3
 _LARGE_FLOAT = re.compile(r"\de\+\d")
 _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
@@ -43,11 +53,12 @@ class Covered:
 
     Attributes:
         older_count: How many covered contents stand before the `recent` ones.
-        older_digest: One digest of their fingerprints.
+        older_digest: One digest of the fingerprints of the older contents; b"" if there
+            are none.
         recent: The fingerprints of the newest covered contents.
-        gaps: A bit for each place among the oldest contents, set where one is not
-            covered. A gap after place 16,384 is not stored: then the older contents
-            match nothing.
+        gaps: One bit for each of the oldest contents of the history. The bit is set if
+            the content is not covered. Contents after the first 16,384 have no bit: if
+            one of them is a gap, the older contents match nothing.
     """
 
     older_count: int = 0
@@ -59,23 +70,42 @@ class Covered:
     def content_count(self) -> int:
         return self.older_count + len(self.recent)
 
+    def is_gap(self, place: int) -> bool:
+        """Whether the content at a place of the whole history is not covered."""
+        return self.gaps >> place & 1 == 1
+
+
+class Match(NamedTuple):
+    """A covered content that is in a history.
+
+    Attributes:
+        covered_place: Its place among the covered contents, from 0 for the oldest.
+        history_place: Its place in the history.
+    """
+
+    covered_place: int
+    history_place: int
+
 
 def fingerprint(content: types.Content) -> bytes:
     """Returns a short digest of what a content says, without the ids of calls."""
     spelled = [_spell(b"", content.role)]
     spelled += [_spell_part(part) for part in parts_of(content)]
-    said = b"".join(spelled)
-    return hashlib.blake2b(said, digest_size=FINGERPRINT_BYTES).digest()
+    digest = hashlib.blake2b(b"".join(spelled), digest_size=FINGERPRINT_BYTES)
+    return digest.digest()
 
 
 def handle_of(part: types.Part) -> str:
-    """Returns a name for what a part says, the same over restarts and databases."""
+    """Returns a name for a part, made of its text or data.
+
+    The name stays the same after a restart, and after a database has stored the part.
+    """
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
     return digest.hexdigest()[:10]
 
 
 def _spell_part(part: types.Part) -> bytes:
-    """Writes what a part says, its kind first, so that kinds cannot be confused."""
+    """Spells a part: a letter for its kind, then its fields."""
     if part.text:
         return _spell(b"t", part.text)
 
@@ -94,10 +124,10 @@ def _spell_part(part: types.Part) -> bytes:
     if part.inline_data or part.file_data:
         return _spell_media(part)
 
-    fields = part.model_dump(
+    other_fields = part.model_dump(
         exclude_none=True, exclude={"thought_signature"}, warnings=False
     )
-    return _spell(b"o", canonical_json(fields))
+    return _spell(b"o", canonical_json(other_fields))
 
 
 def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
@@ -109,22 +139,26 @@ def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
 
 
 def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
-    """Writes fields behind their lengths, so that one cannot pass for several."""
+    """Spells fields: each one after its length, so that one cannot pass for several.
+
+    ("c", "name", "{}") -> c4:name2:{}. None is spelled as an empty field.
+    """
     spelled = [kind]
     for field in fields:
-        text = json_text(field) if isinstance(field, str) else field or b""
-        spelled.append(b"%d:%b" % (len(text), text))
+        raw = json_text(field) if isinstance(field, str) else field or b""
+        spelled.append(b"%d:%b" % (len(raw), raw))
     return b"".join(spelled)
 
 
 def canonical_json(value: object) -> bytes:
-    """Serializes any value, the same before and after a database has stored it."""
+    """Serializes any value; the result is the same after a database has stored it."""
     to_plain = partial(pydantic_core.to_jsonable_python, fallback=safe_repr)
     write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)
     try:
         text = write(value)
         if _may_change(text):
-            text = write(json.loads(text, parse_float=_read_float))
+            as_stored = json.loads(text, parse_float=_read_float)
+            return json_text(write(as_stored))
         return json_text(text)
     except (TypeError, ValueError, RecursionError):
         # Mixed key types, cycles, nesting beyond the recursion limit. The fallback
@@ -133,7 +167,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def _may_change(text: str) -> bool:
-    """Whether JSONB may write a JSON text in another way."""
+    """Whether JSONB, a database's form of JSON, may write this text differently."""
     # One pattern for all three takes ten times as long.
     if "-0.0" in text or _NUMBER_AS_KEY.search(text):
         return True
@@ -149,19 +183,26 @@ def _read_float(text: str) -> float | int:
 
 
 def cover(fingerprints: Sequence[bytes]) -> Covered:
-    """Builds the covered set of a history, oldest first; b"" for what is left out."""
-    covered = [(place, item) for place, item in enumerate(fingerprints) if item]
-    older = covered[:-RECENT_COUNT]
-    recent = covered[-RECENT_COUNT:]
+    """Builds the covered set of a history.
 
-    # Only gaps before the last older content are needed, to find the older ones again.
-    last_older = older[-1][0] if older else 0
-    searched = range(min(last_older, MAX_GAP_BITS))
+    Args:
+        fingerprints: One for each content of the history, oldest first; b"" for a
+            content that is not covered.
+    """
+    covered_places = [place for place, item in enumerate(fingerprints) if item]
+    older_places = covered_places[:-RECENT_COUNT]
+    recent_places = covered_places[-RECENT_COUNT:]
+
+    # Gaps tell which contents the digest is made of. Later gaps are not needed.
+    last_older_place = older_places[-1] if older_places else 0
+    places_with_bit = range(min(last_older_place, MAX_GAP_BITS))
+    gap_places = [place for place in places_with_bit if not fingerprints[place]]
+
     return Covered(
-        older_count=len(older),
-        older_digest=_digest_older(item for _, item in older),
-        recent=tuple(item for _, item in recent),
-        gaps=sum(1 << place for place in searched if not fingerprints[place]),
+        older_count=len(older_places),
+        older_digest=_digest_older(fingerprints[place] for place in older_places),
+        recent=tuple(fingerprints[place] for place in recent_places),
+        gaps=sum(1 << place for place in gap_places),
     )
 
 
@@ -181,114 +222,153 @@ def encode_covered(covered: Covered) -> str:
 def decode_covered(stored: str) -> Covered:
     """Reads a string of `encode_covered`; raises a ValueError for any other one."""
     raw = base64.b64decode(stored, validate=True)  # Raises a ValueError itself.
-    # A string that is too short for a head is refused below: its length differs from
-    # that of the string that would be written.
-    head = raw.ljust(_HEAD.size)
-    _, older_count, gap_bytes, digest = _HEAD.unpack_from(head)
+    head = raw.ljust(_HEAD.size)  # A string that is too short is refused below.
+    _version, older_count, gap_bytes, digest = _HEAD.unpack_from(head)
 
-    start = _HEAD.size + gap_bytes
-    ends = range(start + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
+    recent_start = _HEAD.size + gap_bytes
+    ends = range(recent_start + FINGERPRINT_BYTES, len(raw) + 1, FINGERPRINT_BYTES)
     covered = Covered(
         older_count=older_count,
         older_digest=digest if older_count else b"",
         recent=tuple(raw[end - FINGERPRINT_BYTES : end] for end in ends),
-        gaps=int.from_bytes(raw[_HEAD.size : start], "little"),
+        gaps=int.from_bytes(raw[_HEAD.size : recent_start], "little"),
     )
 
-    is_too_long = len(covered.recent) > RECENT_COUNT or covered.gaps >> MAX_GAP_BITS
-    if is_too_long or encode_covered(covered) != stored:
+    has_too_many = len(covered.recent) > RECENT_COUNT
+    has_late_gap = covered.gaps.bit_length() > MAX_GAP_BITS
+    # A string of another version or length is not equal to the one written anew.
+    if has_too_many or has_late_gap or encode_covered(covered) != stored:
         raise ValueError("not a covered set: wrong version or length")
     return covered
 
 
-def align_covered(
-    covered: Covered, fingerprints: Sequence[bytes]
-) -> list[tuple[int, int]]:
-    """Pairs the places of equal contents in a covered set and in a history, ascending.
+def align_covered(covered: Covered, fingerprints: Sequence[bytes]) -> list[Match]:
+    """Matches covered contents with the equal contents of a history, oldest first.
 
-    The older contents match together or not at all.
+    The older contents match all together, by their digest, or not at all.
     """
-    gaps = covered.gaps
-    end = covered.older_count + gaps.bit_count()
-    older = [i for i in range(min(end, len(fingerprints))) if not gaps >> i & 1]
-    digest = _digest_older(fingerprints[i] for i in older)
+    older_end = covered.older_count + covered.gaps.bit_count()
+    candidates = range(min(older_end, len(fingerprints)))
+    older_places = [place for place in candidates if not covered.is_gap(place)]
+    digest = _digest_older(fingerprints[place] for place in older_places)
 
-    if digest == covered.older_digest and len(older) == covered.older_count:
-        start = end
-        pairs = list(enumerate(older))
+    if digest == covered.older_digest and len(older_places) == covered.older_count:
+        matches = [
+            Match(covered_place, history_place)
+            for covered_place, history_place in enumerate(older_places)
+        ]
+        recent_start = older_end
     else:
-        start = 0
-        pairs = []
+        matches = []
+        recent_start = 0
 
-    for left, right in _align_recent(covered.recent, fingerprints[start:]):
-        pairs.append((covered.older_count + left, start + right))
-    return pairs
+    recent_matches = _align_recent(covered.recent, fingerprints[recent_start:])
+    for covered_place, history_place in recent_matches:
+        matches.append(
+            Match(covered.older_count + covered_place, recent_start + history_place)
+        )
+    return matches
 
 
-def _align_recent(
-    recent: Sequence[bytes], sent: Sequence[bytes]
-) -> list[tuple[int, int]]:
-    """Matches the longest equal runs, in a part of what is sent: that is quadratic."""
-    first_places = {sent[place]: place for place in reversed(range(len(sent)))}
+def _align_recent(recent: Sequence[bytes], history: Sequence[bytes]) -> list[Match]:
+    """Matches the longest runs of fingerprints that two sequences have in common.
+
+    Matching is quadratic, so only a window of the history is searched. Most of the
+    recent fingerprints have moved by the same number of places, the shift. The window
+    begins before the place to which the oldest of them has moved.
+    """
+    # Of equal fingerprints in the history the first one counts: it is set last.
+    first_places = {history[place]: place for place in reversed(range(len(history)))}
     shifts = Counter(
         first_places[item] - place
         for place, item in enumerate(recent)
         if item in first_places
     )
     shift = shifts.most_common(1)[0][0] if shifts else 0
-    start = max(0, shift - RECENT_COUNT // 2)
-    window = sent[start : start + 2 * RECENT_COUNT]
+    window_start = max(0, shift - RECENT_COUNT // 2)
+    window = history[window_start : window_start + 2 * RECENT_COUNT]
 
-    # Contents that repeat all the time make it slow, up to seconds. Then they only
-    # lengthen runs.
-    counts = Counter(window)
-    has_many = sum(counts[item] for item in recent) > 4 * RECENT_COUNT
-    matcher = SequenceMatcher(None, recent, window, autojunk=has_many)
+    # Contents that repeat all the time make matching slow, up to seconds. With
+    # `autojunk` such contents begin no run, they only lengthen one.
+    window_counts = Counter(window)
+    equal_pairs_count = sum(window_counts[item] for item in recent)
+    has_many_repeats = equal_pairs_count > 4 * RECENT_COUNT
+
+    matcher = SequenceMatcher(None, recent, window, autojunk=has_many_repeats)
     return [
-        (block.a + step, start + block.b + step)
+        Match(block.a + step, window_start + block.b + step)
         for block in matcher.get_matching_blocks()
         for step in range(block.size)
     ]
 
 
-def find_older(
+def match_older(
     covered: Covered,
-    pairs: Sequence[tuple[int, int]],
+    matches: Sequence[Match],
     contents: Sequence[types.Content],
     newer: Iterable[types.Content],
-) -> list[tuple[int, int]]:
-    """Pairs the places of older contents where their digest does not match.
+) -> list[Match]:
+    """Matches the older contents of a history whose digest does not match.
 
-    The session is loaded in part then, or has changed. All contents before the first
-    of the `pairs` that were found count as covered. The exceptions are gaps, and
-    contents that say what a `newer` event says: ADK moves a late result to the place of
-    the first result of its call. While such a result is the newest event, ADK leaves
-    out all between the call and it, so there may be no pairs at all.
+    The digest does not match if the session is loaded in part, or has changed. Then all
+    contents before the first of the `matches` count as covered, with two exceptions:
+    gaps of the covered set, and contents that ADK has moved there from newer events.
+
+    Args:
+        covered: The covered set.
+        matches: The matches of `align_covered`. There may be none: while a late result
+            is the newest event, ADK omits all contents between its call and the result.
+        contents: The contents of the history.
+        newer: The contents of the events since the last covered event.
     """
-    if pairs:
-        first_place, end = pairs[0]
-        behind = contents[pairs[-1][1] + 1 :]
+    # Before the first match: how many contents are covered, and how many are loaded.
+    if matches:
+        covered_end, history_end = matches[0]
+        behind = contents[matches[-1].history_place + 1 :]
     else:
-        first_place = len(contents)
-        end = len(contents)
+        # Then all contents count as covered.
+        covered_end = len(contents)
+        history_end = len(contents)
         behind = []
 
-    # What stands behind the covered contents explains a newer event already.
-    moved: Counter[str] = Counter()
-    for content in newer:
-        moved.update(handle_of(part) for part in parts_of(content))
-    for content in behind:
-        moved.subtract(handle_of(part) for part in parts_of(content))
+    # When the summary was made, the covered contents and all gaps were before the first
+    # match. The oldest of them may not be loaded now: the first bits of the gaps belong
+    # to these.
+    former_count = covered_end + covered.gaps.bit_count()
+    missing_count = max(0, former_count - history_end)
+    moved_handles = _find_moved(newer, behind)
 
-    missing_count = max(0, first_place + covered.gaps.bit_count() - end)
-    gaps = covered.gaps >> missing_count
-    older = []
-    for index in range(end):
-        if gaps >> index & 1:
+    older_places: list[int] = []
+    for place in range(history_end):
+        if covered.is_gap(missing_count + place):
             continue
-        parts = parts_of(contents[index])
-        if all(moved[handle_of(part)] <= 0 for part in parts):
-            older.append(index)
+        handles = [handle_of(part) for part in parts_of(contents[place])]
+        if moved_handles.isdisjoint(handles):
+            older_places.append(place)
 
-    first = max(0, covered.older_count - len(older))
-    return list(enumerate(older, first))
+    # Contents that are not loaded were the oldest.
+    first = max(0, covered.older_count - len(older_places))
+    return [
+        Match(covered_place, history_place)
+        for covered_place, history_place in enumerate(older_places, first)
+    ]
+
+
+def _find_moved(
+    newer: Iterable[types.Content], behind: Iterable[types.Content]
+) -> set[str]:
+    """Finds the handles of parts that ADK has moved to the place of an older event.
+
+    ADK moves a late result to the place of the first result of its call. A part of a
+    newer event has moved if it is not among the contents behind the covered ones, or is
+    there less often than in the events.
+    """
+    newer_counts: Counter[str] = Counter()
+    for content in newer:
+        newer_counts.update(handle_of(part) for part in parts_of(content))
+
+    behind_counts: Counter[str] = Counter()
+    for content in behind:
+        behind_counts.update(handle_of(part) for part in parts_of(content))
+
+    return set(newer_counts - behind_counts)

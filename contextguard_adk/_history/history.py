@@ -1,4 +1,4 @@
-"""The contents of one request, and all that is known about them."""
+"""The contents of one request, and the facts about them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from contextguard_adk._history.contents import (
     parts_of,
 )
 from contextguard_adk._history.fingerprints import (
+    Match,
     align_covered,
     cover,
-    find_older,
     fingerprint,
+    match_older,
 )
-from contextguard_adk._history.origin import EventIndex, find_history
+from contextguard_adk._history.origin import KnownEvents, find_history
 from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview, truncate_content
@@ -45,32 +46,35 @@ from contextguard_adk._support.redaction import Redactor
 _OF_SUMMARY = (
     "shown",
     "previews",
-    "_matches",
+    "_covered_places",
     "covered",
     "model_covered",
 )
 """The properties that depend on the stored summary."""
 
 _SEARCHED_EVENTS = 63
-"""How far the event of a content is searched for: not every event has a content."""
+"""How many events are searched for the event of a content.
+
+Not every event has a content, so the next event is not always the right one.
+"""
 
 
 class History:
-    """The contents of one request, and all that is known about them.
+    """The contents of one request, and the facts about them.
 
-    An index is a position in `contents`. Each fact is computed when it is first read.
-    These words mean the same in every file:
+    An index is a position in `contents`; a place is a position in any other list. Each
+    fact is computed when it is first read. These words mean the same in every file:
 
     =============  ==================================================================
     contents       The request as ADK and the other plugins have built it, summarized
                    contents included. `Turn.messages` is the same list.
     original       One content as its session event has it. It differs where another
                    plugin has rewritten the text for this request.
-    told           The contents after the user's `redact`: the form that leaves the
-                   conversation, for a summarizer or for session state.
+    told           The contents after the user's `redact`: the form in which they leave
+                   the conversation, for a summarizer or for session state.
     shown          The contents with previews in place of large tool results: the form
                    that the agent's model reads.
-    previews       The contents that have a preview, by index: their previews.
+    previews       The previews of large tool results, by the index of the content.
     indexes        The indexes of the contents that come from session events. Only these
                    are ever compacted: the other contents belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
@@ -95,14 +99,16 @@ class History:
         self.invocation_id = invocation.invocation_id if invocation else ""
         self.events = invocation.session.events if invocation else []
         self._invocation = invocation
-        self._event_count = len(self.events)  # A summary may be written later.
+        # More events may come before a summary in the background is written.
+        self._event_count = len(self.events)
 
         # The caller adds these contents to this run alone.
         run_config = invocation.run_config if invocation else None
         self._transient = getattr(run_config, "model_input_context", None) or ()
 
+        # The caller sets these three before it reads a fact.
         self.loads_part = False  # Whether later requests may have less of the session.
-        self.preview: Preview | None = None  # Set before a fact is read.
+        self.preview: Preview | None = None
         self.redactor = Redactor()
 
         # These results hold with any summary, so the copies share them.
@@ -114,12 +120,12 @@ class History:
         """Returns the same history with another summary in place."""
         other = copy.copy(self)
         for name in _OF_SUMMARY:
-            vars(other).pop(name, None)
+            vars(other).pop(name, None)  # Where `cached_property` keeps the old value.
         other.stored = stored
         return other
 
     def release(self) -> None:
-        """Forgets the run, after computing the facts that depend on it."""
+        """Computes the facts that depend on the running invocation, then forgets it."""
         _ = self.request_index
         _ = self.calls
         for index in self.indexes:
@@ -130,22 +136,25 @@ class History:
 
     @cached_property
     def told(self) -> Sequence[types.Content]:
-        """The contents as they may leave: for a summarizer, or session state."""
+        """The contents as they may leave the conversation, redacted."""
         return self.redactor.contents(self.contents, self.memo.remember)
 
     @cached_property
     def shown(self) -> list[types.Content]:
         """The contents with the previews that the agent's model reads."""
-        shown = list(self.contents)
+        contents = list(self.contents)
         for index, preview in self.previews.items():
-            shown[index] = preview
-        return shown
+            contents[index] = preview
+        return contents
 
     @cached_property
     def previews(self) -> dict[int, types.Content]:
-        """The previews of large tool results, by index; summarized ones need none."""
-        preview = self.preview
-        if preview is None:
+        """The previews of large tool results, by the index of the content.
+
+        Results that a model has summarized need none.
+        """
+        form = self.preview
+        if form is None:
             return {}
 
         previews = {}
@@ -153,42 +162,50 @@ class History:
         for index, content in enumerate(self.contents):
             if not has_function_response(content) or index in summarized:
                 continue
-            shown = self._make_preview(index, preview)
-            if shown is not None:
-                previews[index] = shown
-        if not previews:
-            return {}  # Most requests have none: `indexes` need not be known.
-        return {i: previews[i] for i in self.indexes if i in previews}
+            preview = self._make_preview(index, form)
+            if preview is not None:
+                previews[index] = preview
 
-    def _make_preview(self, index: int, preview: Preview) -> types.Content | None:
+        if not previews:
+            return {}  # Most requests have none: then `indexes` need not be found.
+        return {index: previews[index] for index in self.indexes if index in previews}
+
+    def _make_preview(self, index: int, form: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
         if index not in self._known_previews:
             content = self.contents[index]
             results = [part for part in parts_of(content) if part.function_response]
-            made = None
-            if not preview.fits(sum(self.memo.part_bytes(part) for part in results)):
-                made = self.memo.remember(preview, content, content.parts or ())
-            self._known_previews[index] = made
+            size_bytes = sum(self.memo.part_bytes(part) for part in results)
+
+            preview = None
+            if not form.fits(size_bytes):
+                preview = self.memo.remember(form, content, content.parts or ())
+            self._known_previews[index] = preview
         return self._known_previews[index]
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
-        """Returns the contents whose tool results a compaction has shortened."""
-        how = stored.truncation
-        if how is None:
+        """Returns the contents whose tool results a compaction has shortened, by index.
+
+        {} if the stored summary shortens none.
+        """
+        truncation = stored.truncation
+        if truncation is None:
             return {}
 
         shortened = {}
-        last = self.find_place(stored.truncated_upto)
+        last_index = self.find_named(stored.truncated_upto)
         for index in self.indexes:
-            if index > last:
+            if index > last_index:
                 break
 
-            key = (index, index in self.previews, how, stored.has_recall)
+            shown = self.shown[index]
+            key = (index, index in self.previews, truncation, stored.has_recall)
             if key not in self._shortened:
                 whole = self.contents[index] if stored.has_recall else None
-                short = truncate_content(self.shown[index], how, whole)
-                self._shortened[key] = short
-            if self._shortened[key] is not self.shown[index]:
+                self._shortened[key] = truncate_content(shown, truncation, whole)
+
+            is_changed = self._shortened[key] is not shown
+            if is_changed:
                 shortened[index] = self._shortened[key]
         return shortened
 
@@ -197,38 +214,44 @@ class History:
     @cached_property
     def indexes(self) -> list[int]:
         """The indexes of the contents that come from session events."""
-        found = find_history(self.contents, self._event_index, self._transient)
-        return sorted({*found, *self._rewritten})
+        unchanged = find_history(self.contents, self._known_events, self._transient)
+        return sorted({*unchanged, *self._rewritten})
 
     @cached_property
-    def _event_index(self) -> EventIndex:
-        return EventIndex(self.events)
+    def _known_events(self) -> KnownEvents:
+        return KnownEvents(self.events)
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
-        """The events whose texts another plugin has rewritten, by index."""
+        """The events whose texts another plugin has rewritten, by index of the content.
+
+        {} without an invocation: the events that ADK shows are not known then.
+        """
         if self._invocation is None:
             return {}
 
         contents = self.contents
-        texts = [
+        text_indexes = [
             index
             for index, content in enumerate(contents)
             if not has_tool(content) and content not in self._transient
         ]
-        changed = {
+        changed_indexes = {
             index
-            for index in texts
-            if not self._event_index.is_unchanged(contents[index])
+            for index in text_indexes
+            if not self._known_events.is_unchanged(contents[index])
         }
-        if not changed:
+        if not changed_indexes:
             return {}
-        return find_rewritten(contents, texts, changed, self._invocation, self.memo)
+        return find_rewritten(
+            contents, text_indexes, changed_indexes, self._invocation, self.memo
+        )
 
     def original(self, index: int) -> types.Content:
         """Returns a content as its event has it.
 
-        A plugin may add another time on each call: the event stays the same.
+        Another plugin may add the time of day to the content on each call, but the
+        event stays the same.
         """
         event = self._rewritten.get(index)
         if event is not None and event.content is not None:
@@ -236,13 +259,13 @@ class History:
         return self.contents[index]
 
     def fingerprint(self, index: int) -> bytes:
-        """Returns the fingerprint of a content; of a rewritten one, its event's."""
+        """Returns the fingerprint of a content as its event has it."""
         if index not in self._fingerprints:
             self._fingerprints[index] = self.spell(self.original(index))
         return self._fingerprints[index]
 
     def spell(self, content: types.Content) -> bytes:
-        """Returns the fingerprint of a content as it stands."""
+        """Returns the fingerprint of a content; remembers it."""
         parts = content.parts or ()
         return self.memo.remember(fingerprint, content, parts, content.role)
 
@@ -253,14 +276,18 @@ class History:
 
     @cached_property
     def calls(self) -> Calls:
-        """The agent's own calls in the session's events, and the open ones of them."""
+        """All of the agent's own calls in the session's events, and the open calls."""
         return find_calls(self.events[: self._event_count], self._invocation)
 
     # The user's request.
 
     @cached_property
     def request_index(self) -> int | None:
-        """The index of this agent's current request; None if ADK does not show it."""
+        """The index of this agent's current request; None if ADK does not show it.
+
+        It is the content with the input of the agent's node, or with the message that
+        began the invocation. If ADK shows neither, `_find_input` looks for another one.
+        """
         contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
@@ -268,55 +295,58 @@ class History:
                 parts = [*parts_of(contents[index]), *parts_of(event.content)]
                 contents[index] = types.Content(role="user", parts=parts)
 
-        candidates = [i for i in self.indexes if i not in self.outputs]
-        wanted = find_node_input(self._invocation) or self.user_content
-        found = find_current_request(contents, candidates, wanted)
-        if found is not None:
-            return found
+        candidates = [index for index in self.indexes if index not in self.outputs]
+        request = find_node_input(self._invocation) or self.user_content
+        found_index = find_current_request(contents, candidates, request)
+        if found_index is not None:
+            return found_index
 
-        has_message = content_text(wanted) or media_parts(wanted)
-        if parts_of(wanted) and not has_message:
+        # A run may begin with the result of a call, which is no request.
+        has_message = content_text(request) or media_parts(request)
+        if parts_of(request) and not has_message:
             return None
-
         return self._find_input(candidates)
 
     def _find_input(self, candidates: Sequence[int]) -> int | None:
-        """Finds the input of an agent from which ADK keeps the user's request.
+        """Finds the input of an agent to which ADK does not show the user's request.
 
-        Without an earlier message of the user it is a message of another agent.
+        It is the user's newest message of this run, if the contents have any message of
+        the user, and otherwise the newest message of another agent.
         """
         if self.user_messages:
             return self._find_newest_message()
 
-        messages = [i for i in candidates if is_message(self.contents[i])]
-        relays = [i for i in messages if content_text(self.contents[i])]
-        return relays[-1] if relays else None
+        for index in reversed(candidates):
+            content = self.contents[index]
+            if is_message(content) and content_text(content):
+                return index
+        return None
 
     def _find_newest_message(self) -> int | None:
         """Finds the user's newest message that is part of this run."""
-        events = [e for e in self.events if e.invocation_id == self.invocation_id]
-        ids = {event.id for event in events}
-        event_index = EventIndex(events)
+        run_events = [e for e in self.events if e.invocation_id == self.invocation_id]
+        run_event_ids = {event.id for event in run_events}
+        known_events = KnownEvents(run_events)
 
         for index in reversed(self.user_messages):
             rewritten = self._rewritten.get(index)
             if rewritten is not None:
-                is_of_run = rewritten.id in ids
+                is_of_run = rewritten.id in run_event_ids
             else:
                 parts = parts_of(self.contents[index])
-                is_of_run = any(event_index.holds(part) for part in parts)
+                is_of_run = any(known_events.holds(part) for part in parts)
             if is_of_run:
                 return index
         return None
 
     @cached_property
     def outputs(self) -> frozenset[int]:
-        """The indexes of the output of executed code, which ADK shows as user text."""
+        """The indexes of contents with the output of code, which ADK shows as text."""
         outputs = []
         for index in self.indexes:
             event = self._rewritten.get(index)
             if event is None:
-                is_output = self._event_index.is_output(self.contents[index])
+                is_output = self._known_events.is_output(self.contents[index])
             else:
                 parts = parts_of(event.content)
                 is_output = any(part.code_execution_result for part in parts)
@@ -327,9 +357,13 @@ class History:
     @cached_property
     def user_messages(self) -> list[int]:
         """The indexes of texts that the user wrote, not tools, code or other agents."""
-        texts = [i for i in self.indexes if is_user_text(self.contents[i])]
-        others = {i for i, e in self._rewritten.items() if e.author != "user"}
-        return [i for i in texts if i not in others and i not in self.outputs]
+        text_indexes = [i for i in self.indexes if is_user_text(self.contents[i])]
+        of_others = {i for i, e in self._rewritten.items() if e.author != "user"}
+        return [
+            index
+            for index in text_indexes
+            if index not in of_others and index not in self.outputs
+        ]
 
     @cached_property
     def running_turn(self) -> list[int]:
@@ -344,52 +378,66 @@ class History:
     @cached_property
     def covered(self) -> frozenset[int]:
         """The indexes of the contents that the stored summary replaces."""
-        return frozenset(self._matches)
+        return frozenset(self._covered_places)
 
     @cached_property
     def model_covered(self) -> frozenset[int]:
         """The covered indexes that a model has summarized."""
         if self.stored is None:
             return frozenset()
+
+        # A model has summarized the oldest of the covered contents.
         count = self.stored.model_covered_count
-        return frozenset(i for i, place in self._matches.items() if place < count)
+        return frozenset(
+            index for index, place in self._covered_places.items() if place < count
+        )
 
     @cached_property
-    def _matches(self) -> dict[int, int]:
-        """The place of each covered content among all that the summary covers."""
+    def _covered_places(self) -> dict[int, int]:
+        """By the index of each covered content, its place among the covered contents.
+
+        Places count from 0, for the oldest content that the summary covers.
+        """
         if self.stored is None:
             return {}
 
-        aligned = self._align(self.stored)
-        new = self._find_new(self.stored)
-        old = {i: place for i, place in aligned.items() if i not in new}
+        places = self._match_covered(self.stored)
+        new_indexes = self._find_new(self.stored)
+        old_indexes = [index for index in places if index not in new_indexes]
+        whole_indexes = keep_pairs_whole(old_indexes, self.pairs)
+        return {index: places[index] for index in old_indexes if index in whole_indexes}
 
-        whole = keep_pairs_whole(old, self.pairs)
-        return {i: place for i, place in old.items() if i in whole}
-
-    def _align(self, stored: StoredSummary) -> dict[int, int]:
-        """Finds covered contents by their fingerprints; returns the place of each."""
+    def _match_covered(self, stored: StoredSummary) -> dict[int, int]:
+        """Finds the covered contents; returns their covered places, by index."""
         indexes = self.indexes
         covered = stored.covered
         count = covered.content_count
 
         # As a rule the history has only grown since.
-        first_prints = [self.fingerprint(index) for index in indexes[:count]]
-        if len(first_prints) == count and cover(first_prints) == covered:
+        first_fingerprints = [self.fingerprint(index) for index in indexes[:count]]
+        has_enough = len(first_fingerprints) == count
+        if has_enough and cover(first_fingerprints) == covered:
             return {index: place for place, index in enumerate(indexes[:count])}
 
-        prints = [self.fingerprint(index) for index in indexes]
-        pairs = align_covered(covered, prints)
-        older = self._find_older(stored, pairs)
-        return {indexes[right]: left for left, right in [*older, *pairs]}
+        fingerprints = [self.fingerprint(index) for index in indexes]
+        matches = align_covered(covered, fingerprints)
+        older_matches = self._match_older(stored, matches)
+        return {
+            indexes[history_place]: covered_place
+            for covered_place, history_place in [*older_matches, *matches]
+        }
 
-    def _find_older(
-        self, stored: StoredSummary, pairs: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
-        """Pairs the places of older covered contents that no digest has matched."""
+    def _match_older(
+        self, stored: StoredSummary, matches: Sequence[Match]
+    ) -> list[Match]:
+        """Matches older covered contents; [] if there are none or `matches` has them.
+
+        Also [] if the session lacks the last covered event: then nobody can tell which
+        contents are older.
+        """
         covered = stored.covered
         has_older = stored.has_older or covered.older_count > 0
-        is_matched = bool(pairs) and pairs[0][0] < covered.older_count
+        is_matched = bool(matches) and matches[0].covered_place < covered.older_count
         if not has_older or is_matched:
             return []
 
@@ -397,17 +445,20 @@ class History:
         if newer is None:
             return []
         contents = [self.contents[index] for index in self.indexes]
-        return find_older(covered, pairs, contents, newer)
+        return match_older(covered, matches, contents, newer)
 
     def _read_newer(self, stored: StoredSummary) -> list[types.Content] | None:
-        """Reads the events after the last covered one; None if that one is unknown."""
-        standing = without_rewound(self.events)
-        ids = [event.id for event in standing]
+        """Reads the contents of the events after the last covered event.
+
+        None if the session does not have that event.
+        """
+        valid_events = without_rewound(self.events)
+        ids = [event.id for event in valid_events]
         if stored.last_event not in ids:
             return None
 
         newer = []
-        for event in standing[ids.index(stored.last_event) + 1 :]:
+        for event in valid_events[ids.index(stored.last_event) + 1 :]:
             if event.content:
                 newer.append(event.content)
             compaction = event.actions.compaction if event.actions else None
@@ -416,25 +467,33 @@ class History:
         return newer
 
     def _find_new(self, stored: StoredSummary) -> Collection[int]:
-        """Finds the contents that are newer than the summary, whatever they say.
+        """Finds the indexes of contents that are newer than the summary for certain.
 
-        A repeated message ("yes", "yes") must not pass for the covered one.
+        A repeated message ("yes", "yes") must not pass for the covered message. There
+        are three cases:
+
+        - This run has written the summary itself, or its request is not shown: none.
+        - This run is older than the run that wrote the summary, and a late result
+          continues it: the request alone. Contents after it may be covered.
+        - This run is newer: the request and all contents after it.
         """
-        request = self.request_index
-        if request is None or self.invocation_id == stored.invocation:
+        request_index = self.request_index
+        if request_index is None or self.invocation_id == stored.invocation:
             return ()
 
-        # A late result continues a run that is older than the summary. Contents after
-        # its request may be covered then.
-        runs = (self.invocation_id, stored.invocation)
-        order = [e.invocation_id for e in self.events if e.invocation_id in runs]
-        if stored.invocation in order and order[0] == self.invocation_id:
-            return {request}
-        return range(request, len(self.contents))
+        both_runs = (self.invocation_id, stored.invocation)
+        order = [e.invocation_id for e in self.events if e.invocation_id in both_runs]
+        is_older_run = stored.invocation in order and order[0] == self.invocation_id
+        if is_older_run:
+            return {request_index}
+        return range(request_index, len(self.contents))
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether all covered contents are there, and nothing was rewound."""
+        """Whether the request has all covered contents, and no rewind happened since.
+
+        False without a summary.
+        """
         if self.stored is None:
             return False
         count = self.stored.covered.content_count
@@ -442,7 +501,10 @@ class History:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether a rewind has happened since the stored summary was written."""
+        """Whether the session has a rewind after the run that wrote the summary.
+
+        Without a summary, whether it has any rewind.
+        """
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
                 return False
@@ -458,7 +520,10 @@ class History:
         return self.loads_part or (lacks_some and not self.is_rewound)
 
     def repeats(self, indexes: Iterable[int]) -> bool:
-        """Whether later requests have these texts too: all loaded, none rewritten."""
+        """Whether later requests will have the contents with these indexes unchanged.
+
+        They will if the session is loaded as a whole, and no plugin has rewritten them.
+        """
         if self.is_partial:
             return False
         return all(self.original(index) is self.contents[index] for index in indexes)
@@ -466,30 +531,37 @@ class History:
     # Names that the next summary stores.
 
     def last_event(self, covered: frozenset[int]) -> str:
-        """Returns the id of the newest event behind these contents; "" if unknown."""
-        # Several contents may say the same, but all stand in the order of their events.
-        end = self._event_count
+        """Returns the id of the newest event of these contents; "" if it is unknown."""
+        # Several contents may be equal, but they have the order of their events. So the
+        # event of a content stands before the event of the next content.
+        end_place = self._event_count
         for index in reversed(self.indexes):
-            place = self._find_event(index, end)
-            if place is None:
+            event_place = self._find_event(index, end_place)
+            if event_place is None:
                 continue
             if index in covered:
-                return self.events[place].id
-            end = place
+                return self.events[event_place].id
+            end_place = event_place
         return ""
 
-    def _find_event(self, index: int, end: int) -> int | None:
-        """Finds the place of a content's event among the last ones before `end`."""
+    def _find_event(self, index: int, end_place: int) -> int | None:
+        """Finds the newest event before `end_place` that has a content's fingerprint.
+
+        Returns its place in `events`; None if the last few events do not have it.
+        """
         wanted = self.fingerprint(index)
-        first = max(0, end - _SEARCHED_EVENTS)
-        for place in reversed(range(first, end)):
-            content = self.events[place].content
+        first_place = max(0, end_place - _SEARCHED_EVENTS)
+        for event_place in reversed(range(first_place, end_place)):
+            content = self.events[event_place].content
             if content and self.spell(content) == wanted:
-                return place
+                return event_place
         return None
 
-    def name_place(self, index: int) -> str:
-        """Names a content by fingerprint and number among equal ones; "" for -1."""
+    def name_content(self, index: int) -> str:
+        """Names a content by its fingerprint, and its number among equal contents.
+
+        The second content that says "yes" is "0f3a5b7c9d1e.2"; "" for the index -1.
+        """
         if index < 0:
             return ""
         wanted = self.fingerprint(index)
@@ -497,14 +569,18 @@ class History:
         number = sum(1 for i in upto if self.fingerprint(i) == wanted)
         return f"{wanted.hex()}.{number}"
 
-    def find_place(self, name: str) -> int:
-        """Returns the index that `name_place` has named; -1 if it is not there."""
+    def find_named(self, name: str) -> int:
+        """Returns the index of the content that `name_content` has named.
+
+        If fewer equal contents are left than the number tells, it is the last of them;
+        -1 if there is none.
+        """
         if not name:
             return -1
 
         digest, _, number = name.partition(".")
-        same = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
+        equal = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
         # Anyone may have written this to session state: Python refuses huge numbers.
         has_number = number.isdecimal() and len(number) < 10
-        upto = same[: int(number)] if has_number else same
+        upto = equal[: int(number)] if has_number else equal
         return upto[-1] if upto else -1

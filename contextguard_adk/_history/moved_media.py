@@ -18,17 +18,21 @@ from contextguard_adk._providers.media import (
 from contextguard_adk._support.phrases import quote
 
 NOT_SHOWN = "It cannot be shown to this model."
-_CHARS_PER_TOKEN = 2  # Of figures, as in a table; the same in every request.
+_CHARS_PER_TOKEN = 2
+"""As in a table of figures. It is the same for all models, and so in all requests."""
 
 
 @dataclass(frozen=True)
 class MediaMover:
-    """Moves images and files into a message of the user, where other rules hold.
+    """Decides which images and files may be moved into a message of the user.
+
+    A client library accepts other files in a message than in a tool's result. Words
+    take the place of the files that cannot be moved.
 
     Attributes:
-        llm: The model that the request goes to; None where it is not known.
-        model: Its name.
-        text_tokens: How much of a file of text may be told.
+        llm: The model that the request goes to; None if it is not known.
+        model: The name of this model.
+        text_tokens: How many tokens of a text file are written as words.
     """
 
     llm: object
@@ -40,37 +44,43 @@ class MediaMover:
         return name_media_clients(self.llm, self.model)
 
     def takes(self, file: types.Part) -> bool:
-        """Returns whether a file may be put into a message; a text is better told."""
+        """Whether every client accepts a file in a message of the user.
+
+        False for a text file: its text is written instead.
+        """
         if file_text(file):
             return False
         return all(takes_media(client, "user", file) for client in self._clients)
 
     def keeps(self, file: types.Part) -> bool:
-        """Returns whether a file that the user has sent may go into another message."""
+        """Whether a file that the user has sent may be moved into another message."""
         return not any(refuses_media(client, file) for client in self._clients)
 
     def tell(self, file: types.Part, handle: str = "") -> str:
-        """Returns in words what cannot be put into a message: a text, or its kind."""
-        described = describe_media(file)
+        """Returns the words in place of a file: its kind, and its text if it has one.
+
+        A text that is shortened names `handle`, under which the whole can be read.
+        """
+        description = describe_media(file)
         text = file_text(file)
         if not text:
-            return f"{described} {NOT_SHOWN}"
+            return f"{description} {NOT_SHOWN}"
         most_chars = self.text_tokens * _CHARS_PER_TOKEN
-        return f"{described}\n{shorten(quote(text), most_chars, handle)}"
+        return f"{description}\n{shorten(quote(text), most_chars, handle)}"
 
     def split(
         self, files: Iterable[types.Part], *, is_users: bool = False
     ) -> tuple[list[types.Part], list[str]]:
         """Returns the files that may be moved, and the words in place of the others.
 
-        `is_users` says that the user has sent them.
+        `is_users` says that the user has sent the files.
         """
         moved: list[types.Part] = []
-        told: list[str] = []
+        words: list[str] = []
         for file in files:
             may_move = self.keeps(file) if is_users else self.takes(file)
             if may_move:
                 moved.append(file)
             else:
-                told.append(self.tell(file))
-        return moved, told
+                words.append(self.tell(file))
+        return moved, words

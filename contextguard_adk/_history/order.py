@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from google.genai import types
 
 from contextguard_adk._history.contents import (
+    PlacedCall,
     has_function_response,
+    pair_contents,
     parts_of,
     result_media,
     take_call,
@@ -25,17 +27,17 @@ _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 def put_in_order(
     contents: list[types.Content], mover: MediaMover
 ) -> list[types.Content]:
-    """Has a user's message stand first, and tells results without their calls as texts.
+    """Puts a user's message first, and a text in place of each lone result.
 
-    Contents that are in order are returned as they are. The mover decides where the
-    files of such results go.
+    A lone result is a tool's result whose call is not in the contents. The mover
+    decides which files of such results may stand beside the text. Returns `contents`
+    itself if nothing changes.
     """
-    waiting: list[tuple[int, types.FunctionCall]] = []
+    lone_results = _find_lone_results(contents)
     ordered: list[types.Content] = []
     for index, content in enumerate(contents):
-        lone = _take_lone_results(index, content, waiting)
-        if lone:
-            ordered += _tell_results(content, lone, mover)
+        if index in lone_results:
+            ordered += _move_results(content, lone_results[index], mover)
         else:
             ordered.append(content)
 
@@ -48,85 +50,86 @@ def put_in_order(
     return contents if is_same else ordered
 
 
-def _take_lone_results(
-    index: int,
-    content: types.Content,
-    waiting: list[tuple[int, types.FunctionCall]],
-) -> list[types.Part]:
-    """Returns a content's results without a call; updates the calls that wait."""
-    lone: list[types.Part] = []
-    for part in content.parts or ():
-        if not part or part.text:
-            continue
+def _find_lone_results(
+    contents: Iterable[types.Content],
+) -> dict[int, list[types.Part]]:
+    """Finds the results without a call, by the index of the content."""
+    waiting: list[PlacedCall] = []
+    lone_results: dict[int, list[types.Part]] = {}
+    for index, content in enumerate(contents):
+        for part in content.parts or ():
+            if not part or part.text:
+                continue
 
-        if part.function_call:
-            waiting.append((index, part.function_call))
-        response = part.function_response
-        if response and not take_call(waiting, response):
-            lone.append(part)
-    return lone
+            if part.function_call:
+                waiting.append(PlacedCall(index, part.function_call))
+            response = part.function_response
+            if response and not take_call(waiting, response):
+                lone_results.setdefault(index, []).append(part)
+    return lone_results
 
 
-def _tell_results(
-    content: types.Content, lone: Collection[types.Part], mover: MediaMover
+def _move_results(
+    content: types.Content, results: Collection[types.Part], mover: MediaMover
 ) -> list[types.Content]:
-    """Moves results from a content into texts after it, with their files."""
-    kept = [part for part in parts_of(content) if not any(part is p for p in lone)]
+    """Moves results from a content into a message after it, as texts with their files.
 
-    told: list[types.Part] = []
-    for part in lone:
+    Returns the content, if it has other parts, and the message.
+    """
+    result_ids = {id(part) for part in results}
+    other_parts = [part for part in parts_of(content) if id(part) not in result_ids]
+
+    message_parts: list[types.Part] = []
+    for part in results:
         if part.function_response:
-            told += _tell_result(part.function_response, mover)
+            message_parts += _write_result(part.function_response, mover)
 
-    texts = types.Content(role="user", parts=told)
-    return [with_parts(content, kept), texts] if kept else [texts]
+    message = types.Content(role="user", parts=message_parts)
+    return [with_parts(content, other_parts), message] if other_parts else [message]
 
 
-def _tell_result(
+def _write_result(
     response: types.FunctionResponse, mover: MediaMover
 ) -> list[types.Part]:
     """Returns a result as a text, and the files that may stand beside it."""
     payload = json_text(response.response or {}).decode("utf-8", "replace")
-    files, words = mover.split(result_media(response))
+    files, file_texts = mover.split(result_media(response))
     head = _LONE_RESULT.format(name=response.name)
-    text = "\n".join([head, quote(payload), *words])
+    text = "\n".join([head, quote(payload), *file_texts])
     return [types.Part(text=text), *files]
 
 
 def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
-    """Gives each call that nobody has answered yet a result that says so."""
-    missing = _write_missing_results(contents)
+    """Adds a result to each call without one: "There is no answer yet."
+
+    The result is behind the content with the call. Calls in the last content get none.
+    """
+    results_by_call = _write_missing_results(contents)
 
     answered: list[types.Content] = []
     for index, content in enumerate(contents):
-        results = missing.get(index - 1, [])
-        if results and has_function_response(content):
-            # The results of other calls of the same message stand here.
-            answered.append(with_parts(content, [*parts_of(content), *results]))
+        missing_results = results_by_call.get(index - 1, [])
+        if missing_results and has_function_response(content):
+            # This content has the results of other calls of the same message.
+            all_parts = [*parts_of(content), *missing_results]
+            answered.append(with_parts(content, all_parts))
             continue
 
-        if results:
-            answered.append(types.Content(role="user", parts=results))
+        if missing_results:
+            answered.append(types.Content(role="user", parts=missing_results))
         answered.append(content)
     return answered
 
 
 def _write_missing_results(
-    contents: Iterable[types.Content],
+    contents: Sequence[types.Content],
 ) -> dict[int, list[types.Part]]:
-    """Returns a result for each open call, by the index of the call's content."""
-    waiting: list[tuple[int, types.FunctionCall]] = []
-    for index, content in enumerate(contents):
-        for part in parts_of(content):
-            if part.function_call:
-                waiting.append((index, part.function_call))
-            elif part.function_response:
-                take_call(waiting, part.function_response)
-
-    missing: dict[int, list[types.Part]] = {}
-    for index, call in waiting:
-        result = types.FunctionResponse(
+    """Returns the results that open calls lack, by the index of the call's content."""
+    results_by_call: dict[int, list[types.Part]] = {}
+    for call_index, call in pair_contents(contents).unanswered:
+        response = types.FunctionResponse(
             id=call.id, name=call.name, response={"status": _NO_ANSWER}
         )
-        missing.setdefault(index, []).append(types.Part(function_response=result))
-    return missing
+        result = types.Part(function_response=response)
+        results_by_call.setdefault(call_index, []).append(result)
+    return results_by_call

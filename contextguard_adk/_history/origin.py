@@ -18,7 +18,7 @@ from contextguard_adk._history.contents import (
 
 def find_history(
     contents: Sequence[types.Content],
-    index: EventIndex,
+    known_events: KnownEvents,
     transient: Sequence[types.Content] = (),
 ) -> list[int]:
     """Returns the indexes of the contents that come from session events.
@@ -26,24 +26,25 @@ def find_history(
     Texts in the user's role that another plugin has rewritten are not found here. The
     caller added the `transient` contents to this run alone.
     """
-    found = []
-    for place, content in enumerate(contents):
+    indexes = []
+    for index, content in enumerate(contents):
         # ADK and other plugins insert contents in the user's role, without tools. A
         # plugin may rewrite the model's words, so these need no event.
         may_be_inserted = content.role != "model" and not has_tool(content)
-        needs_event = may_be_inserted and not index.relays(content)
+        needs_event = may_be_inserted and not known_events.relays(content)
 
         is_known = not needs_event and content not in transient
-        if is_known or any(index.holds(part) for part in parts_of(content)):
-            found.append(place)
-    return found
+        if is_known or any(known_events.holds(part) for part in parts_of(content)):
+            indexes.append(index)
+    return indexes
 
 
-class EventIndex:
-    """Finds out whether an event of the session says the same as a content.
+class KnownEvents:
+    """Finds out whether an event of the session has the same part as a content.
 
-    ADK transcribes speech in several events and joins the texts of consecutive ones
-    into one content. Code and its output become texts, fenced by two words.
+    Two kinds of events look different in a request. ADK transcribes speech in several
+    consecutive events, and joins their texts into one content. ADK also shows code, and
+    the output of code, as a text between two fences.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -53,7 +54,8 @@ class EventIndex:
         self._outputs: set[str] = set()
         self._authors: set[str] = set()
 
-        spoken = ["", ""]  # By the user and by the model, since the last content.
+        # The words of the user and of the model, since the last event with a content.
+        spoken = ["", ""]
         for event in events:
             self._authors.add(event.author)
             if event.content and event.content.parts:
@@ -73,35 +75,39 @@ class EventIndex:
             if author == "user" and part.text:
                 self._user_texts.add(part.text)
 
-            code = code_of(part).strip()
-            if code and part.code_execution_result:
-                self._outputs.add(code)
-            elif code:
-                self._code.add(code)
+            code_or_output = code_of(part).strip()
+            if code_or_output and part.code_execution_result:
+                self._outputs.add(code_or_output)
+            elif code_or_output:
+                self._code.add(code_or_output)
 
     def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
-        """Adds the words of an event to `spoken`, and keeps what that says by now."""
-        heard = (event.input_transcription, event.output_transcription)
-        for place, transcription in enumerate(heard):
+        """Adds the words of an event to `spoken`, and the text so far to the keys.
+
+        `spoken` holds the words of the user, then those of the model. Words that this
+        event does not continue are emptied.
+        """
+        transcriptions = (event.input_transcription, event.output_transcription)
+        for speaker, transcription in enumerate(transcriptions):
             if event.content is None and transcription and transcription.text:
-                spoken[place] += transcription.text
-                self._keys.add(spoken[place])
+                spoken[speaker] += transcription.text
+                self._keys.add(spoken[speaker])
             else:
-                spoken[place] = ""
+                spoken[speaker] = ""
 
     def holds(self, part: types.Part) -> bool:
-        """Whether an event has a part that says exactly the same."""
+        """Whether an event has a part with exactly the same text or data."""
         key = _key_of(part)
         if key and key in self._keys:
             return True
 
         if not (self._code or self._outputs):
             return False
-        code = _unfence(part.text or "")
-        return code in self._code or code in self._outputs
+        unfenced = _unfence(part.text or "")
+        return unfenced in self._code or unfenced in self._outputs
 
     def is_unchanged(self, content: types.Content) -> bool:
-        """Whether all parts of a content are as ADK would write them."""
+        """Whether a content is as ADK would write it from the events."""
         parts = [part for part in parts_of(content) if _key_of(part)]
         return all(self.holds(part) for part in parts) or self.relays(content)
 
@@ -121,14 +127,15 @@ class EventIndex:
             return False
 
         text = content_text(content)
-        is_quoted = text in self._user_texts
-        return _unfence(text) in self._outputs and not is_quoted
+        if text in self._user_texts:  # The user has typed the output of the code.
+            return False
+        return _unfence(text) in self._outputs
 
 
 def _key_of(part: types.Part) -> Hashable:
-    """Returns what tells a part from others; None or "" where no event is needed.
+    """Returns a key that is equal for equal parts: the text or the data of the part.
 
-    A call or a result needs none, and neither does a part that says nothing.
+    None or "" for a call, a result and an empty part: these need no event.
     """
     if part.text or part.function_call or part.function_response:
         return part.text
@@ -142,16 +149,19 @@ def _key_of(part: types.Part) -> Hashable:
 
 
 def keys_of(content: types.Content | None) -> list[Hashable]:
-    """Returns what tells the parts of a content from others, without empty ones."""
+    """Returns the keys of the parts of a content, without empty keys."""
     keys = [_key_of(part) for part in parts_of(content)]
     return [key for key in keys if key]
 
 
 def _unfence(text: str) -> str:
-    """Returns the text between the first and the last word, where ADK puts code."""
-    opened = text.split(None, 1)
-    if len(opened) < 2:
+    """Returns the text between the first and the last word; "" if there is none.
+
+    ADK puts code there: "```python\nprint(1)\n```" -> "print(1)"
+    """
+    first_and_rest = text.split(None, 1)
+    if len(first_and_rest) < 2:
         return ""
 
-    closed = opened[1].rsplit(None, 1)
-    return closed[0] if len(closed) == 2 else ""
+    inner_and_last = first_and_rest[1].rsplit(None, 1)
+    return inner_and_last[0] if len(inner_and_last) == 2 else ""

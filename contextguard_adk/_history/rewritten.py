@@ -1,4 +1,8 @@
-"""Finds the events behind contents whose texts another plugin has rewritten."""
+"""Finds the events of contents whose texts another plugin has rewritten.
+
+A place is a position among the events that ADK shows, an index one among the contents.
+A link is an event with its content: an event place and a content index.
+"""
 
 from __future__ import annotations
 
@@ -29,76 +33,98 @@ _WORD = re.compile(r"\w+")
 _MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 """Stands in a content that ADK makes of an instruction."""
 
-_MAX_MOVED = 64  # Looking further would be quadratic.
+_MAX_MOVED = 64
+"""With how many contents an event is compared; with all, it would be quadratic."""
+
+
+class _Link(NamedTuple):
+    """An event among the shown ones, and the content that ADK made of it."""
+
+    event_place: int
+    content_index: int
 
 
 def find_rewritten(
     contents: Sequence[types.Content],
-    texts: Sequence[int],
-    changed: Collection[int],
+    text_indexes: Sequence[int],
+    changed_indexes: Collection[int],
     invocation: InvocationContext,
     memo: Memo,
 ) -> dict[int, Event]:
-    """Finds the events of the `changed` contents, by the indexes of these.
+    """Finds the events of contents that another plugin has changed.
 
-    `texts` are the indexes of all contents that may come from an event with a text. A
-    changed content stands where its event stood, between neighbors that nobody changed.
-    Between the same neighbors it belongs to the event with which it has most words in
-    common. Where as many contents as events are left there, their order decides.
+    A changed content is at the position of its event: between unchanged neighbors.
+    Among the events between the same neighbors it belongs to the event with which it
+    has most words in common. If the words do not tell, and as many contents as events
+    are left, they belong together in their order.
+
+    Args:
+        contents: The contents of the request.
+        text_indexes: The contents that may come from an event with a text.
+        changed_indexes: The contents that another plugin has changed or inserted.
+        invocation: The run, whose session has the events.
+        memo: Remembers fingerprints.
+
+    Returns:
+        The events that were found, by the index of the changed content.
     """
     events = find_shown_events(invocation)
     roles = [role_of(event, invocation) for event in events]
-    text_events = [place for place, role in enumerate(roles) if role]
+    text_places = [place for place, role in enumerate(roles) if role]
 
-    unchanged = [contents[index] for index in texts if index not in changed]
-    if _say_all(unchanged, [events[place].content for place in text_events]):
-        return {}
+    unchanged = [contents[i] for i in text_indexes if i not in changed_indexes]
+    if _have_all(unchanged, [events[place].content for place in text_places]):
+        return {}  # No event lacks its content, so all changed ones are inserted.
 
-    from_events = _without_inserted(contents, texts, invocation)
-    links = _align_in_order(
+    # Equal contents and events are linked first, then the ones between them by their
+    # words, and the ones that are still left by their order.
+    candidates = _without_inserted(contents, text_indexes, invocation)
+    equal_links = _align_in_order(
         [_spell(event.content or types.Content(), memo) for event in events],
         [_spell(content, memo) for content in contents],
     )
-    alike: list[tuple[int, int]] = []
-    for gap in _find_gaps(links, text_events, from_events):
-        alike += _match_words(events, contents, gap)
+    word_links: list[_Link] = []
+    for gap in _find_gaps(equal_links, text_places, candidates):
+        word_links += _match_words(events, contents, gap)
 
-    by_order: list[tuple[int, int]] = []
-    for gap in _find_gaps(sorted([*links, *alike]), text_events, from_events):
-        by_order += _match_order(gap)
+    links = sorted([*equal_links, *word_links])
+    order_links: list[_Link] = []
+    for gap in _find_gaps(links, text_places, candidates):
+        order_links += _match_order(gap)
 
     return {
         index: events[place]
-        for place, index in [*alike, *by_order]
-        if index in changed and contents[index].role == roles[place]
+        for place, index in [*word_links, *order_links]
+        if index in changed_indexes and contents[index].role == roles[place]
     }
 
 
-def _say_all(
+def _have_all(
     contents: Sequence[types.Content], wanted: Sequence[types.Content | None]
 ) -> bool:
-    """Whether contents say all that is wanted, each text as often."""
-    spare: Counter[Hashable] = Counter()
+    """Whether contents have each text and file of the wanted ones at least as often."""
+    spare_counts: Counter[Hashable] = Counter()
     for content in contents:
-        spare.update(keys_of(content))
-    for each in wanted:
-        spare.subtract(keys_of(each))
-    return min(spare.values(), default=0) >= 0
+        spare_counts.update(keys_of(content))
+    for wanted_content in wanted:
+        spare_counts.subtract(keys_of(wanted_content))
+    return min(spare_counts.values(), default=0) >= 0
 
 
 def _without_inserted(
     contents: Sequence[types.Content],
-    texts: Sequence[int],
+    text_indexes: Sequence[int],
     invocation: InvocationContext,
 ) -> list[int]:
-    """Leaves out the texts that ADK inserts without an event."""
-    # The task of an isolated agent stands first.
+    """Leaves out the indexes of the texts that ADK inserts without an event."""
+    # Of an isolated agent, the first content is its task.
     has_task = getattr(invocation, "isolation_scope", None) is not None
-    first = 1 if has_task else 0
+    first_index = 1 if has_task else 0
     return [
         index
-        for index in texts
-        if index >= first and _MOVED_INSTRUCTION not in content_text(contents[index])
+        for index in text_indexes
+        if index >= first_index
+        and _MOVED_INSTRUCTION not in content_text(contents[index])
     ]
 
 
@@ -107,43 +133,50 @@ def _spell(content: types.Content, memo: Memo) -> bytes:
 
 
 class _Chain(NamedTuple):
-    """Pairs in order, by the last pair and the chain before it."""
+    """Links in rising order: the last link, and the chain of the links before it."""
 
-    left: int
-    right: int
+    last: _Link
     before: _Chain | None
 
 
 def _align_in_order(
-    left: Sequence[bytes], right: Sequence[bytes]
-) -> list[tuple[int, int]]:
-    """Pairs items that both have equally often, as many as keep their order."""
-    left_counts = Counter(left)
-    right_counts = Counter(right)
-    right_places = defaultdict[bytes, deque[int]](deque)
-    for place, item in enumerate(right):
-        right_places[item].append(place)
+    event_fingerprints: Sequence[bytes], content_fingerprints: Sequence[bytes]
+) -> list[_Link]:
+    """Links as many equal events and contents as possible without a change of order.
 
-    # The longest chain of rising places is found as in patience sorting: for each
-    # length only the chain is kept that ends first.
-    ends: list[int] = []
+    A fingerprint counts only if as many events as contents have it. Then the first
+    event belongs to the first content, and so on.
+    """
+    event_counts = Counter(event_fingerprints)
+    content_counts = Counter(content_fingerprints)
+    indexes_left = defaultdict[bytes, deque[int]](deque)
+    for index, item in enumerate(content_fingerprints):
+        indexes_left[item].append(index)
+
+    # The longest chain of rising indexes is found as in patience sorting. Of all chains
+    # of a length, only the chain with the smallest last index is kept.
+    last_indexes: list[int] = []
     chains: list[_Chain] = []
-    for index, item in enumerate(left):
-        if left_counts[item] != right_counts[item]:
+    for place, item in enumerate(event_fingerprints):
+        if event_counts[item] != content_counts[item]:
             continue
 
-        end = right_places[item].popleft()
-        length = bisect_left(ends, end)
-        before = chains[length - 1] if length > 0 else None
-        ends[length : length + 1] = [end]
-        chains[length : length + 1] = [_Chain(index, end, before)]
+        index = indexes_left[item].popleft()
+        length_before = bisect_left(last_indexes, index)
+        before = chains[length_before - 1] if length_before > 0 else None
 
-    pairs = []
+        # This replaces the chain of the new length, or appends the longest one so far.
+        last_indexes[length_before : length_before + 1] = [index]
+        chains[length_before : length_before + 1] = [
+            _Chain(_Link(place, index), before)
+        ]
+
+    links = []
     chain = chains[-1] if chains else None
     while chain is not None:
-        pairs.append((chain.left, chain.right))
+        links.append(chain.last)
         chain = chain.before
-    return pairs[::-1]
+    return links[::-1]
 
 
 class _Gap(NamedTuple):
@@ -154,17 +187,25 @@ class _Gap(NamedTuple):
 
 
 def _find_gaps(
-    links: Sequence[tuple[int, int]], events: Sequence[int], contents: Sequence[int]
+    links: Sequence[_Link], text_places: Sequence[int], candidates: Sequence[int]
 ) -> Iterator[_Gap]:
-    """Yields the gaps between links that have events as well as contents."""
-    start = (-1, -1)
-    end = (sys.maxsize, sys.maxsize)
-    for before, after in itertools.pairwise([start, *links, end]):
-        first_place = bisect_right(events, before[0])
-        places = events[first_place : bisect_left(events, after[0])]
+    """Yields the gaps between links in which there are events as well as contents.
 
-        first_index = bisect_right(contents, before[1])
-        indexes = contents[first_index : bisect_left(contents, after[1])]
+    Args:
+        links: The links, in order.
+        text_places: The places of the events with a text, in order.
+        candidates: The indexes of the contents that may belong to them, in order.
+    """
+    start = _Link(-1, -1)
+    end = _Link(sys.maxsize, sys.maxsize)
+    for before, after in itertools.pairwise([start, *links, end]):
+        places_start = bisect_right(text_places, before.event_place)
+        places_end = bisect_left(text_places, after.event_place)
+        places = text_places[places_start:places_end]
+
+        indexes_start = bisect_right(candidates, before.content_index)
+        indexes_end = bisect_left(candidates, after.content_index)
+        indexes = candidates[indexes_start:indexes_end]
 
         if places and indexes:
             yield _Gap(places, indexes)
@@ -172,37 +213,42 @@ def _find_gaps(
 
 def _match_words(
     events: Sequence[Event], contents: Sequence[types.Content], gap: _Gap
-) -> Iterator[tuple[int, int]]:
-    """Pairs events of a gap, in order, with the contents that are most like them."""
-    shown = [_Traits(contents[index]) for index in gap.indexes]
+) -> Iterator[_Link]:
+    """Links events of a gap, in order, with the contents that are most like them."""
+    content_traits = [_Traits(contents[index]) for index in gap.indexes]
     spare_contents = max(0, len(gap.indexes) - len(gap.places))
     spare_events = max(0, len(gap.places) - len(gap.indexes))
 
-    start = 0
-    for number, place in enumerate(gap.places):
-        # A content moves on only past spare contents, and back only over spare events.
-        first = max(start, number - spare_events)
-        end = number + spare_contents + 1
-        window = range(first, min(end, len(shown), first + _MAX_MOVED))
+    # Both are numbered from the beginning of the gap.
+    next_content = 0
+    for event_number, place in enumerate(gap.places):
+        # A content is later than its event only by contents to spare, and earlier only
+        # by events to spare.
+        first = max(next_content, event_number - spare_events)
+        end = event_number + spare_contents + 1
+        window = range(first, min(end, len(content_traits), first + _MAX_MOVED))
 
-        said = _Traits(events[place].content)
-        likenesses = [said.likeness(shown[position]) for position in window]
+        event_traits = _Traits(events[place].content)
+        likenesses = [event_traits.likeness(content_traits[i]) for i in window]
         highest = max(likenesses, default=0.0)
         if highest > 0:
-            position = window[likenesses.index(highest)]
-            yield place, gap.indexes[position]
-            start = position + 1
+            content_number = window[likenesses.index(highest)]
+            yield _Link(place, gap.indexes[content_number])
+            next_content = content_number + 1
 
 
-def _match_order(gap: _Gap) -> list[tuple[int, int]]:
-    """Pairs the events of a gap with its contents, where there are as many of both."""
+def _match_order(gap: _Gap) -> list[_Link]:
+    """Links the events of a gap with its contents in order; [] if the counts differ."""
     if len(gap.places) != len(gap.indexes):
         return []
-    return list(zip(gap.places, gap.indexes, strict=True))
+    return [
+        _Link(place, index)
+        for place, index in zip(gap.places, gap.indexes, strict=True)
+    ]
 
 
 class _Traits:
-    """What tells a content from others, however it is framed."""
+    """The words and the data of a content, which tell it from other contents."""
 
     def __init__(self, content: types.Content | None) -> None:
         text = " ".join(words_of(part) for part in parts_of(content))[:WORDS_CHARS]
@@ -210,13 +256,21 @@ class _Traits:
         self._keys = set(keys_of(content))
 
     def likeness(self, other: _Traits) -> float:
-        """Returns the share of common words; 0 where it is no sign of one origin."""
+        """Returns how alike two contents are.
+
+        1.0 if they have a text or a file in common; else the share of common words, at
+        most 0.5; 0.0 if so few words are common that this may be chance.
+        """
         if not self._keys.isdisjoint(other._keys):
             return 1.0
 
-        shared = len(self._words & other._words)
-        fewest = min(len(self._words), len(other._words))
-        total = len(self._words) + len(other._words)
-        # Few words are in any long text by chance.
-        is_alike = 2 * shared > fewest and 20 * shared >= total
-        return shared / total if is_alike else 0.0
+        shared_count = len(self._words & other._words)
+        fewer_count = min(len(self._words), len(other._words))
+        total_count = len(self._words) + len(other._words)
+
+        # A few words are in any long text by chance. So the contents must share more
+        # than half of the words of the shorter one, and 5 % of all words.
+        has_most_words = 2 * shared_count > fewer_count
+        has_enough_words = 20 * shared_count >= total_count
+        is_alike = has_most_words and has_enough_words
+        return shared_count / total_count if is_alike else 0.0

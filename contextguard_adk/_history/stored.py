@@ -29,6 +29,9 @@ MAX_RECORD_BYTES = 16 * 1024
 Sections that have room of their own are not counted.
 """
 
+_OTHER_FIELDS_BYTES = 200
+"""A reserve for the fields of `AgentRecord` around the summary."""
+
 MAX_SUMMARY_CHARS = 256 * 1024
 """Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
 
@@ -44,16 +47,19 @@ V = TypeVar("V")
 
 
 def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
-    """Returns the values of the newest `MAX_MODELS` models; the given one stands last.
+    """Adds the value of a model, and leaves out the oldest ones over `MAX_MODELS`.
 
     Args:
-        known: The values by the model's name, the oldest first.
+        known: The values by the models' names, the oldest first.
         model: The name of the model that was seen last.
         value: Its value, which replaces an older one.
+
+    Returns:
+        The values by the models' names; the added one is the last.
     """
-    others = {name: each for name, each in known.items() if name != model}
-    ordered = {**others, model: value}
-    return dict(list(ordered.items())[-MAX_MODELS:])
+    others = {name: other for name, other in known.items() if name != model}
+    oldest_first = [*others.items(), (model, value)]
+    return dict(oldest_first[-MAX_MODELS:])
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def _read_covered(value: object) -> Covered:
     return value if isinstance(value, Covered) else decode_covered(str(value))
 
 
-# What only a later release knows stays where a record is written again.
+# Fields of a later release stay when this release writes the record again.
 class _Stored(BaseModel, extra="allow"):
     model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
 
@@ -101,23 +107,25 @@ class StoredSummary(_Stored):
 
     Attributes:
         text: The summary; it has a key of its own in session state.
-        covered: Fingerprints of the contents that it replaces.
+        covered: The fingerprints of the contents that the summary replaces.
         beside: The values of sections, by the section's name.
-        scope: The branch or isolation scope in which it may be used.
-        invocation: The invocation that has made it.
-        last_event: The id of the newest event that it replaces.
+        scope: The branch or isolation scope in which the summary may be used.
+        invocation: The id of the invocation that made the summary.
+        last_event: The id of the newest event that the summary replaces.
         reason: Why the history was compacted, as the continuation tells.
         request: The fingerprint, in hex, of the request that the continuation quotes.
-        request_chars: How much of that request is quoted; -1 for all.
+        request_chars: How many characters of that request are quoted; -1 for all.
         has_continuation: Whether a request to go on stands after the summary.
-        model_chars: How much of the text a model has written.
-        model_covered_count: How many of the first contents that part replaces.
-        truncation: How tool results after it are shortened; None for not at all.
-        truncated_upto: The last content with such results, by `History.name_place`.
+        model_chars: How many characters of the text, from its beginning, a model wrote.
+        model_covered_count: How many of the oldest covered contents a model summarized.
+        truncation: How tool results after the summary are shortened; None for not at
+            all.
+        truncated_upto: The last content with such results, by `History.name_content`.
         has_recall: Whether the request declared the recall tool.
-        has_older: Whether it also replaces all contents before those of `covered`.
+        has_older: Whether the summary also replaces all contents before those of
+            `covered`.
         left_tokens: The size of the request once the summary was in place.
-        edits: How many changes by hand the record had when it was made.
+        edits: The `AgentRecord.edits` when the summary was made.
     """
 
     text: str = Field(default="", exclude=True)
@@ -144,17 +152,20 @@ class StoredSummary(_Stored):
         return self.text[: self.model_chars]
 
     def room_bytes(self, uncounted: Collection[str]) -> int:
-        """Returns how many bytes of JSON the record can still take.
+        """Returns how many bytes of JSON the record can still take; 0 if it is full.
 
         Args:
-            uncounted: Names in `beside` whose values always have a place.
+            uncounted: Names in `beside` whose values have room of their own.
         """
-        counted = self.model_dump_json(exclude={"beside": {*uncounted}})
-        # Where little is loaded, fewer fingerprints are at hand: later there are more.
+        counted_json = self.model_dump_json(exclude={"beside": {*uncounted}})
+        taken_bytes = len(counted_json.encode())
+
+        # Later summaries may have more fingerprints. Base64 takes four bytes for three.
         missing_count = RECENT_COUNT - len(self.covered.recent)
-        missing_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
-        taken_bytes = len(counted.encode()) + missing_bytes
-        return max(0, MAX_RECORD_BYTES - 200 - taken_bytes)
+        reserved_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
+
+        limit_bytes = MAX_RECORD_BYTES - _OTHER_FIELDS_BYTES
+        return max(0, limit_bytes - taken_bytes - reserved_bytes)
 
 
 class Learned(_Stored):
@@ -199,7 +210,7 @@ class AgentRecord(_Stored):
 
     @property
     def is_newer(self) -> bool:
-        """Whether a later release has written it; then it is not changed."""
+        """Whether a later release has written the record; then it is not changed."""
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:

@@ -17,6 +17,7 @@ from google.genai import types
 
 from contextguard_adk._history.adk_events import INTERNAL_CALLS, RECALL_TOOL, code_of
 from contextguard_adk._history.contents import (
+    PlacedCall,
     is_relay,
     parts_of,
     payload_of,
@@ -33,8 +34,9 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
-# The first two are read as UTF-8 in any case. The others are slow, or no file has them.
-_OTHER_CODECS = frozenset(
+# A file in the first two is read as UTF-8, which contains ASCII. The others are slow,
+# or no file has them.
+_UNUSED_CODECS = frozenset(
     [
         "ascii",
         "utf_8",
@@ -45,11 +47,17 @@ _OTHER_CODECS = frozenset(
         "utf_7",
     ]
 )
+_MIN_LISTED_CALL_CHARS = 300
+"""The shortest arguments of a call that are an item in lists."""
+
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 
 
 def payload_text(payload: object) -> str:
-    """Writes a tool's arguments or result as JSON, a text as it is."""
+    """Writes a tool's arguments or result as JSON.
+
+    A result that is one text is written as it is: {"result": "Done."} -> "Done."
+    """
     # ADK wraps everything but a dict as `{"result": …}`.
     if isinstance(payload, dict) and len(payload) == 1:
         value = payload.get("result")
@@ -57,15 +65,18 @@ def payload_text(payload: object) -> str:
             return value
 
     try:
-        raw = pydantic_core.to_json(payload, fallback=safe_repr)
-        return raw.decode("utf-8", "replace")
+        json_bytes = pydantic_core.to_json(payload, fallback=safe_repr)
+        return json_bytes.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
         # Lone surrogates, bytes that are no text; cycles, deep nesting.
         return _odd_payload_text(payload)
 
 
 def _odd_payload_text(payload: object) -> str:
-    """Writes a payload that pydantic refuses; of containers in it only the type."""
+    """Writes a payload that pydantic refuses, as JSON if the standard library can.
+
+    Otherwise it has one line for each field; of a container, the line has the type.
+    """
     try:
         text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
     except (ValueError, TypeError, RecursionError):
@@ -115,32 +126,37 @@ def file_text(part: types.Part) -> str:
 
 
 def _decode(data: bytes, mime_type: str) -> str:
-    """Decodes a file by its charset, else as UTF-8, or as Western Europe writes."""
-    named = _CHARSET.search(mime_type)
-    if named:
+    """Decodes a file with text.
+
+    The first of these that applies decides: the charset in the MIME type, the mark of
+    UTF-16, UTF-8; and Windows-1252, if over 1 % of the characters are no UTF-8.
+    """
+    named_charset = _CHARSET.search(mime_type)
+    if named_charset:
         # Python also raises a LookupError for a codec that decodes no text.
         with suppress(LookupError, UnicodeError):
-            charset = codecs.lookup(named[1]).name
-            if charset.replace("-", "_") not in _OTHER_CODECS:
+            charset = codecs.lookup(named_charset[1]).name
+            if charset.replace("-", "_") not in _UNUSED_CODECS:
                 return data.decode(charset, "replace")
 
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
 
     text = data.decode("utf-8-sig", "replace")
-    is_damaged = text.count("\ufffd") > len(text) // 100
-    return data.decode("cp1252", "replace") if is_damaged else text
+    replaced_count = text.count("\ufffd")
+    is_other_charset = replaced_count > len(text) // 100
+    return data.decode("cp1252", "replace") if is_other_charset else text
 
 
 @dataclass(frozen=True)
 class Said:
-    """One part of a history, as it may be told.
+    """One part of a history, with the facts that are needed to write it.
 
     Attributes:
         index: The index of its content.
         part: The part.
         author: "user", "model" or "other agent".
-        whole: The part before it was shortened; None where it has no handle.
+        whole: The part before it was shortened; None if it gets no handle.
         call: For a result, the call that it answers.
     """
 
@@ -152,7 +168,7 @@ class Said:
 
     @property
     def handle(self) -> str:
-        """The handle of the whole part; "" where it cannot be read back."""
+        """The handle of the whole part; "" if the part cannot be read back."""
         return handle_of(self.whole) if self.whole else ""
 
     @property
@@ -172,43 +188,54 @@ def walk_parts(
 ) -> Iterator[Said]:
     """Yields the parts of contents, oldest first, without thoughts and credentials.
 
-    `outputs` are the indexes of texts that executed code has printed. Parts get the
-    handles of the same parts in `wholes`.
+    Args:
+        contents: The contents of a request.
+        indexes: The contents that are read.
+        outputs: The indexes of texts that executed code has printed.
+        wholes: The same contents before they were shortened, for the handles of the
+            parts; None for no handles.
     """
-    waiting: list[tuple[int, types.FunctionCall]] = []
+    waiting: list[PlacedCall] = []
     for index in indexes:
         content = contents[index]
         parts = parts_of(content)
         whole_parts = parts_of(wholes[index]) if wholes else [None] * len(parts)
-        pairs = list(zip(parts, whole_parts, strict=True))
+        parts_with_whole = list(zip(parts, whole_parts, strict=True))
 
         author = content.role or "user"
         if is_relay(content):
             author = "other agent"
-            del pairs[0]  # ADK's preamble says nothing about the conversation.
+            del parts_with_whole[0]  # ADK's preamble is no part of the conversation.
 
-        for part, whole in pairs:
-            call = _find_answered(part, index, waiting)
+        for part, whole in parts_with_whole:
+            answered_call = _update_waiting(waiting, index, part)
             if _is_private(part):
                 continue
-            told = _as_output(part) if part.text and index in outputs else part
-            yield Said(index, told, author, whole, call)
+            written_part = _as_output(part) if part.text and index in outputs else part
+            yield Said(index, written_part, author, whole, answered_call)
 
 
-def _find_answered(
-    part: types.Part, index: int, waiting: list[tuple[int, types.FunctionCall]]
+def _update_waiting(
+    waiting: list[PlacedCall], index: int, part: types.Part
 ) -> types.FunctionCall | None:
-    """Finds the waiting call that a part answers; if it is a call, it waits now."""
+    """Updates the calls that wait for a result, once a part is read.
+
+    Adds the part if it is a call. If it is a result, removes the call that it answers,
+    and returns this call; None for other parts and for results without a call.
+    """
     if part.function_call:
-        waiting.append((index, part.function_call))
+        waiting.append(PlacedCall(index, part.function_call))
     if not part.function_response:
         return None
     answered = take_call(waiting, part.function_response)
-    return answered[1] if answered else None
+    return answered.call if answered else None
 
 
 def _is_private(part: types.Part) -> bool:
-    """Whether a part is a thought, or a call of ADK itself with credentials."""
+    """Whether nobody may read a part: a thought, or a call of ADK with credentials.
+
+    A signed call may be marked as a thought; it is still a call.
+    """
     tool = part.function_call or part.function_response
     if tool is not None and tool.name in INTERNAL_CALLS:
         return True
@@ -228,12 +255,13 @@ class Item:
     Attributes:
         handle: Its short name.
         label: Its kind: the author of a message, the name of a tool.
-        hint: The beginning of a message, or of the arguments of a result's call.
+        hint: The beginning of a message, or of the arguments of a result's call, in one
+            line of at most 60 characters.
         text: Its text; "" for a file that has none.
         content_index: The index of its content.
-        args: For a result, the beginning of its call's arguments.
+        args: For a result, the first 1,000 characters of its call's arguments.
         is_call: Whether it is a call.
-        media: The file.
+        media: The file; None for other items.
     """
 
     handle: str
@@ -247,8 +275,11 @@ class Item:
 
     @property
     def is_listed(self) -> bool:
-        """Whether it has a line in lists; for a short call its result stands there."""
-        return not self.is_call or len(self.text) >= 300
+        """Whether the item has a line in lists.
+
+        A short call has none: the line of its result shows the arguments.
+        """
+        return not self.is_call or len(self.text) >= _MIN_LISTED_CALL_CHARS
 
     @property
     def title(self) -> str:
@@ -275,7 +306,11 @@ def list_items(
     outputs: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
 ) -> list[Item]:
-    """Lists the items of some contents, oldest first; see `walk_parts`."""
+    """Lists the items of some contents, oldest first.
+
+    A part may have an item for its text, and one for each of its files. `walk_parts`
+    describes the arguments; without `wholes` the contents themselves are whole.
+    """
     items: list[Item] = []
     for said in walk_parts(contents, indexes, outputs, wholes or contents):
         label = _label(said)
@@ -286,8 +321,8 @@ def list_items(
         if said.text or result:
             items.append(_make_item(said, label))
 
-        files = result_media(result) if result else [said.part]
-        items += _list_files(files, said.index)
+        possible_files = result_media(result) if result else [said.part]
+        items += _list_files(possible_files, said.index)
     return items
 
 
@@ -307,7 +342,7 @@ def _make_item(said: Said, label: str) -> Item:
 
 
 def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Item]:
-    """Yields the items of images and files."""
+    """Yields an item for each part that is an image or a file."""
     for part in parts:
         described = describe_media(part)
         if described:
@@ -322,7 +357,10 @@ def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Ite
 
 
 def _label(said: Said) -> str:
-    """Returns the kind of an item; "" for the recall tool, whose parts are copies."""
+    """Returns the label of a part: the author of a message, or the name of a tool.
+
+    "" for a call or a result of the recall tool: these are copies of other items.
+    """
     part = said.part
     if part.function_call:
         name = part.function_call.name
@@ -336,7 +374,10 @@ def _label(said: Said) -> str:
 
 
 def _hint(said: Said, args: str) -> str:
-    """Returns the beginning of a message, or of the arguments that a result is for."""
+    """Returns the beginning of a message, or of the arguments of a tool call.
+
+    "" for a file and for code.
+    """
     part = said.part
     if part.function_call or part.function_response:
         return _clip(args)
@@ -345,5 +386,6 @@ def _hint(said: Said, args: str) -> str:
 
 def _clip(text: str) -> str:
     """Returns the beginning of a text in one line, at most 60 characters."""
-    line = " ".join(text[:240].split()).encode("utf-8", "replace").decode()
+    beginning = text[:240]  # Enough for 60 characters, even with many spaces.
+    line = " ".join(beginning.split()).encode("utf-8", "replace").decode()
     return line if len(line) <= 60 else f"{line[:60]}…"

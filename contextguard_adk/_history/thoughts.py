@@ -1,6 +1,7 @@
-"""Signed thoughts in contents: their names, and what stands before them.
+"""Signed thoughts in contents: their names, and digests of the contents before them.
 
-A provider signs a thought of its model, and may check it when it is sent back.
+A provider signs a thought of its model, and may check the signature when the thought is
+sent back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextguard_adk._measuring.tokens import Memo
 
 
 def is_signed(part: types.Part) -> bool:
-    """Returns whether a part is a thought with a signature."""
+    """Whether a part is a thought with a signature."""
     return bool(part.thought and part.thought_signature)
 
 
@@ -33,7 +34,7 @@ def name_thoughts(content: types.Content) -> str:
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
     """Names the newest signed thoughts in contents; "" where there are none."""
-    # Most requests hold none, and calling for each part would double the time.
+    # Most requests have none. A function call for each part would double the time.
     for content in reversed(contents):
         for part in content.parts or ():
             if part and part.thought and part.thought_signature:
@@ -44,50 +45,62 @@ def newest_thoughts(contents: Sequence[types.Content]) -> str:
 def change_thoughts(
     content: types.Content, change: Callable[[types.Part], types.Part | None]
 ) -> types.Content | None:
-    """Changes or drops each thought of a content; None if nothing is left."""
-    parts: list[types.Part] = []
-    for part in parts_of(content):
-        changed = change(part) if part.thought else part
-        if changed is not None:
-            parts.append(changed)
+    """Replaces each thought of a content by the result of `change`.
 
-    is_emptied = not parts and bool(parts_of(content))
-    return None if is_emptied else with_parts(content, parts)
+    `change` returns None to drop the thought. Returns None if no part is left, and the
+    content itself if nothing changes.
+    """
+    new_parts: list[types.Part] = []
+    for part in parts_of(content):
+        new_part = change(part) if part.thought else part
+        if new_part is not None:
+            new_parts.append(new_part)
+
+    is_emptied = not new_parts and bool(parts_of(content))
+    return None if is_emptied else with_parts(content, new_parts)
 
 
 def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
-    """Yields for each content a digest of what stands before its last signed thought.
+    """Yields one digest for each content, of all parts before its last signed thought.
 
-    Thoughts themselves do not count.
+    These are the parts of the contents before it, and its own parts before the thought.
+    If it has no signed thought, only the contents before it count. Signed thoughts do
+    not count.
     """
-    running = hashlib.blake2b(digest_size=6)
+    digest_so_far = hashlib.blake2b(digest_size=6)
     for content in contents:
         parts = parts_of(content)
-        signed = [place for place, part in enumerate(parts) if is_signed(part)]
-        last = signed[-1] if signed else 0
+        signed_places = [place for place, part in enumerate(parts) if is_signed(part)]
+        thought_place = signed_places[-1] if signed_places else 0
 
-        before = running.copy()
-        before.update(_spell_message(content.role, parts[:last], memo))
-        yield before.hexdigest()
-        running.update(_spell_message(content.role, parts, memo))
+        digest_of_content = digest_so_far.copy()
+        parts_before = parts[:thought_place]
+        digest_of_content.update(_spell_message(content.role, parts_before, memo))
+        yield digest_of_content.hexdigest()
+        digest_so_far.update(_spell_message(content.role, parts, memo))
 
 
 def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Fingerprints a message without its thoughts; of thoughts alone it is empty."""
-    said = [part for part in parts if not is_signed(part)]
-    if not said:
+    """Returns the fingerprint of a message without its signed thoughts, and tool ids.
+
+    b"" for a message of signed thoughts alone.
+    """
+    other_parts = [part for part in parts if not is_signed(part)]
+    if not other_parts:
         return b""
 
-    ids: list[str] = []
-    for part in said:
+    tool_ids: list[str] = []
+    for part in other_parts:
         tool = part.function_call or part.function_response
         if tool:
-            ids.append(tool.id or "")
-    content = types.Content.model_construct(role=role, parts=said)
-    return memo.remember(fingerprint, content, said, role) + ",".join(ids).encode()
+            tool_ids.append(tool.id or "")
+
+    message = types.Content.model_construct(role=role, parts=other_parts)
+    message_fingerprint = memo.remember(fingerprint, message, other_parts, role)
+    return message_fingerprint + ",".join(tool_ids).encode()
 
 
-def digest(said: Iterable[bytes]) -> str:
-    """Returns a short digest of several texts; it tells where each of them ends."""
-    spelled = b"".join(b"%d:%b" % (len(each), each) for each in said)
+def digest(texts: Iterable[bytes]) -> str:
+    """Returns a short digest of several texts; ("ab", "c") and ("a", "bc") differ."""
+    spelled = b"".join(b"%d:%b" % (len(text), text) for text in texts)
     return hashlib.blake2b(spelled, digest_size=6).hexdigest()

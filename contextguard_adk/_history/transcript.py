@@ -1,7 +1,7 @@
 """Writes the conversation as a text for a summarizer, within a budget of tokens.
 
-The text has entries. The heading of an entry stands at the margin and names the author.
-The body is indented, so no text in it can pass for an entry.
+The text has entries. The heading of an entry is not indented and names the author. The
+body is indented, so no text in it can pass for another entry.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from google.genai import types
 
@@ -23,9 +24,11 @@ from contextguard_adk._support.phrases import LEFT_OUT, quote
 
 MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
 _TOOL_WEIGHT = 0.2
-"""How much of the room a tool's entry gets beside a message, which has the weight 1."""
+"""The share of the tokens that a tool's entry gets; a message's entry has 1.0."""
 
 _COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
+"""The share that a result of the recall tool gets: it repeats other entries."""
+
 _MARGIN = "  "  # Before each line of a body.
 _MAX_NAMED = 3  # Handles of dropped entries that are named.
 
@@ -37,7 +40,7 @@ class Entry:
     Attributes:
         heading: The line that names the author.
         body: The text below it.
-        weight: How much of the room it gets beside other entries.
+        weight: Its share of the tokens, in proportion to the other entries' weights.
         is_pinned: Whether it always stays.
         handle: The name under which the recall tool finds the whole text.
     """
@@ -64,10 +67,15 @@ def render_entries(
     wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
-    """Renders contents, one entry for each part; the `pinned` ones always stay.
+    """Renders contents, one entry for each part.
 
-    `outputs` are the indexes of texts that executed code has printed. Entries get the
-    handles of the same parts in `wholes`.
+    Args:
+        contents: The contents of a request.
+        indexes: The contents that are rendered.
+        pinned: The indexes of contents whose entries are never dropped.
+        wholes: The same contents before they were shortened, for the handles of the
+            parts; None for no handles.
+        outputs: The indexes of texts that executed code has printed.
     """
     entries = []
     for said in walk_parts(contents, indexes, outputs, wholes):
@@ -80,7 +88,7 @@ def render_entries(
         if said.part.text:
             weight = 1.0
         elif tool is not None and tool.name == RECALL_TOOL:
-            weight = _COPY_WEIGHT  # It repeats other entries.
+            weight = _COPY_WEIGHT
         else:
             weight = _TOOL_WEIGHT
 
@@ -123,60 +131,95 @@ def _write_heading(said: Said) -> str:
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Shortens entries and drops the oldest until they fit; a note tells of these."""
+    """Drops the oldest entries and shortens the others until they fit.
+
+    If entries are dropped, the first of the returned entries is a note that says so.
+    """
 
     def count_body(body: str) -> int:
         return count_tokens("\n" + textwrap.indent(body, _MARGIN)) if body else 0
 
-    body_tokens = [count_body(entry.body) for entry in entries]
-    heading_tokens = [count_tokens(entry.heading) + 1 for entry in entries]
-    if sum(body_tokens) + sum(heading_tokens) <= budget_tokens:
+    sized = []
+    for entry in entries:
+        heading_tokens = count_tokens(entry.heading) + 1
+        body_tokens = count_body(entry.body)
+        least_tokens = min(body_tokens, MIN_BODY_TOKENS)
+        sized.append(_Sized(entry, heading_tokens, body_tokens, least_tokens))
+    if sum(each.heading_tokens + each.body_tokens for each in sized) <= budget_tokens:
         return list(entries)
 
-    least = [min(tokens, MIN_BODY_TOKENS) for tokens in body_tokens]
-    costs = [least[i] + heading_tokens[i] for i in range(len(entries))]
-    room = float(budget_tokens - MIN_BODY_TOKENS)  # The note takes some.
-    kept = _choose_kept(entries, costs, room)
-
-    # Each entry gets a little; messages are served first with the rest, copies last.
-    body_room = room - sum(heading_tokens[i] for i in kept)
-    shares = divide_budget([least[i] for i in kept], [1.0] * len(kept), body_room)
-    missing = [body_tokens[i] - share for i, share in zip(kept, shares, strict=True)]
-    weights = [entries[i].weight for i in kept]
-    more = divide_budget(missing, weights, body_room - sum(shares))
+    left_tokens = float(budget_tokens - MIN_BODY_TOKENS)  # For the note.
+    kept, dropped = _choose_kept(sized, left_tokens)
 
     fitted = []
-    for i, share, rest in zip(kept, shares, more, strict=True):
-        entry = entries[i]
-        tokens = share + rest
-        body = shorten_to_tokens(entry.body, tokens, count_body, entry.handle)
-        fitted.append(replace(entry, body=body))
-
-    staying = set(kept)
-    dropped = [entry for i, entry in enumerate(entries) if i not in staying]
+    left_for_bodies = left_tokens - sum(each.heading_tokens for each in kept)
+    body_budgets = _divide_among_bodies(kept, left_for_bodies)
+    for each, body_budget in zip(kept, body_budgets, strict=True):
+        whole_body = each.entry.body
+        handle = each.entry.handle
+        body = shorten_to_tokens(whole_body, body_budget, count_body, handle)
+        fitted.append(replace(each.entry, body=body))
     return [_note_dropped(dropped), *fitted] if dropped else fitted
 
 
-def _choose_kept(
-    entries: Sequence[Entry], costs: Sequence[int], room: float
-) -> list[int]:
-    """Chooses the pinned entries, and the newest of the others that fit."""
-    pinned = [i for i, entry in enumerate(entries) if entry.is_pinned]
-    others = [i for i, entry in enumerate(entries) if not entry.is_pinned]
+class _Sized(NamedTuple):
+    """An entry with its size.
 
-    kept = list(pinned)
-    used = sum(costs[i] for i in pinned)
-    for i in reversed(others):
-        used += costs[i]
-        if used > room:
+    `least_body_tokens` is the size of its body once it is as short as it may become.
+    """
+
+    entry: Entry
+    heading_tokens: int
+    body_tokens: int
+    least_body_tokens: int
+
+
+def _choose_kept(
+    sized: Sequence[_Sized], budget_tokens: float
+) -> tuple[list[_Sized], list[Entry]]:
+    """Chooses the pinned entries, and the newest of the others.
+
+    As many are chosen as fit once all bodies have their least size. Returns the kept
+    and the dropped entries, both in their order.
+    """
+    least_tokens = [each.heading_tokens + each.least_body_tokens for each in sized]
+    pinned_places = [i for i, each in enumerate(sized) if each.entry.is_pinned]
+    other_places = [i for i, each in enumerate(sized) if not each.entry.is_pinned]
+
+    kept_places = set(pinned_places)
+    used_tokens = sum(least_tokens[place] for place in pinned_places)
+    for place in reversed(other_places):
+        used_tokens += least_tokens[place]
+        if used_tokens > budget_tokens:
             break
-        kept.append(i)
-    return sorted(kept)
+        kept_places.add(place)
+
+    kept = [each for i, each in enumerate(sized) if i in kept_places]
+    dropped = [each.entry for i, each in enumerate(sized) if i not in kept_places]
+    return kept, dropped
+
+
+def _divide_among_bodies(kept: Sequence[_Sized], budget_tokens: float) -> list[float]:
+    """Returns how many tokens the body of each entry gets.
+
+    First each body gets its least size. Then the rest is divided by weight.
+    """
+    least = [each.least_body_tokens for each in kept]
+    first_shares = divide_budget(least, [1.0] * len(kept), budget_tokens)
+
+    missing = [
+        each.body_tokens - share for each, share in zip(kept, first_shares, strict=True)
+    ]
+    weights = [each.entry.weight for each in kept]
+    rest_shares = divide_budget(missing, weights, budget_tokens - sum(first_shares))
+    return [first + rest for first, rest in zip(first_shares, rest_shares, strict=True)]
 
 
 def _note_dropped(dropped: Sequence[Entry]) -> Entry:
     """Returns an entry that tells how many are dropped, and names the newest."""
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
-    newest = handles[::-1][:_MAX_NAMED]
-    items = f"; the newest are items {', '.join(newest)}" if newest else ""
+    newest_first = handles[::-1][:_MAX_NAMED]
+    items = ""
+    if newest_first:
+        items = f"; the newest are items {', '.join(newest_first)}"
     return Entry(LEFT_OUT.format(len(dropped), items))

@@ -1,7 +1,8 @@
 """Shortens tool results: in a compaction, or from their first request on.
 
-A handle is a short name under which the recall tool finds the whole result. Results
-get one where the `whole` content or part is given.
+A handle is a short name under which the recall tool finds the whole result. A shortened
+result gets a handle if the function also gets the `whole` content or part. A notice in
+a shortened text tells how many characters of it are left.
 """
 
 from __future__ import annotations
@@ -29,33 +30,54 @@ from contextguard_adk._measuring.tokens import (
 from contextguard_adk._support.phrases import TRUNCATED, quote, quote_line, quote_value
 
 HANDLE_KEY = "recall_item"
-"""In a shortened result: the handle under which the whole can be read back."""
+"""The field of a shortened result for its handle."""
 
 NAMES_KEY = "not_shown"
-"""In a shortened result: values of the part that is left out, in their order."""
+"""The field of a shortened result for values that are only in the omitted text."""
 
 NAMES_RATIO = 0.5
-"""How much these values may take, as a part of the length that is shown."""
+"""How many bytes these values may take, for each character that is shown."""
 
 MAX_NAMES_BYTES = 16_000
-"""How much they may take at most."""
+"""How many bytes these values may take at most."""
 
 _MIN_LENGTH = 100
-"""Where a result does not fit, its strings are never made shorter than this."""
+"""To fit a result, its strings are never made shorter than this many characters."""
+
+_NOTICE_CHARS = 100
+"""A result that is no longer than this is not replaced by a notice of its size."""
+
+_HEAD_SHARE = 0.6
+"""How much of a shortened string is its beginning; the rest is its end."""
+
+_SLOWEST_STEP = 0.8
+"""Each attempt to fit results makes the strings shorter by a fifth at least.
+
+Tokens do not fall as fast as characters, so smaller steps could take many attempts.
+"""
+
+_SPACE_FOR_NOTICES = 0.95
+"""The notice, the handle and the other fields of a result take about a twentieth."""
 
 Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """How strings over `max_length` characters in tool results are shortened.
+    """How the strings in tool results are shortened. All lengths are in characters.
 
-    A result whose JSON is over twice `result_length` becomes an excerpt of it; 0 for
-    never. With a `max_length` of 0 nothing of a result stays but its size. With
-    `show_truncation_notice` a string tells how much of it is left, and the result also
-    names values that are not shown, in half of `max_length`. With `smart_truncate` a
-    string keeps `head_length` characters of its beginning and `tail_length` of its end.
-    Results of `exclude_tools` stay as they are.
+    Attributes:
+        max_length: Strings that are longer are shortened to their first `max_length`
+            characters. With 0, a result is replaced by a notice of its size.
+        show_truncation_notice: Whether a shortened string tells how much of it is left,
+            and the result names values that are not shown, in half of `max_length`.
+        smart_truncate: Whether a shortened string keeps `head_length` characters of its
+            beginning and `tail_length` of its end instead.
+        head_length: See `smart_truncate`.
+        tail_length: See `smart_truncate`.
+        result_length: A result whose JSON is over twice as long becomes an excerpt of
+            the JSON, of this length; with 0, none does.
+        exclude_tools: The tools whose results stay as they are.
     """
 
     max_length: Length = 4_000
@@ -68,8 +90,8 @@ class Truncation:
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
-        """Leaves 60 % of the length from the beginning, and the rest from the end."""
-        head_length = int(length * 0.6)
+        """Leaves out the middle of strings, so that `length` characters stay."""
+        head_length = int(length * _HEAD_SHARE)
         return cls(
             max_length=length,
             smart_truncate=True,
@@ -82,7 +104,10 @@ class Truncation:
 def truncate_content(
     content: types.Content, truncation: Truncation, whole: types.Content | None = None
 ) -> types.Content:
-    """Shortens tool results in a copy, with the handles of the parts of `whole`."""
+    """Returns a copy with shortened tool results; the content itself if none is long.
+
+    `whole` is the same content before it was shortened; None for no handles.
+    """
     parts = content.parts or []
     whole_parts = (whole.parts or []) if whole else [None] * len(parts)
     shortened = [
@@ -99,21 +124,33 @@ def fit_results(
     has_recall: bool,
     tools: tuple[str, ...],
 ) -> tuple[Truncation, int]:
-    """Finds how results are shortened to fit, and how many tokens all then take.
+    """Finds how results must be shortened so that the contents fit.
 
-    Results of `tools` stay as they are. If nothing fits, it is the shortest form.
+    Args:
+        contents: The contents with the results.
+        most_tokens: How many tokens the contents may take.
+        measure: Counts the tokens of contents.
+        has_recall: Whether shortened results get a handle.
+        tools: The tools whose results stay as they are.
+
+    Returns:
+        How results are shortened, and how many tokens the contents then take. If
+        nothing fits, it is the shortest form.
     """
-    length = 4 * estimate_contents_tokens(contents)
+    length = 4 * estimate_contents_tokens(contents)  # About their characters.
     while True:
-        cut = replace(Truncation.in_the_middle(length, length), exclude_tools=tools)
-        shown = [
-            truncate_content(content, cut, content if has_recall else None)
+        for_all_tools = Truncation.in_the_middle(length, result_length=length)
+        truncation = replace(for_all_tools, exclude_tools=tools)
+        shortened = [
+            truncate_content(content, truncation, content if has_recall else None)
             for content in contents
         ]
-        tokens = measure(shown)
+
+        tokens = measure(shortened)
         if tokens <= most_tokens or length <= _MIN_LENGTH:
-            return cut, tokens
-        length = max(_MIN_LENGTH, int(length * min(0.8, most_tokens / tokens)))
+            return truncation, tokens
+        ratio = min(_SLOWEST_STEP, most_tokens / tokens)
+        length = max(_MIN_LENGTH, int(length * ratio))
 
 
 def _truncate_part(
@@ -122,7 +159,17 @@ def _truncate_part(
     whole: types.Part | None,
     values: Sequence[str] | None = None,
 ) -> types.Part:
-    """Shortens a result and names `values` that are not shown, by default its own."""
+    """Returns a copy of a part with a shortened result.
+
+    Returns the part itself if it has no result, or the result needs no shortening.
+
+    Args:
+        part: The part.
+        truncation: How its result is shortened.
+        whole: The part before it was shortened; None for no handle.
+        values: The values of which the result names those that are not shown; None for
+            the values of the result itself.
+    """
     response = part.function_response if part is not None else None
     if response is None or not response.response:
         return part
@@ -130,19 +177,20 @@ def _truncate_part(
         return part
 
     if truncation.max_length == 0:
-        # A preview is cleared as well; the notice tells the size of the whole.
+        # The part may be a preview: the notice tells the size of the whole.
         size_chars = len(payload_text(payload_of(whole or part)))
-        if size_chars <= 100:  # No more than the notice takes.
+        if size_chars <= _NOTICE_CHARS:
             return part
-        shortened = {"result": TRUNCATED.format(0, size_chars)}
+        fields = {"result": TRUNCATED.format(0, size_chars)}
     else:
-        shortened = _name_and_truncate(response.response, truncation, values)
-        if shortened is response.response:
+        fields = _name_and_truncate(response.response, truncation, values)
+        if fields is response.response:
             return part
 
     if whole and response.name != RECALL_TOOL:
-        shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
-    return _with_response(part, response, shortened)
+        handle = {HANDLE_KEY: handle_of(whole)}
+        return _with_response(part, response, fields | handle)
+    return _with_response(part, response, fields)
 
 
 def _with_response(
@@ -155,28 +203,35 @@ def _with_response(
 def _name_and_truncate(
     result: dict[str, Any], truncation: Truncation, values: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Shortens a result and names values in it; returns it as it is if it is short."""
+    """Shortens a result, and names values that are not shown, if there is room.
+
+    `values` are the ones to name; None for the values of the result itself. Returns the
+    result itself if it needs no shortening.
+    """
     if _truncate_result(result, truncation) is result:
         return result
 
-    # Now it holds notices, which the tool's own text must not pass for.
+    # A shortened result has notices. Quoted text of the tool cannot pass for one.
     shortened = _truncate_result(quote_value(result), truncation)
     if not truncation.show_truncation_notice or NAMES_KEY in result:
         return shortened
 
     max_bytes = min(MAX_NAMES_BYTES, int(truncation.max_length * NAMES_RATIO))
-    own_values = list_names(result) if values is None else values
-    named = name_rest(own_values, shortened, max_bytes)
-    is_shorter = len(payload_text(named)) < len(payload_text(result))
-    return named if is_shorter else shortened
+    possible_names = list_names(result) if values is None else values
+    with_names = name_rest(possible_names, shortened, max_bytes)
+    is_shorter = len(payload_text(with_names)) < len(payload_text(result))
+    return with_names if is_shorter else shortened
 
 
 def list_names(result: dict[str, Any]) -> list[str]:
-    """Lists the values of a result, without texts that are only short."""
+    """Lists the values of a result that look like a name or are a number.
+
+    Texts that are values only because they are short are left out.
+    """
     return [
-        text
-        for text, telling in read_values(result)
-        if telling == TELLING or text.isdecimal()
+        value
+        for value, telling in read_values(result)
+        if telling == TELLING or value.isdecimal()
     ]
 
 
@@ -189,10 +244,12 @@ def name_rest(
 
 
 def without_names(shown: types.Content, whole: types.Content) -> types.Content:
-    """Returns a shortened content without the values that the guard adds."""
-    pairs = zip(shown.parts or (), whole.parts or (), strict=True)
-    parts = [_drop_names(part, whole_part) for part, whole_part in pairs]
-    return with_parts(shown, parts)
+    """Returns a shortened content without the values that the guard has added to it."""
+    unnamed_parts = [
+        _drop_names(part, whole_part)
+        for part, whole_part in zip(shown.parts or (), whole.parts or (), strict=True)
+    ]
+    return with_parts(shown, unnamed_parts)
 
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
@@ -201,44 +258,57 @@ def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     if response is None or not response.response:
         return part
 
-    own = payload_of(whole) or {}
-    if NAMES_KEY not in response.response or NAMES_KEY in own:
+    is_added = NAMES_KEY not in (payload_of(whole) or {})
+    if NAMES_KEY not in response.response or not is_added:
         return part
-    fields = response.response.items()
-    unnamed = {name: value for name, value in fields if name != NAMES_KEY}
-    return _with_response(part, response, unnamed)
+
+    other_fields = {
+        name: value for name, value in response.response.items() if name != NAMES_KEY
+    }
+    return _with_response(part, response, other_fields)
 
 
 def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
-    """Shortens the strings of a result, then its JSON; copies only if it changes."""
-    shortened: dict[str, Any] = truncate_value(result, truncation)
+    """Shortens the strings of a result; then its JSON, if this is still too long.
+
+    Returns the result itself if nothing is too long.
+    """
+    short_strings: dict[str, Any] = truncate_value(result, truncation)
     length = truncation.result_length
     if length == 0:
-        return shortened
+        return short_strings
 
-    text = json_text(shortened).decode("utf-8", "surrogatepass")
-    # Strings that were shortened come with notices and keys around them.
+    text = json_text(short_strings).decode("utf-8", "surrogatepass")
+    # Twice the length, because notices and names of fields are around short strings.
     if len(text) <= 2 * length:
-        return shortened
+        return short_strings
     return {"result": truncate_text(text, replace(truncation, max_length=length))}
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens strings nested up to 100 deep; copies only what changes."""
+    """Shortens the strings in a JSON value, nested up to 100 deep.
+
+    Returns the value itself if none is too long.
+    """
     if isinstance(value, str):
         return truncate_text(value, truncation)
     if depth >= 100 or not isinstance(value, dict | list):
         return value
 
-    old = list(value.values()) if isinstance(value, dict) else value
-    new = [truncate_value(item, truncation, depth + 1) for item in old]
-    if [id(item) for item in new] == [id(item) for item in old]:
+    items = list(value.values()) if isinstance(value, dict) else value
+    new_items = [truncate_value(item, truncation, depth + 1) for item in items]
+    if [id(item) for item in new_items] == [id(item) for item in items]:
         return value
-    return dict(zip(value, new, strict=True)) if isinstance(value, dict) else new
+    if isinstance(value, dict):
+        return dict(zip(value, new_items, strict=True))
+    return new_items
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Shortens a string that is too long, unless the notice makes it longer."""
+    """Shortens a string that is too long.
+
+    Returns the string itself if it is short, or the notice would make it longer.
+    """
     if len(text) <= truncation.max_length:
         return text
 
@@ -262,11 +332,18 @@ def truncate_text(text: str, truncation: Truncation) -> str:
 class Preview:
     """How large tool results are shown from their first request on.
 
-    First `strings` shortens the strings of a result. If the result then still takes
-    more than `max_tokens`, its long strings keep only head and tail. If that is not
-    enough either, its JSON keeps only head and tail. Results of `exclude_tools` stay
-    whole up to `excluded_tokens`. Tokens are estimated from the text alone, so a result
-    has the same bytes in every request.
+    First `strings` shortens the strings of a result. If the result still takes more
+    than `max_tokens`, its long strings keep only head and tail. If this is not enough
+    either, its JSON keeps only head and tail. Tokens are estimated from the text alone,
+    so a result has the same bytes in every request.
+
+    Attributes:
+        max_tokens: How many tokens a result may take; None for any number.
+        strings: How strings are shortened in any case; None for not at all.
+        with_handles: Whether a preview gets a handle.
+        exclude_tools: The tools whose results stay whole up to `excluded_tokens`.
+        excluded_tokens: See `exclude_tools`.
+        form: The form of JSON in which results are measured.
     """
 
     max_tokens: int | None = None
@@ -279,16 +356,16 @@ class Preview:
     def __call__(self, content: types.Content) -> types.Content | None:
         """Returns the preview of a content; None if the agent is shown it whole."""
         parts = [self._show(part) for part in content.parts or ()]
-        shown = with_parts(content, parts)
-        return None if shown is content else shown
+        preview = with_parts(content, parts)
+        return None if preview is content else preview
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether a content of so many bytes is shown whole, whatever it says."""
+        """Whether a content of this size is certainly shown whole."""
         has_short_strings = not self.strings or size_bytes <= self.strings.max_length
         return has_short_strings and self._is_small(size_bytes)
 
     def _is_small(self, size_bytes: int) -> bool:
-        # No text takes more than three tokens for four bytes.
+        # Four bytes of text take three tokens at most.
         return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
 
     def _show(self, part: types.Part) -> types.Part:
@@ -302,13 +379,15 @@ class Preview:
             return part
 
         whole = part if self.with_handles else None
-        short = _truncate_part(part, self.strings, whole) if self.strings else part
-        size_bytes = len(part_text(short, self.form))
+        shown = _truncate_part(part, self.strings, whole) if self.strings else part
+        size_bytes = len(part_text(shown, self.form))
         if self._is_small(size_bytes):
-            return short
+            return shown
 
+        # `_fit` names values itself, also those that only `part` still has.
         values = list_names(payload_of(part) or {})
-        return self._fit(_drop_names(short, part), whole, values)
+        unnamed = _drop_names(shown, part)
+        return self._fit(unnamed, whole, values)
 
     def _count(self, part: types.Part) -> int:
         return token_counter(None)(self._text(part))
@@ -319,25 +398,29 @@ class Preview:
     def _fit(
         self, part: types.Part, whole: types.Part | None, values: Sequence[str]
     ) -> types.Part:
-        """Cuts the long strings of a result; if that is not enough, its JSON."""
+        """Shortens the strings of a result; if this is not enough, its JSON.
+
+        Both ways start from the whole text, and make it shorter until it fits. If
+        nothing fits, the last attempt is returned.
+        """
         text = self._text(part)
         whole_tokens = token_counter(None)(text)
         most_tokens = self.max_tokens or 0
         shown = part
 
-        for is_excerpt in (False, True):
+        for shortens_json in (False, True):
             length = len(text)
             tokens = whole_tokens
             while tokens > most_tokens and length > _MIN_LENGTH:
-                # The notice, the handle and the other fields of the result take some.
-                wished = int(length * 0.95 * most_tokens / tokens)
-                length = max(_MIN_LENGTH, wished)
-                result_length = length // 2 if is_excerpt else 0
+                fitting_length = length * _SPACE_FOR_NOTICES * most_tokens / tokens
+                length = max(_MIN_LENGTH, int(fitting_length))
+                # JSON is shortened when it is over twice as long.
+                result_length = length // 2 if shortens_json else 0
                 truncation = Truncation.in_the_middle(length, result_length)
 
                 shown = _truncate_part(part, truncation, whole, values)
                 if shown is part:
-                    break
+                    break  # No string is longer, so a shorter length is no use here.
                 tokens = self._count(shown)
 
             if tokens <= most_tokens:

@@ -43,7 +43,7 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 class Failed:
     """The failures of a summarizer in a row.
 
-    `newest` names the newest message at the last failure, as `History.name_place` does.
+    `newest` names the newest message at the last failure, by `History.name_content`.
     """
 
     model: str = ""
@@ -154,7 +154,7 @@ class Ask:
             return False
 
         history = self._turn.history
-        new = history.contents[history.find_place(failed.newest) + 1 :]
+        new = history.contents[history.find_named(failed.newest) + 1 :]
         tenths = min(failed.count - 1, 5)
         most_tokens = self._turn.budgets.window_tokens * tenths // 10
         return self._turn.measure_alone(new) < most_tokens
@@ -218,7 +218,7 @@ class Ask:
         if failed.model == model:
             count += failed.count
         history = self._turn.history
-        newest = history.name_place(max(history.indexes, default=-1))
+        newest = history.name_content(max(history.indexes, default=-1))
         return Failed(model, count, newest)
 
     async def _write(

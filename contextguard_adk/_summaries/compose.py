@@ -129,7 +129,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         model_chars=len(model_text),
         model_covered_count=len(list(summarized)),
         truncation=draft.truncation,
-        truncated_upto=history.name_place(draft.truncated_upto),
+        truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
         has_older=history.stored is not None and history.is_partial,
         edits=turn.record.edits,

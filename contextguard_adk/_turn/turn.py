@@ -292,7 +292,7 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        upto = history.find_place(stored.truncated_upto)
+        upto = history.find_named(stored.truncated_upto)
         if stored.truncation and upto >= 0 and upto not in covered:
             return replace(draft, truncation=stored.truncation, truncated_upto=upto)
         return draft
