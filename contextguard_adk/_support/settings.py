@@ -224,7 +224,7 @@ def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
 
 
 class Settings(BaseModel):
-    """Settings that do not change. The docstring of each subclass lists its settings."""
+    """Settings that do not change; the docstring of each subclass lists its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
