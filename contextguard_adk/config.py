@@ -24,10 +24,10 @@ from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.sliding_window import SlidingWindow
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
-"""The environment variable that names a file where no arguments are given."""
+"""The environment variable that names a settings file; arguments in code go first."""
 
 STRICT_VARIABLE = "CONTEXTGUARD_STRICT"
-"""The environment variable that has a wrong file raise, unless it says 0 or false."""
+"""The environment variable that makes a wrong file an error; 0 or false: not."""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
 
@@ -39,12 +39,15 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "sliding_window": SlidingWindow,
     "pipeline": Pipeline,
 }
-"""Short names of strategies in a file; any other is a dotted path to a class."""
+"""Strategies by their short names; a file names any other by its dotted path."""
 
 M = TypeVar("M", bound=BaseModel)
 
 Chooser = Callable[[CallbackContext], Strategy | None]
-"""A function that chooses the strategy for each model call; None leaves it alone."""
+"""A function that chooses a strategy for each model call.
+
+None leaves the call unguarded.
+"""
 
 
 class PluginSettings(GuardSettings):
@@ -67,26 +70,31 @@ class PluginSettings(GuardSettings):
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:
     """Reads settings from a TOML (`.toml`) or YAML (`.yaml`, `.yml`) file.
 
-    A table `[default]` and tables `[agents.<name>]` each name a `strategy` and its
-    settings, tables `[prices."<model>"]` prices; all else stands at the top.
+    The table `[default]` and the tables `[agents.<name>]` each name a `strategy` and
+    its settings. The tables `[prices."<model>"]` hold prices. All other settings stand
+    at the top of the file.
 
     Raises:
-        ConfigError: The file cannot be read, or a setting is wrong; it names the file,
-            the key, the value and what is accepted.
+        ConfigError: The file cannot be read, or a setting is wrong. The message names
+            the file, the key, the value and the accepted values.
     """
     try:
         return _read_settings(Path(path))
     except OSError as error:
-        said = f"cannot be read: {error.strerror or type(error).__name__}"
-        raise _complain(path, said) from error
+        problem = f"cannot be read: {error.strerror or type(error).__name__}"
+        raise _make_config_error(path, problem) from error
     except RecursionError as error:
-        raise _complain(path, "the values are nested too deeply") from error
+        raise _make_config_error(path, "the values are nested too deeply") from error
     except ValueError as error:
-        raise _complain(path, str(error)) from error
+        raise _make_config_error(path, str(error)) from error
 
 
 def _read_settings(file: Path) -> PluginSettings:
-    """Reads a file; a ValueError says what is wrong in it."""
+    """Reads the settings of a file.
+
+    Raises:
+        ValueError: A setting is wrong; the message names its key, but not the file.
+    """
     suffix = file.suffix.lower()
     if suffix not in SETTINGS_SUFFIXES:
         raise ValueError("the name must end in .toml, .yaml or .yml")
@@ -97,12 +105,12 @@ def _read_settings(file: Path) -> PluginSettings:
     if not isinstance(agents, dict):
         raise _wrong("agents", agents, "a table of agents is expected")
     strategies = dict[str, Strategy | None]()
-    for name, described in agents.items():
+    for name, value in agents.items():
         key = f"agents.{name}"
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # YAML reads a bare `yes` or `1` as no text.
             expected = f"a name in quotes is expected, not {type(name).__name__}"
-            raise _wrong(key, described, expected)
-        strategies[name] = _build_strategy(key, described)
+            raise _wrong(key, value, expected)
+        strategies[name] = _build_strategy(key, value)
 
     settings = {**table, "agents": strategies}
     if "default" in table:
@@ -110,29 +118,38 @@ def _read_settings(file: Path) -> PluginSettings:
     return _validate("", PluginSettings, settings)
 
 
-def _build_strategy(key: str, described: object) -> Strategy | None:
-    """Makes a strategy of a table, or of its name alone; None for "none" and False."""
-    if described is False:
+def _build_strategy(key: str, value: object) -> Strategy | None:
+    """Makes a strategy of the value that a file has for it.
+
+    The value is one of these:
+
+    - a table with the settings of a strategy, and its name as `strategy`
+    - the name of a strategy, which gets its default settings
+    - "none" or false, which stand for no strategy: the result is None
+    """
+    if value is False:
         return None
+
     settings: dict[Any, Any] = {}
-    name: object
-    if isinstance(described, str):
-        name = described
-    elif isinstance(described, dict):
-        settings.update(described)
-        name = settings.pop("strategy", "threshold")
+    strategy_name: object
+    if isinstance(value, str):
+        strategy_name = value
+    elif isinstance(value, dict):
+        settings.update(value)
+        strategy_name = settings.pop("strategy", "threshold")
     else:
         expected = 'a table, the name of a strategy or "none" is expected'
-        raise _wrong(key, described, expected)
+        raise _wrong(key, value, expected)
 
-    if name == "none":
+    if strategy_name == "none":
         if settings:
-            setting, value = next(iter(settings.items()))
-            raise _wrong(f"{key}.{setting}", value, 'strategy "none" has no settings')
+            setting, setting_value = next(iter(settings.items()))
+            expected = 'strategy "none" has no settings'
+            raise _wrong(f"{key}.{setting}", setting_value, expected)
         return None
 
-    kind = _find_class(f"{key}.strategy", name)
-    strategy = _validate(key, kind, settings)
+    strategy_class = _find_class(f"{key}.strategy", strategy_name)
+    strategy = _validate(key, strategy_class, settings)
     if isinstance(strategy.summarizer, str):
         _check_summarizer(f"{key}.summarizer", strategy.summarizer)
     return strategy
@@ -146,14 +163,17 @@ def _find_class(key: str, name: Any) -> type[Strategy]:
     except (ValueError, TypeError) as error:
         if "." in str(name):
             raise _wrong(key, name, str(error)) from error
-        known = ", ".join((*STRATEGIES, "none"))
+        short_names = ", ".join((*STRATEGIES, "none"))
         hint = suggest(name, STRATEGIES)
-        expected = f"one of {known}, or the path of a Strategy is expected.{hint}"
+        expected = f"one of {short_names}, or the path of a Strategy is expected.{hint}"
         raise _wrong(key, name, expected) from error
 
 
 def _check_summarizer(key: str, name: str) -> None:
-    """Finds a mistyped name of a model now, and not at the first summary."""
+    """Raises a ValueError if ADK knows no model of this name.
+
+    Without this check, a mistyped name would fail at the first summary.
+    """
     try:
         LLMRegistry.resolve(name)
     except Exception as error:  # A client may raise anything on import.
@@ -162,45 +182,65 @@ def _check_summarizer(key: str, name: str) -> None:
 
 
 def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
-    """Makes a model of a table; a ValueError names the place of what is wrong."""
+    """Makes an instance of a model from the values of a table.
+
+    Args:
+        key: The key of the table in the file; "" for the whole file.
+        model: The class of the settings.
+        values: The table.
+
+    Raises:
+        ValueError: Values are wrong. The message has the place of each in the file.
+    """
     try:
         return model(**{str(name): value for name, value in values.items()})
     except ConfigError as error:
         if not error.problems:
             raise
-        problems = [
-            (place if place or key else _TOP_LEVEL, _name_table(place, problem))
-            for place, problem in error.problems
-        ]
+        problems = list[tuple[str, str]]()
+        for place, message in error.problems:
+            full_message = _add_table(place, message)
+            if place or key:
+                problems.append((place, full_message))
+            else:
+                problems.append((_TOP_LEVEL, full_message))
         raise ValueError(join_problems(problems, key)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
         raise ValueError(f"{key or _TOP_LEVEL}: {raised}") from error
 
 
-def _name_table(place: str, problem: str) -> str:
-    """Adds the table in which a setting belongs, if it is one of another strategy."""
-    if not problem.startswith("unknown key."):
-        return problem
-    name = place.partition(" = ")[0].rpartition(".")[2]
-    for strategy, kind in STRATEGIES.items():
-        if name in kind.model_fields:
-            unknown = re.sub(" Did you mean [^?]{1,100}[?]", "", problem)
+def _add_table(place: str, message: str) -> str:
+    """Adds to the message about an unknown key the table in which the key belongs.
+
+    Returns the message as it is where it is about something else, and where no strategy
+    has a setting of that name.
+    """
+    if not message.startswith("unknown key."):
+        return message
+
+    # "summary.max_messages = 3" -> "max_messages"
+    full_key, _, _ = place.partition(" = ")
+    _, _, setting = full_key.rpartition(".")
+    for short_name, strategy_class in STRATEGIES.items():
+        if setting in strategy_class.model_fields:
+            # The name is right, so no other one was meant.
+            without_hint = re.sub(" Did you mean [^?]{1,100}[?]", "", message)
             return (
-                f"{unknown}. It belongs in a table [default] or [agents.<name>] with "
-                f"strategy = {strategy!r}"
+                f"{without_hint}. It belongs in a table [default] or [agents.<name>] "
+                f"with strategy = {short_name!r}"
             )
-    return problem
+    return message
 
 
 def _wrong(key: str, value: object, expected: str) -> ValueError:
     return ValueError(f"{key} = {short_repr(value)}: {expected}")
 
 
-def _complain(path: str | os.PathLike[str], problem: str) -> ConfigError:
-    """Returns an error of one line, however many a parser has to say."""
-    said = f"{Path(path)}: {problem}"
-    reason = textwrap.shorten(said, 2_000, placeholder=" …").rstrip(".")
-    if not reason.endswith(("?", "…")):
-        return ConfigError(f"{reason}.")
-    return ConfigError(reason)
+def _make_config_error(path: str | os.PathLike[str], problem: str) -> ConfigError:
+    """Returns an error whose message is one line, also if a parser's message is not."""
+    line = textwrap.shorten(f"{Path(path)}: {problem}", 2_000, placeholder=" …")
+    message = line.rstrip(".")
+    if message.endswith(("?", "…")):
+        return ConfigError(message)
+    return ConfigError(f"{message}.")

@@ -10,8 +10,9 @@ class ContextGuardError(Exception):
 class SummaryError(ContextGuardError):
     """A summarizer gave no usable summary.
 
-    A compaction raises it and catches it, so no user's turn ever ends by it. Where the
-    window is nearly full, a mechanical summary is put in place of the missing one.
+    The compaction itself catches this error, so it never ends a user's turn. If the
+    window is nearly full, a mechanical summary, written without a model, is used
+    instead.
     """
 
 
@@ -30,12 +31,12 @@ class UnusableAnswerError(SummaryError):
 class ConfigError(ContextGuardError, ValueError):
     """A setting is wrong, or a settings file cannot be read.
 
-    The message is one line that names the place (a class, or a file with its key), the
-    value and what is accepted.
+    The message is one line. It names the place (a class, or a file and a key), the
+    value and the accepted values.
 
     Attributes:
-        problems: Each wrong setting, as a pair: its key with its value, and what is
-            accepted.
+        problems: A pair for each wrong setting: the place, which is its key with its
+            value, and the message, which names the accepted values.
     """
 
     def __init__(self, message: str, problems: Sequence[tuple[str, str]] = ()) -> None:

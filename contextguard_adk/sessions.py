@@ -1,11 +1,12 @@
 """Shows and changes the guard's values in a session between its runs; loads sessions.
 
-Each change is one event with a state delta, which ADK's own session service appends. It
-returns a line that names the change. For all functions:
+Each change is one event with a state delta, which ADK's own session service appends.
+The function that makes it returns a line that names the change. For all functions:
 
 - `session` was loaded from `service`, with all of its events.
-- `agent` is an agent's name; in a branch or an isolation scope, as `show` prints it. ""
-  takes all agents; for `read` and `edit` there must be only one then.
+- `agent` is an agent's name. For an agent in a branch or an isolation scope, it is the
+  name that `show` prints. "" takes all agents; `read` and `edit` then need a session
+  with one agent only.
 - `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
 - A `SessionError` says why nothing was changed.
@@ -13,6 +14,7 @@ returns a line that names the change. For all functions:
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +48,11 @@ from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies.base import Strategy
 
 BUSY_SECONDS = 600
+
+# The record stays when a summary goes: it has the facts that were learned about models.
+_SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
+
+# The owner of a value is an agent: its name, and `@` and the scope where it has one.
 _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
 
 
@@ -56,63 +63,76 @@ class SessionError(ContextGuardError):
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     """Returns a line on each agent; `is_full` adds the texts of the summaries."""
     lines = []
-    for stored in _find(session, agent):
-        lines.append(stored.describe())
-        if is_full and stored.summary:
-            lines += stored.summary.text.splitlines()
+    for state in _find_states(session, agent):
+        lines.append(state.describe())
+        if is_full and state.summary:
+            lines += state.summary.text.splitlines()
     return lines
 
 
-class _Stored(keys.AgentState):
-    """An agent's values in a copy of the state; `delta` is what is written there."""
+class _EditedState(keys.AgentState):
+    """An agent's values in a copy of the session's state, where they are changed.
+
+    Attributes:
+        session: The session, which stays as it is.
+        delta: The values that were written to the copy, by their keys.
+        summary: The stored summary; None where the agent has none.
+    """
 
     def __init__(self, session: Session, owner: str) -> None:
         name, _, scope = owner.partition("@")
         writes = keys.RunWrites({**session.state})
         has_plain = session.state.get(f"__context_guard_record_{owner}") is not None
-        super().__init__(writes.state, name, not has_plain, scope, writes)
+        super().__init__(
+            writes.state, name, is_namespaced=not has_plain, scope=scope, run=writes
+        )
         self.session = session
         self.delta = writes.pending.setdefault(scope, {})
-        stored = self.record.summary
-        self.summary = stored and self.load_summary(stored.scope)
+        reference = self.record.summary
+        self.summary = reference and self.load_summary(reference.scope)
 
     def describe(self) -> str:
-        """Returns a line on the agent."""
+        """Returns a line on the agent: its usage, its summary and its sections."""
         tokens = self.read("real_tokens")
         usage = self.session.state.get(keys.USAGE_KEY + self.owner)
         if not usage:
             usage = f"{int(tokens):,} tokens" if tokens else "no count"
 
-        said = "no summary"
+        summary = "no summary"
         if self.summary:
-            said = (
+            summary = (
                 f"{self.summary.covered.content_count:,} messages summarized in "
                 f"{len(self.summary.text):,} characters"
             )
-        told = [section.describe(self) for section in _sections.SECTIONS]
-        counts = ", ".join(each for each in told if each)
-        line = f"{self.owner}: {usage}; {said}"
-        return f"{line}; {counts}" if counts else line
+
+        section_texts = [section.describe(self) for section in _sections.SECTIONS]
+        sections = ", ".join(text for text in section_texts if text)
+        line = f"{self.owner}: {usage}; {summary}"
+        return f"{line}; {sections}" if sections else line
 
 
-def _find(session: Session, agent: str) -> list[_Stored]:
-    """Returns the values of this agent; of all where none is named."""
+def _find_states(session: Session, agent: str) -> list[_EditedState]:
+    """Returns the state of an agent, or of all agents if `agent` is ""."""
     owners = set()
     for key, value in session.state.items():
         match = _OWNER.match(key)
         if match and value and agent in ("", match[1]):
             owners.add(match[1])
-    return [_Stored(session, owner) for owner in sorted(owners)]
+    return [_EditedState(session, owner) for owner in sorted(owners)]
 
 
-def _choose(session: Session, agent: str) -> list[_Stored]:
-    """Returns the agents whose summaries are to be changed, at least one."""
-    found = [stored for stored in _find(session, agent) if stored.summary]
-    if not found:
+def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
+    """Returns the states of the agents that have a summary, at least one.
+
+    Raises:
+        SessionError: There is no summary, or a later release has written one.
+    """
+    states = [state for state in _find_states(session, agent) if state.summary]
+    if not states:
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
-    if any(each.record.is_newer for each in found):
+    if any(state.record.is_newer for state in states):
         raise SessionError("a later release has written this state; use that one")
-    return found
+    return states
 
 
 async def compact(
@@ -124,10 +144,11 @@ async def compact(
 ) -> str:
     """Has the next model call compact; the summary keeps the `focus` above all."""
     delta = dict[str, Any]()
-    name = agent.partition("@")[0]
+    name, _, _ = agent.partition("@")
     keys.request_compaction(delta, name, focus)
-    said = f"the next model call of {name or 'a guarded agent'} compacts"
-    return await _append(service, session, said, EventActions(state_delta=delta), force)
+    change = f"the next model call of {name or 'a guarded agent'} compacts"
+    actions = EventActions(state_delta=delta)
+    return await _append(service, session, change, actions, force)
 
 
 async def reset(
@@ -135,47 +156,53 @@ async def reset(
 ) -> str:
     """Removes summaries: the next call has all messages, and compacts where it must.
 
-    Pins, todos and what was learned of models stay.
+    Pins, todos and the facts that were learned about models stay.
     """
     delta = dict[str, Any]()
-    found = _choose(session, agent)
-    for state in found:
+    states = _find_summarized(session, agent)
+    for state in states:
         state.edit_summary(None)
-        for name in keys.SCOPED_NAMES[:-1]:
+        for name in _SUMMARY_NAMES:
             state.write(name, None)
-        for key in state.find(keys.EVENTS_SINCE_KEY):
-            state.set(keys.EVENTS_SINCE_KEY + key, None)
+        for reader in state.find(keys.EVENTS_SINCE_KEY):
+            state.set(keys.EVENTS_SINCE_KEY + reader, None)
         delta |= state.delta
-    said = f"{_name(found)} is gone; the next call has all messages"
-    return await _append(service, session, said, EventActions(state_delta=delta), force)
+
+    change = f"{_name_summaries(states)} is gone; the next call has all messages"
+    actions = EventActions(state_delta=delta)
+    return await _append(service, session, change, actions, force)
 
 
 def read(session: Session, agent: str = "") -> str:
-    """Returns the text of a summary, of the only one where no agent is named."""
-    found = _choose(session, agent)
-    if len(found) > 1:
-        raise SessionError(f"there is {_name(found)}: name one agent")
-    return found[0].summary.text if found[0].summary else ""
+    """Returns the text of a summary; if `agent` is "", of the only one there is."""
+    states = _find_summarized(session, agent)
+    if len(states) > 1:
+        raise SessionError(f"there is {_name_summaries(states)}: name one agent")
+    return states[0].summary.text if states[0].summary else ""
 
 
 async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
     """Replaces a summary's text by 1 to 262,144 characters; the sections stay."""
-    known = read(session, agent)
-    state = _choose(session, agent)[0]
-    # Databases refuse these characters.
-    new = text.strip().replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-    if not 0 < len(new) <= MAX_SUMMARY_CHARS:
-        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {len(new):,}")
+    old_text = read(session, agent)
+    state = _find_summarized(session, agent)[0]
 
-    stored = state.summary or StoredSummary()
-    changed = stored.model_copy(update={"model_chars": len(new)})
-    state.edit_summary(changed)
-    state.write("summary", new)
-    said = f"{_name([state])} has {len(new):,} characters, it had {len(known):,}"
+    # Databases refuse null characters and lone halves of surrogate pairs.
+    without_nulls = text.strip().replace("\0", "\ufffd")
+    new_text = without_nulls.encode("utf-8", "replace").decode()
+    count = len(new_text)
+    if not 0 < count <= MAX_SUMMARY_CHARS:
+        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {count:,}")
+
+    summary = state.summary or StoredSummary()
+    state.edit_summary(summary.model_copy(update={"model_chars": count}))
+    state.write("summary", new_text)
+    change = (
+        f"{_name_summaries([state])} has {count:,} characters, it had {len(old_text):,}"
+    )
     actions = EventActions(state_delta=state.delta)
-    return await _append(service, session, said, actions, force)
+    return await _append(service, session, change, actions, force)
 
 
 async def leave(
@@ -184,45 +211,47 @@ async def leave(
     """Makes summaries ADK's own compaction: the session goes on without a guard.
 
     The compaction has the text that the agent would see in place of older messages:
-    summary, user's messages, values, calls and pins, but no images and files. Messages
-    that were kept are in it word for word. It ends before the first call that waits for
-    a result. ADK shows it to all agents: the texts of several stand one after another.
+    summary, user's messages, values, calls and pins, but no images and files. It has
+    the older messages that were kept word for word, too. It ends before the first call
+    that waits for a result. ADK shows it to all agents, so it has the texts of all
+    agents, one after another.
 
     The guard's values are removed. Agents in a branch or an isolation scope stay as
     they are.
     """
-    found = [each for each in _choose(session, agent) if each.owner == each.agent]
-    views = [await _view(state) for state in found]
+    summarized = _find_summarized(session, agent)
+    states = [state for state in summarized if state.owner == state.agent]
+    views = [await _build_view(state) for state in states]
     views.sort(key=lambda view: view.event_count)
     newest = views[-1] if views else _View(0, "", [])
     if not newest.event_count:
         raise SessionError("what is summarized is gone, in a branch, or has open calls")
 
     text = "\n\n".join([*(view.summary for view in views), *newest.kept])
-    # As ADK relays an agent: strict providers want no request to begin otherwise.
+    # ADK relays an agent's words so: strict providers accept no other first message.
     parts = [
         types.Part(text="For context:"),
-        types.Part(text=f"[{found[0].agent}] said: {text}"),
+        types.Part(text=f"[{states[0].agent}] said: {text}"),
     ]
     compaction = EventCompaction(
-        start_timestamp=0.0,  # Also where the session is loaded in part.
+        start_timestamp=0.0,  # A session that is loaded in part begins later.
         end_timestamp=session.events[newest.event_count - 1].timestamp,
         compacted_content=types.UserContent(parts),
     )
 
     delta = {
-        key: None for key in _list_keys(found) if session.state.get(key) is not None
+        key: None for key in _list_keys(states) if session.state.get(key) is not None
     }
-    said = (
-        f"{newest.event_count:,} events give way to {_name(found)}, as ADK's own "
-        "compaction"
-    )
     actions = EventActions(state_delta=delta, compaction=compaction)
-    return await _append(service, session, said, actions, force)
+    change = (
+        f"{newest.event_count:,} events give way to {_name_summaries(states)}, as "
+        "ADK's own compaction"
+    )
+    return await _append(service, session, change, actions, force)
 
 
-def _list_keys(states: Sequence[_Stored]) -> Iterator[str]:
-    """Yields the keys of agents, in both of their forms."""
+def _list_keys(states: Sequence[_EditedState]) -> Iterator[str]:
+    """Yields the state keys of agents, in both of their forms."""
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
     for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
         for name in names:
@@ -231,10 +260,12 @@ def _list_keys(states: Sequence[_Stored]) -> Iterator[str]:
 
 
 class _View(NamedTuple):
-    """A request as an agent would see it now.
+    """The older part of a request, as an agent would see it now.
 
-    `event_count` is how many of the first events the summary replaces, with the older
-    messages that are `kept`.
+    Attributes:
+        event_count: How many of the session's first events this part stands for.
+        summary: The text of the summary and its sections.
+        kept: The texts of the older messages that the summary does not replace.
     """
 
     event_count: int
@@ -242,12 +273,12 @@ class _View(NamedTuple):
     kept: list[str]
 
 
-async def _view(state: _Stored) -> _View:
+async def _build_view(state: _EditedState) -> _View:
     """Builds a request with ADK's own code, and renders the summary in it."""
-    said = types.UserContent("?")
+    question = types.UserContent("?")
     run_id = Event.new_id()
-    asked = Event(author="user", invocation_id=run_id, content=said)
-    events = [*state.session.events, asked]
+    question_event = Event(author="user", invocation_id=run_id, content=question)
+    events = [*state.session.events, question_event]
     invocation = InvocationContext(
         session_service=InMemorySessionService(),
         session=state.session.model_copy(update={"events": events}),
@@ -259,99 +290,120 @@ async def _view(state: _Stored) -> _View:
         pass
 
     stored = without_recall(state.summary or StoredSummary())
-    history = History(request.contents, invocation, said, stored)
+    history = History(request.contents, invocation, question, stored)
     covered = history.covered
     summary = content_text(render_head(history, stored, covered))
-    last = max(covered, default=0)
-    older = [i for i in history.indexes if i < last and i not in covered]
-    kept = [entry.text for entry in render_entries(request.contents, older)]
 
-    last_id = stored.last_event or history.last_event(covered)
-    end = 0
+    last_covered = max(covered, default=0)
+    kept_indexes = [
+        index
+        for index in history.indexes
+        if index < last_covered and index not in covered
+    ]
+    kept = [entry.text for entry in render_entries(request.contents, kept_indexes)]
+
+    last_event_id = stored.last_event or history.last_event(covered)
+    covered_event_count = 0  # Also if the messages of the summary are gone.
     for number, event in enumerate(events, 1):
-        if covered and event.id == last_id:
-            end = number
-    return _View(_count_removable(events, end), summary, kept)
+        if covered and event.id == last_event_id:
+            covered_event_count = number
+    return _View(_count_removable(events, covered_event_count), summary, kept)
 
 
-def _count_removable(events: Sequence[Event], most: int) -> int:
-    """Returns how many of the first events may go without a pair being split."""
-    needed = _find_needed(events, most)
-    # A clock may be behind: later events may have older times.
+def _count_removable(events: Sequence[Event], most_count: int) -> int:
+    """Returns how many of the first events ADK's compaction may replace.
+
+    At most `most_count` events are replaced, and under two conditions:
+
+    - No tool call is separated from its result.
+    - All events that stay are newer, because ADK compacts by time: up to the time of
+      the last event that is replaced.
+    """
+    needed = _find_needed(events, most_count)
+    # A clock may be behind: a later event may have an older time.
     times = [event.timestamp for event in events]
-    oldest_times = list(accumulate(reversed(times), min))[::-1]
+    oldest_from_end = accumulate(reversed(times), min)
+    oldest_times = [*reversed(list(oldest_from_end)), math.inf]
 
-    count = 0
-    last_needed = -1
-    for place in range(most):
+    removable_count = 0
+    last_needed = -1  # The place of the last result of all calls so far.
+    for place in range(most_count):
         last_needed = max(last_needed, needed[place])
-        is_last = place + 1 == len(events)
-        is_oldest = is_last or oldest_times[place + 1] > times[place]
-        if last_needed == place and is_oldest:
-            count = place + 1
-    return count
+        next_place = place + 1
+        is_older_than_rest = times[place] < oldest_times[next_place]
+        if last_needed == place and is_older_than_rest:
+            removable_count = next_place
+    return removable_count
 
 
-def _find_needed(events: Sequence[Event], most: int) -> list[int]:
+def _find_needed(events: Sequence[Event], most_count: int) -> list[int]:
     """Returns for each event the place of the last result of its calls, or its own.
 
-    A call whose result somebody waits for needs the first `most` events and more.
+    Only a long-running call has its result still to come, behind all events that may
+    go. Nobody waits for the missing result of another call.
     """
     needed = list(range(len(events)))
     next_results: dict[str | None, int] = {}  # Ids may come again: the next one counts.
     for place, event in reversed(list(enumerate(events))):
         awaited_ids = event.long_running_tool_ids or ()
         for call in event.get_function_calls():
-            end = most if call.id in awaited_ids else place
+            end = most_count if call.id in awaited_ids else place
             needed[place] = max(needed[place], next_results.get(call.id, end))
         for response in event.get_function_responses():
             next_results[response.id] = place
     return needed
 
 
-def _name(states: Sequence[_Stored]) -> str:
+def _name_summaries(states: Sequence[_EditedState]) -> str:
     return f"the summary of {', '.join(state.owner for state in states)}"
 
 
 async def _append(
-    service: Service, session: Session, said: str, actions: EventActions, force: bool
+    service: Service, session: Session, change: str, actions: EventActions, force: bool
 ) -> str:
-    """Appends one event; returns a line on the change."""
+    """Appends one event; returns a line with the text of the change.
+
+    Raises:
+        SessionError: A run seems to be under way, and `force` is not set.
+    """
     if not force and _is_busy(session):
         raise SessionError("a run seems to be under way: wait, or force the change")
 
-    # The author that ADK gives to a compaction, and to a change of the state.
+    # ADK itself gives this author to a compaction, and to a change of the state.
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
     await service.append_event(session, event)
-    return f"Session {session.id!r}: {said}."
+    return f"Session {session.id!r}: {change}."
 
 
 def _is_busy(session: Session) -> bool:
-    """Whether the newest message has no answer, and is new."""
-    told = [event for event in session.events if event.content and not event.partial]
-    if not told:
+    """Whether the newest message has no answer, and is less than ten minutes old."""
+    messages = [
+        event for event in session.events if event.content and not event.partial
+    ]
+    if not messages:
         return False
-    last = told[-1]
-    is_open = last.author == "user" or not last.is_final_response()
-    return is_open and time.time() - last.timestamp < BUSY_SECONDS
+    newest = messages[-1]
+    is_unanswered = newest.author == "user" or not newest.is_final_response()
+    return is_unanswered and time.time() - newest.timestamp < BUSY_SECONDS
 
 
 async def purge(
     artifacts: BaseArtifactService, *, app_name: str, user_id: str, session_id: str
 ) -> int:
-    """Deletes the artifacts that `summary_artifacts=True` has saved of a session.
+    """Deletes the summaries that `summary_artifacts=True` has saved as artifacts.
 
-    ADK deletes no artifact with its session: call this beside `delete_session`.
+    ADK does not delete the artifacts of a session with the session, so call this beside
+    `delete_session`.
 
     Returns:
         How many artifacts were deleted.
     """
-    place = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
-    names = await artifacts.list_artifact_keys(**place)
-    found = [name for name in names if fnmatch(name, "compaction-*.md")]
-    for name in found:
-        await artifacts.delete_artifact(**place, filename=name)
-    return len(found)
+    owner = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    names = await artifacts.list_artifact_keys(**owner)
+    summary_names = [name for name in names if fnmatch(name, "compaction-*.md")]
+    for name in summary_names:
+        await artifacts.delete_artifact(**owner, filename=name)
+    return len(summary_names)
 
 
 async def load_recent(
@@ -363,37 +415,45 @@ async def load_recent(
     plugins have a guard with `recent_events=True`.
 
     Returns:
-        None where all events are needed, or there is no session. An agent needs all
-        events that has had no compaction in the session yet, is not guarded, has a
-        strategy that a function chooses, or is of a class that reads events by itself.
+        None where all events are needed, or there is no session. All events are needed
+        while one of the app's agents
+
+        - has had no compaction in the session yet,
+        - is not guarded, or has a strategy that a function chooses, or
+        - is of a class of its own, which may read events by itself.
     """
     guards = (each for each in app.plugins if isinstance(each, ContextGuardPlugin))
-    settings = next((each.settings for each in guards), PluginSettings())
+    settings = next((guard.settings for guard in guards), PluginSettings())
     if not settings.recent_events or settings.observe:
         return None
 
-    newest = GetSessionConfig(num_recent_events=1)  # It has all of the state.
+    # A session that is loaded with one event has all of its state.
+    one_event = GetSessionConfig(num_recent_events=1)
     session = await service.get_session(
-        app_name=app.name, user_id=user_id, session_id=session_id, config=newest
+        app_name=app.name, user_id=user_id, session_id=session_id, config=one_event
     )
     if not session or session.state.get(keys.OFF_KEY) is True:
         return None
 
-    latest = max((event.timestamp for event in session.events), default=0.0)
-    times: list[float] = []
+    newest_time = max((event.timestamp for event in session.events), default=0.0)
+    start_times: list[float] = []
     for name in _list_readers(app.root_agent):
-        since: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
         strategy = settings.agents.get(name, settings.default)
-        # Anybody may have written to session state.
-        is_time = isinstance(since, float) and 0 < since <= latest
-        if not is_time or not isinstance(strategy, Strategy):
+        if not isinstance(strategy, Strategy):
             return None
-        times.append(since)
-    return GetSessionConfig(after_timestamp=min(times)) if times else None
+        # Session state may hold anything: others write to it, too.
+        start_time: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
+        if not (isinstance(start_time, float) and 0 < start_time <= newest_time):
+            return None
+        start_times.append(start_time)
+    return GetSessionConfig(after_timestamp=min(start_times)) if start_times else None
 
 
 def _list_readers(agent: object) -> Iterator[str]:
-    """Names the agents that read a session's history; "" for one of another class."""
+    """Yields the names of the agents below an agent that read the session's history.
+
+    "" stands for an agent of another class than ADK's, which may read it by itself.
+    """
     if isinstance(agent, LlmAgent):
         if agent.include_contents != "none":
             yield agent.name

@@ -43,8 +43,8 @@ class CompactTool(BaseTool):
                 "there is nothing to gain. Carry on with the task."
             }
 
-        asked = str(args.get("focus") or "")
-        focus = "\n".join(each for each in (self._focus, asked) if each)
+        asked_focus = str(args.get("focus") or "")
+        focus = "\n".join(text for text in (self._focus, asked_focus) if text)
         request_compaction(tool_context.state, tool_context.agent_name, focus)
         return {
             "result": "The conversation is summarized before your next step if that "
@@ -53,10 +53,14 @@ class CompactTool(BaseTool):
 
 
 def _was_just_compacted(tool_context: ToolContext) -> bool:
-    """Whether the request that led to this call was compacted."""
+    """Whether the request that led to this tool call was compacted.
+
+    The metadata of the event with the call tells it.
+    """
     call_id = tool_context.function_call_id
     for event in reversed(tool_context.session.events):
         if any(call.id == call_id for call in event.get_function_calls()):
-            described = (event.custom_metadata or {}).get(METADATA_KEY)
-            return isinstance(described, dict) and "compaction" in described
+            # Not the guard alone may write metadata.
+            metadata = (event.custom_metadata or {}).get(METADATA_KEY)
+            return isinstance(metadata, dict) and "compaction" in metadata
     return False

@@ -1,4 +1,8 @@
-"""Finds the items of a history that an agent may read back."""
+"""Finds the items of a history that an agent may read back.
+
+An item is a message, a tool call, a tool's result or a file. Each has a handle, a short
+name by which the agent asks for it.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,16 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Item, list_items
 from contextguard_adk._support.redaction import Redactor
 
+_NOT_IN_REQUEST = -1  # The content index of an item that the request does not have.
+
 
 @dataclass(frozen=True)
 class Items:
     """The items of a history, newest first.
 
     Attributes:
-        all: Every item that may be read by its handle.
-        hidden: The items that the request does not show, each once.
+        all: Every item, whether the request shows it or not.
+        hidden: The items that the request does not show, one for each handle.
     """
 
     all: list[Item]
@@ -43,54 +49,59 @@ class ItemSource:
     invocation: InvocationContext
 
     async def load(self) -> Items:
-        """Lists the items, also of events that this run has not loaded."""
+        """Lists the items, also those of events that this run has not loaded."""
         older = await _load_older(self.invocation, self.history.loads_part)
         # Megabytes take a while, in which nothing else would run.
         return await asyncio.to_thread(_list_items, self.history, older)
 
 
 def _list_items(history: History, older_contents: Sequence[types.Content]) -> Items:
-    """Lists the items of a request and of older contents."""
+    """Lists the items of a request, and of older contents that are not in it."""
     redactor = history.redactor
-    in_request = list_items(
+    request_items = list_items(
         history.told, history.indexes, history.outputs, history.contents
     )
-    older_told = redactor.contents(older_contents, history.memo.remember)
-    older = list_items(older_told, range(len(older_told)), wholes=older_contents)
+    redacted_contents = redactor.contents(older_contents, history.memo.remember)
+    older_items = list_items(
+        redacted_contents, range(len(redacted_contents)), wholes=older_contents
+    )
 
-    known = {item.handle for item in in_request}
-    missing = [
-        replace(item, content_index=-1) for item in older if item.handle not in known
+    request_handles = {item.handle for item in request_items}
+    missing_items = [
+        replace(item, content_index=_NOT_IN_REQUEST)
+        for item in older_items
+        if item.handle not in request_handles
     ]
-    newest_first = [*reversed(in_request), *reversed(missing)]
-    items = [_redact_file(redactor, item) for item in newest_first]
+    newest_first = [*reversed(request_items), *reversed(missing_items)]
+    all_items = [_redact_file(redactor, item) for item in newest_first]
 
     hidden_indexes = _find_hidden(history)
-    hidden = dict[str, Item]()
-    for item in items:
+    hidden_by_handle = dict[str, Item]()
+    for item in all_items:
         if item.content_index in hidden_indexes:
-            hidden.setdefault(item.handle, item)
-    return Items(items, list(hidden.values()))
+            hidden_by_handle.setdefault(item.handle, item)
+    return Items(all=all_items, hidden=list(hidden_by_handle.values()))
 
 
 def _find_hidden(history: History) -> set[int]:
-    """Finds the contents that a request does not show, or shows shortened.
+    """Returns the indexes of contents that a request does not show as a whole.
 
-    -1 stands for all contents that are not in the request.
+    `_NOT_IN_REQUEST` is among them.
     """
     stored = history.stored
-    hidden = {-1, *history.covered, *history.previews}
+    hidden = {_NOT_IN_REQUEST, *history.covered, *history.previews}
     if stored is None:
         return hidden
 
     request_index = history.request_index
     if request_index is not None and stored.request_chars < 0:
-        hidden.discard(request_index)  # The continuation quotes it whole.
+        # The continuation, a text after the summary, quotes the user's request whole.
+        hidden.discard(request_index)
     return hidden.union(history.shortened_results(stored))
 
 
 def _redact_file(redactor: Redactor, item: Item) -> Item:
-    """Returns an item as it may leave; only files are not redacted before."""
+    """Returns an item with the text of its file redacted; other texts already are."""
     if item.media is None or not redactor:
         return item
     return replace(item, text=redactor.text(item.text))
@@ -101,7 +112,8 @@ async def _load_older(
 ) -> list[types.Content]:
     """Returns contents of events that a run does not load, or that ADK has compacted.
 
-    No others: texts that plugins have masked must not come back from here.
+    Returns none for an agent without a history. Returns none either if a plugin may
+    have masked messages: the events still have the texts that it masked.
     """
     is_without_history = (
         getattr(invocation.agent, "include_contents", "default") == "none"
@@ -110,31 +122,35 @@ async def _load_older(
         return []
 
     session = invocation.session
-    loaded = {event.id for event in session.events}
+    loaded_ids = {event.id for event in session.events}
     events: Sequence[Event] = session.events
     if loads_part:
-        whole = await invocation.session_service.get_session(
+        # The config tells a service of the app's own that all events are wanted.
+        whole_session = await invocation.session_service.get_session(
             app_name=session.app_name,
             user_id=session.user_id,
             session_id=session.id,
-            config=GetSessionConfig(),  # A service of the app's own knows by it.
+            config=GetSessionConfig(),
         )
-        if whole is not None:
-            events = whole.events
+        if whole_session is not None:
+            events = whole_session.events
 
-    standing = without_rewound(events)
-    spans = compacted_spans(standing)
-    older = list[types.Content]()
-    for event in standing:
-        is_left_out = event.id not in loaded or is_within(event.timestamp, spans)
+    valid_events = without_rewound(events)
+    compacted = compacted_spans(valid_events)
+    contents = list[types.Content]()
+    for event in valid_events:
+        is_left_out = event.id not in loaded_ids or is_within(
+            event.timestamp, compacted
+        )
         if is_left_out and event.content and is_visible(event, invocation):
-            older.append(event.content)
-    return older
+            contents.append(event.content)
+    return contents
 
 
 def _may_be_rewritten(invocation: InvocationContext) -> bool:
-    """Returns whether a plugin may have masked messages before the agent saw them."""
+    """Whether a plugin may have masked messages before the agent saw them."""
     for plugin in invocation.plugin_manager.plugins:
+        # The module of the class that defines the callback: ADK's for one without.
         module = type(plugin).before_model_callback.__module__
         is_known = module.startswith(("google.adk.", "contextguard_adk."))
         # The function that an app gives to ADK's filter may do anything.

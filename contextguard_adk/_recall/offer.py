@@ -29,13 +29,17 @@ class Recall:
     def is_possible(
         self, request: LlmRequest, agent: Any, settings: StrategySettings
     ) -> bool:
-        """Returns whether a request may be given the tool."""
-        # A cache that the app has made holds all tools there are.
+        """Whether a request may be given the tool.
+
+        `settings.recall` True allows it for each request, and False for none.
+        Otherwise the agent must have functions already, and be free not to call one.
+        """
+        # The provider takes no further tools beside a cache that the app has made.
         if not settings.recall or request.config.cached_content:
             return False
 
-        present = request.tools_dict.get(RECALL_TOOL)
-        if present is not None and not isinstance(present, RecallHistoryTool):
+        same_named = request.tools_dict.get(RECALL_TOOL)
+        if same_named is not None and not isinstance(same_named, RecallHistoryTool):
             message = "Agent %r has its own tool %r, so it is not offered the guard's."
             warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
             return False
@@ -46,26 +50,34 @@ class Recall:
         return has_functions and answers_freely(request, agent)
 
     def is_wanted(self, turn: Turn) -> bool:
-        """Returns whether to declare the tool: once there is something to read."""
+        """Whether to declare the tool in this request.
+
+        It is declared from the first request on that does not show the whole history.
+        """
         if not turn.has_recall:
             return False
-        is_declared = turn.record.has_recall
-        return is_declared or _has_more(turn) or self.must_stay_declared(turn)
+        was_declared = turn.record.has_recall
+        return was_declared or _has_more(turn) or self.must_stay_declared(turn)
 
     def must_stay_declared(self, turn: Turn) -> bool:
-        """Returns whether every later request has to declare the tool as well.
+        """Whether every later request has to declare the tool as well.
 
         Some thoughts and caches are valid only while the tools before them stay the
-        same. There the tool is declared from the first request on, or in an older
+        same. With them the tool is declared from the first request on, or in an older
         session from the first compaction on.
         """
-        binds = turn.settings.binds_thoughts
-        model = turn.model
-        thinker = Thinker.of(model.llm, model.name, binds, turn.record.helped)
+        thinker = Thinker.of(
+            turn.model.llm,
+            turn.model.name,
+            turn.settings.binds_thoughts,
+            turn.record.helped,
+        )
         if not (thinker.may_bind or turn.request.cache_config):
             return False
-        is_first = all(content.role != "model" for content in turn.history.contents)
-        return is_first or _has_more(turn)
+        is_first_request = all(
+            content.role != "model" for content in turn.history.contents
+        )
+        return is_first_request or _has_more(turn)
 
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
         """Returns the tool that reads the items that this request leaves out."""
@@ -80,5 +92,5 @@ class Recall:
 
 
 def _has_more(turn: Turn) -> bool:
-    """Returns whether the history has more than the request shows."""
+    """Whether the history has more than the request shows."""
     return turn.history.stored is not None or bool(turn.history.previews)

@@ -1,4 +1,11 @@
-"""Ranks items by how well they match a query: BM25 over passages, words by stems."""
+"""Ranks items by how well they match a query: BM25 over passages, words by stems.
+
+A term of a query is one of these:
+
+- the stem of a word, which is found in all words with this stem
+- a literal term: a word as it was typed, or the whole query, which is found anywhere
+- a pair of characters, in scripts that put no blanks between words
+"""
 
 from __future__ import annotations
 
@@ -16,9 +23,10 @@ _PASSAGE_CHARS = 1_600
 _OVERLAP_CHARS = 200
 _K1 = 1.2  # Of BM25: how soon the repetition of a term stops to count.
 _B = 0.5  # Of BM25: how much the length of a passage counts.
-_NEIGHBOR_RATIO = 0.3
-_MIN_WEIGHT_RATIO = 0.05  # Below, as "the" beside a rare word, a word is no match.
-_MAX_TYPED = 12  # The longest words; of all others, only stems are looked for.
+_NEIGHBOR_RATIO = 0.3  # Of the scores of both neighbors.
+_MIN_WEIGHT_RATIO = 0.05  # Of the largest weight: "the" beside a rare word has less.
+_MAX_LITERAL = 12  # The longest words; the others are found by their stems alone.
+_MIN_TELLING_CHARS = 5  # A shorter part of a word stands in too many other words.
 
 _WORD = re.compile(r"[^\W_]+")
 _ENDING = r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
@@ -30,7 +38,15 @@ _UNSPACED = re.compile(
 
 @dataclass(slots=True)
 class Match:
-    """A passage of an item, in lower case; how often it has each term of a query."""
+    """A passage of an item, and how well it matches a query.
+
+    Attributes:
+        item: The item.
+        start: Where the passage begins in the item's text, in characters.
+        text: The passage in lower case.
+        hits: The terms of the query in it, each with its count.
+        score: The score by BM25; 0 until it is computed.
+    """
 
     item: Item
     start: int
@@ -40,17 +56,20 @@ class Match:
 
     @property
     def position(self) -> int:
-        """Where in the item's text most of the terms stand together."""
+        """Where in the item's text most of the terms stand together, in characters."""
         words = [(word.start(), _stem(word[0])) for word in _WORD.finditer(self.text)]
-        literal = [(self.text.find(term), term) for term in self.hits]
+        literals = [(self.text.find(term), term) for term in self.hits]
         spots = sorted(
             (start, term)
-            for start, term in (*words, *literal)
+            for start, term in (*words, *literals)
             if start >= 0 and term in self.hits
         )
 
-        def count_near(start: int) -> int:
-            near = {term for at, term in spots if 0 <= at - start < _OVERLAP_CHARS}
+        def count_near(first: int) -> int:
+            """Counts the different terms in the characters that follow a place."""
+            near = {
+                term for start, term in spots if 0 <= start - first < _OVERLAP_CHARS
+            }
             return len(near)
 
         starts = [start for start, _ in spots]
@@ -58,26 +77,30 @@ class Match:
 
 
 def rank_items(items: Sequence[Item], query: str) -> list[Match]:
-    """Finds the items that match a query: the best passage of each, the best first.
+    """Returns the best passage of each item that matches a query, the best first.
 
-    Those that hold the whole query as it was typed come before all others. No call into
-    C reads more than a passage: no other thread runs while a regex does.
+    Passages that hold the whole query as it was typed come before all others.
+
+    Texts are searched passage by passage, because other threads have to wait while a
+    regular expression runs.
     """
     terms = _Terms(query.lower())
-    groups = [list(terms.find_passages(item)) for item in items]
-    passages = [passage for group in groups for passage in group]
-    terms.count_typed(passages)
+    passages_by_item = [list(terms.split_into_passages(item)) for item in items]
+    passages = [passage for group in passages_by_item for passage in group]
+    terms.count_literals(passages)
 
     weights = _weigh_terms(passages)
     _score_passages(passages, weights)
-    best = [max(group, key=lambda match: match.score) for group in groups]
-    _add_scores_of_neighbors(best)
+    best_passages = [
+        max(group, key=lambda passage: passage.score) for group in passages_by_item
+    ]
+    _add_scores_of_neighbors(best_passages)
 
     least_weight = _MIN_WEIGHT_RATIO * max(weights.values(), default=0.0)
     matches = [
-        match
-        for match in best
-        if any(weights[term] >= least_weight for term in match.hits)
+        passage
+        for passage in best_passages
+        if any(weights[term] >= least_weight for term in passage.hits)
     ]
     return sorted(
         matches, key=lambda match: (terms.phrase not in match.hits, -match.score)
@@ -85,18 +108,21 @@ def rank_items(items: Sequence[Item], query: str) -> list[Match]:
 
 
 def _weigh_terms(passages: Sequence[Match]) -> dict[str, float]:
-    """Weighs terms by rarity, as BM25 does, but squared: common ones count for less."""
+    """Returns the weight of each term, its rarity by BM25.
+
+    The rarity is squared, so that common words count for less than in BM25.
+    """
     total = len(passages)
-    counts = Counter(term for passage in passages for term in passage.hits)
+    passage_counts = Counter(term for passage in passages for term in passage.hits)
     weights = dict[str, float]()
-    for term, count in counts.items():
+    for term, count in passage_counts.items():
         rarity = math.log(1 + (total - count + 0.5) / (count + 0.5))
         weights[term] = rarity**2
     return weights
 
 
 def _score_passages(passages: Sequence[Match], weights: Mapping[str, float]) -> None:
-    """Scores each passage by the formula of BM25."""
+    """Adds the score by BM25 to each passage."""
     total = len(passages)
     total_chars = sum(len(passage.text) for passage in passages) or 1
     for passage in passages:
@@ -106,74 +132,91 @@ def _score_passages(passages: Sequence[Match], weights: Mapping[str, float]) -> 
             passage.score += weights[term] * count * (_K1 + 1) / (count + norm)
 
 
-def _add_scores_of_neighbors(matches: Sequence[Match]) -> None:
-    """Lets an answer profit from its question: it rarely repeats the words."""
-    own_scores = [0.0, *(match.score for match in matches), 0.0]
-    for index, match in enumerate(matches):
-        before = own_scores[index]
-        after = own_scores[index + 2]
-        match.score += _NEIGHBOR_RATIO * (before + after)
+def _add_scores_of_neighbors(passages: Sequence[Match]) -> None:
+    """Adds to each score a part of the scores of the items before and after.
+
+    So an answer, which rarely repeats the words of its question, is found with it.
+    """
+    scores = [passage.score for passage in passages]
+    scores_before = [0.0, *scores[:-1]]
+    scores_after = [*scores[1:], 0.0]
+    for passage, before, after in zip(
+        passages, scores_before, scores_after, strict=False
+    ):
+        passage.score += _NEIGHBOR_RATIO * (before + after)
 
 
 class _Terms:
-    """The terms of a query: words by their stems, and literally what was typed.
+    """The terms of a query, which is in lower case.
 
     Attributes:
         phrase: The whole query.
     """
 
     def __init__(self, query: str) -> None:
-        self._stem = functools.lru_cache(100_000)(_stem)
-        self._stems = {self._stem(word) for word in _WORD.findall(query)}
-        self._openings = {stem[:3] for stem in self._stems}
+        self._stem_cached = functools.lru_cache(100_000)(_stem)
+        self._stems = {self._stem_cached(word) for word in _WORD.findall(query)}
+        self._stem_openings = {stem[:3] for stem in self._stems}
 
         typed = [text.strip("\"'`.,:;!?()[]{}<>") for text in (query, *query.split())]
         self.phrase = typed[0]
-        longest = sorted(typed, key=len)[-_MAX_TYPED:]
-        self._typed = {term for term in longest if term}
+        longest = sorted(typed, key=len)[-_MAX_LITERAL:]
+        self._literals = {term for term in longest if term}
 
-        self._pairs = set[str]()  # Of characters, in scripts without blanks.
+        self._pairs = set[str]()
         for run in _UNSPACED.findall(query):
-            pair_count = max(1, len(run) - 1)
+            pair_count = max(1, len(run) - 1)  # A single character stands for a pair.
             self._pairs.update(run[start : start + 2] for start in range(pair_count))
 
-    def find_passages(self, item: Item) -> Iterator[Match]:
-        """Splits an item into passages; counts words there and in what it answers."""
-        about = f"{item.label} {item.args} ".lower()
-        last = len(item.text) - _OVERLAP_CHARS
-        for start in range(0, max(1, last), _PASSAGE_CHARS - _OVERLAP_CHARS):
+    def split_into_passages(self, item: Item) -> Iterator[Match]:
+        """Yields the passages of an item, with counts of the stems of the query.
+
+        The item's label and the arguments of its call count in each passage.
+        """
+        label_and_args = f"{item.label} {item.args} ".lower()
+        end = max(1, len(item.text) - _OVERLAP_CHARS)  # An empty text has a passage.
+        for start in range(0, end, _PASSAGE_CHARS - _OVERLAP_CHARS):
             text = item.text[start : start + _PASSAGE_CHARS].lower()
 
             hits = dict[str, int]()
-            for word in _WORD.findall(about + text):
-                # Most words are told apart by their first letters, without a stem.
-                if word.isascii() and word[:3] not in self._openings:
+            for word in _WORD.findall(label_and_args + text):
+                # The first letters rule out most words, and stems take longer.
+                if word.isascii() and word[:3] not in self._stem_openings:
                     continue
-                term = self._stem(word)
-                if term in self._stems:
-                    hits[term] = hits.get(term, 0) + 1
+                stem = self._stem_cached(word)
+                if stem in self._stems:
+                    hits[stem] = hits.get(stem, 0) + 1
             yield Match(item, start, text, hits)
 
-    def count_typed(self, passages: Sequence[Match]) -> None:
-        """Counts what is no plain word, and parts of words where no word was found."""
+    def count_literals(self, passages: Sequence[Match]) -> None:
+        """Adds the counts of literal terms and of pairs to the hits of each passage.
+
+        Literal terms whose stem was found in a passage are skipped: they are counted.
+        So are short plain words.
+        """
         found = {term for passage in passages for term in passage.hits}
-        missing = [term for term in self._typed if self._stem(term) not in found]
-        telling = {term for term in missing if len(term) >= 5 or not term.isalpha()}
-        sought = telling | self._pairs
+        sought = set(self._pairs)
+        for term in self._literals:
+            is_telling = len(term) >= _MIN_TELLING_CHARS or not term.isalpha()
+            if is_telling and self._stem_cached(term) not in found:
+                sought.add(term)
 
         for passage in passages:
             for term in sought:
-                count = self._count_term(term, passage.text)
+                count = self._count_literal(term, passage.text)
                 if count:
                     passage.hits[term] = count
 
-    def _count_term(self, term: str, text: str) -> int:
-        """Counts a term; where it was typed and is a whole word, once more."""
+    def _count_literal(self, term: str, text: str) -> int:
+        """Returns how often a text has a term, also within words.
+
+        It is one more if the term is no pair, and stands somewhere as a whole word.
+        """
         count = text.count(term)
-        if not count or term not in self._typed:
+        if not count or term not in self._literals:
             return count
-        is_whole = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text)
-        return count + 1 if is_whole else count
+        is_whole_word = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text)
+        return count + 1 if is_whole_word else count
 
 
 def _stem(word: str) -> str:
@@ -184,7 +227,8 @@ def _stem(word: str) -> str:
         plain = "".join(char for char in decomposed if char.isalnum())
 
     without_ending = re.sub(_ENDING, "", plain)
+    # "runn" of "running" -> "run"
     stem = re.sub(r"([b-df-km-rtv-x])\1$", r"\1", without_ending)
     if len(stem) > 3 and stem[-1] == "y":
-        return f"{stem[:-1]}i"
+        return f"{stem[:-1]}i"  # As "ies" leaves it: "query" and "queries" -> "queri".
     return stem

@@ -1,4 +1,8 @@
-"""Logs without message text: a warning once, and a failure with its place."""
+"""Logs without message text: warns once, and names the place of a failure.
+
+Errors of others may quote the messages of a conversation, so their texts are logged at
+DEBUG alone.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,31 @@ from weakref import WeakSet
 
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 _MAX_WARNINGS = 1_024
+_MAX_PLACES = 12  # Of a traceback; a longer one loses its middle.
 _warned: set[tuple[str, str]] = set()
 
 REDACTORS = WeakSet[Any]()
 """The redactors of all plugins; the method `text` of each changes what DEBUG shows."""
 
 
-def safe_code(said: object, otherwise: str) -> str:
-    """Returns an error code of others, or `otherwise` where it may quote messages."""
-    text = str(said)
+def safe_code(code: object, otherwise: str) -> str:
+    """Returns an error code of a provider as a text.
+
+    Returns `otherwise` if the code is no single short word: it may quote messages then.
+    """
+    text = str(code)
     return text if _CODE.fullmatch(text) else otherwise
 
 
 def one_line(text: str) -> str:
-    """Replaces line breaks and other control characters, which would act in a log."""
+    """Replaces characters that would change a log: line breaks and control characters.
+
+    Every kind of white space becomes a blank, every other such character "?".
+    """
     if text.isprintable():
         return text
-    spaced = "".join(" " if char.isspace() else char for char in text)
-    return "".join(char if char.isprintable() else "?" for char in spaced)
+    with_blanks = "".join(" " if char.isspace() else char for char in text)
+    return "".join(char if char.isprintable() else "?" for char in with_blanks)
 
 
 def warn_once(
@@ -40,15 +51,15 @@ def warn_once(
     *args: object,
     level: int = logging.WARNING,
 ) -> None:
-    """Warns once in a process about something.
+    """Logs a warning, unless the process has logged it before.
 
     Args:
-        logger: Where it is logged.
-        message: The message, with a place for `about` and each of `args`.
-        about: Whatever it is about. The same message about anything else is another
-            warning.
-        args: What else the message says.
-        level: The level at which it is logged.
+        logger: The logger.
+        message: The message, with `%` places for `about` and for each of `args`.
+        about: The subject of the warning, such as an agent's name. The same message
+            about another subject is another warning.
+        args: The other values in the message.
+        level: The level of the log line.
     """
     if (message, about) in _warned:
         return
@@ -56,41 +67,52 @@ def warn_once(
         _warned.clear()
     _warned.add((message, about))
 
-    said = [one_line(each) if isinstance(each, str) else each for each in args]
-    logger.log(level, message, one_line(about), *said)
+    safe_args = [one_line(each) if isinstance(each, str) else each for each in args]
+    logger.log(level, message, one_line(about), *safe_args)
 
 
 def log_failure(
-    logger: logging.Logger, what: str, error: BaseException, level: int = logging.ERROR
+    logger: logging.Logger,
+    failed: str,
+    error: BaseException,
+    level: int = logging.ERROR,
 ) -> None:
-    """Logs a failure and its place, without its text: that may quote messages."""
+    """Logs an error without its text, which may quote messages.
+
+    Args:
+        logger: The logger.
+        failed: The first words of the line, as "The guard could not end a run".
+        error: The error. The line has its type and the places in its traceback.
+        level: The level of the line.
+    """
     places = list[str]()
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         file = "/".join(Path(code.co_filename).parts[-2:])
         places.append(f"{file}:{line} in {code.co_name}")
-    if len(places) > 12:
-        places[6:-6] = ["…"]
+    if len(places) > _MAX_PLACES:
+        half = _MAX_PLACES // 2
+        places[half:-half] = ["…"]
 
     logger.log(
         level,
         "%s: %s at %s. Its text may quote messages: it is logged at DEBUG.",
-        what,
+        failed,
         type(error).__name__,
         " > ".join(places) or "an unknown place",
     )
-    log_traceback(logger, what, error)
+    log_traceback(logger, failed, error)
 
 
-def log_traceback(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs a failure at DEBUG with its text, which each plugin's `redact` changes."""
+def log_traceback(logger: logging.Logger, failed: str, error: BaseException) -> None:
+    """Logs an error with its text at DEBUG, after the `redact` of every plugin."""
     if logger.isEnabledFor(logging.DEBUG):
         text = "".join(traceback.format_exception(error))
-        logger.debug("%s:\n%s", what, _redact(text).rstrip())
+        logger.debug("%s:\n%s", failed, _redact(text).rstrip())
 
 
 def _redact(text: str) -> str:
-    """Returns a text as all plugins of the process allow it to be logged."""
+    """Applies the `redact` functions of all plugins in the process to a text."""
     redacted = text
     try:
         for redactor in REDACTORS:
@@ -101,9 +123,12 @@ def _redact(text: str) -> str:
 
 
 @contextmanager
-def log_failures(logger: logging.Logger, what: str) -> Iterator[None]:
-    """Logs a failure of the code inside, which ends there: a user's turn goes on."""
+def log_failures(logger: logging.Logger, failed: str) -> Iterator[None]:
+    """Logs an error of the `with` block and suppresses it: the user's turn goes on.
+
+    `failed` has the first words of the log line.
+    """
     try:
         yield
     except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
-        log_failure(logger, what, error)
+        log_failure(logger, failed, error)

@@ -1,7 +1,8 @@
-"""The lines that only the guard writes into a request, and how other texts are quoted.
+"""The lines that only the guard writes into a request, and the quoting of other texts.
 
-Both come from one list: a text of others that begins like a line of the list is changed
-a little, so that no reader takes it for the guard's.
+Each line of the guard has an opening: its first characters, such as "[Pinned". A line
+of any other text that begins with an opening, or with something that looks like one,
+gets a round bracket. So no reader takes the line for one of the guard's.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ _NOTICES: list[str] = []
 """The openings of lines that may also stand within a summary."""
 
 
-def _line(phrase: str, openings: list[str] = _FRAME) -> str:
-    """Lists a line of the guard; its opening ends at `|`."""
-    opening, _, _ = phrase.partition("|")
+def _line(marked_line: str, openings: list[str] = _FRAME) -> str:
+    """Adds the opening of a line to a list of openings; returns the line.
+
+    The opening ends at the mark `|`, which is no part of the line: "[Pinned|; each …]"
+    has the opening "[Pinned".
+    """
+    opening, _, _ = marked_line.partition("|")
     openings.append(opening)
-    return phrase.replace("|", "")
+    return marked_line.replace("|", "")
 
 
 SYSTEM = _line("[System:| ")
@@ -44,7 +49,7 @@ MORE = _line("[more:| {}]")
 GOES_ON = _line("[goes on:| {}]")
 END_OF_LIST = _line("[end of the list|]")
 END_OF_ITEM = _line("[end of the item|]")
-_line("[##########")  # The title of an item that is read back.
+_line("[##########")  # The title of an item in recall; each # is a hexadecimal digit.
 EXCERPTS = _line("[Excerpts of what came later|]", _NOTICES)
 ATTACHED = _line("[attached |{}]", _NOTICES)
 TRUNCATED = _line("[… truncated:| {} of {} characters kept …]", _NOTICES)
@@ -54,39 +59,52 @@ LEFT_OUT = _line("[{} earlier messages left out|{}]", _NOTICES)
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
 # Invisible characters, too. All patterns here are bounded: no text makes them slow.
 _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
-_KINDS = {"{}": r"\d[\d,.]{0,15}+", "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]"}
+_PLACEHOLDERS = {
+    "{}": r"\d[\d,.]{0,15}+",  # A number.
+    "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]",  # A hexadecimal digit.
+}
+_FULL_WIDTH_OFFSET = 0xFEE0  # From a character of ASCII to its full-width form.
 
 # Where `str.splitlines` begins a line.
 _LINE = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 
 
 def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
-    """Compiles a pattern for what a reader would take for one of these openings."""
-    spelled = []
+    """Compiles a pattern that finds these openings, and all that looks like them.
+
+    A match is one opening bracket, with `start` before it as group 1. Any bracket, and
+    the full-width form of each letter, look like the plain one. Blanks and invisible
+    characters between letters make no difference.
+    """
+    opening_patterns = []
     for opening in openings:
-        alike = []
+        piece_patterns = []
         for piece in re.findall(r"\{\}|[\w:#]", opening):
-            if piece in _KINDS:
-                alike.append(_KINDS[piece])
-            else:  # Full-width forms stand in the order of ASCII.
-                alike.append(f"[{piece}{chr(ord(piece) + 0xFEE0)}]")
-        spelled.append(_GAP.join(alike))
-    said = f"{_GAP}(?:{'|'.join(spelled)})"
-    return re.compile(rf"({start})[{_BRACKETS}](?={said})", re.IGNORECASE)
+            if piece in _PLACEHOLDERS:
+                piece_patterns.append(_PLACEHOLDERS[piece])
+            else:
+                full_width = chr(ord(piece) + _FULL_WIDTH_OFFSET)
+                piece_patterns.append(f"[{piece}{full_width}]")
+        opening_patterns.append(_GAP.join(piece_patterns))
+
+    after_bracket = f"{_GAP}(?:{'|'.join(opening_patterns)})"
+    return re.compile(rf"({start})[{_BRACKETS}](?={after_bracket})", re.IGNORECASE)
 
 
 _OF_FRAME = _compile(_FRAME)
 _ANY = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
+# The markers around a summary, wherever in a line they stand.
 _MARKERS = _compile(_FRAME[1:3], "")
 
 
 def quote(text: str) -> str:
-    """Returns a text of others as it may stand beside lines of the guard.
+    """Quotes a text that stands beside lines of the guard.
 
-    Where a line begins like one of the guard, its bracket becomes a round one. In the
-    markers around a summary it does so anywhere. The length stays the same. A part of a
-    quoted text has to be quoted again, because it may begin elsewhere.
+    If a line begins like a line of the guard, its bracket becomes a round one. So does
+    the bracket of a marker around a summary, anywhere in a line. The length stays the
+    same. A part of a quoted text must be quoted again: its first line may begin
+    elsewhere.
     """
     if not _BRACKET.search(text):
         return text
@@ -94,7 +112,7 @@ def quote(text: str) -> str:
 
 
 def quote_stored(text: str) -> str:
-    """Quotes a text from session state; notices of the guard in it stay."""
+    """Quotes a text from session state, but leaves the guard's own notices in it."""
     if not _BRACKET.search(text):
         return text
     return _MARKERS.sub("(", _OF_FRAME.sub(r"\1(", text))
@@ -106,7 +124,10 @@ def quote_line(text: str) -> str:
 
 
 def quote_value(value: Any, depth: int = 100) -> Any:
-    """Quotes every text in nested dicts and lists, and the names of fields."""
+    """Quotes every text in nested dicts and lists, and the names of fields.
+
+    Values that are nested more than `depth` levels deep stay as they are.
+    """
     if isinstance(value, str):
         return quote(value)
     if not depth:

@@ -30,15 +30,18 @@ class RedactionError(ContextGuardError):
 
 @dataclass(frozen=True, eq=False)
 class Redactor:
-    """Changes texts by a function; None changes none, and costs nothing."""
+    """Changes texts by the user's function; None leaves all texts as they are."""
 
     function: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
+        """Raises a TypeError for an object that is no sync function."""
         function = self.function
         if function is None:
             return
-        method = getattr(function, "__call__", None)  # noqa: B004 - of an object.
+
+        # An object may be callable by an async method.
+        method = getattr(function, "__call__", None)  # noqa: B004
         is_async = any(inspect.iscoroutinefunction(each) for each in (function, method))
         if is_async or not callable(function):
             raise TypeError(
@@ -50,7 +53,7 @@ class Redactor:
         return self.function is not None
 
     def text(self, text: str) -> str:
-        """Returns a text as it may leave.
+        """Returns the redacted form of a text, which may leave the conversation.
 
         Raises:
             RedactionError: The function fails, or returns no text.
@@ -59,17 +62,25 @@ class Redactor:
             return text
 
         try:
-            said: object = self.function(text)
+            redacted: object = self.function(text)
         except Exception as error:
             raise RedactionError("redact has failed") from error
-        if not isinstance(said, str):
-            raise RedactionError(f"redact gave {type(said).__name__} in place of a str")
-        return str(said)
+        if not isinstance(redacted, str):
+            kind = type(redacted).__name__
+            raise RedactionError(f"redact gave {kind} in place of a str")
+        return str(redacted)
 
     def contents(
         self, contents: Sequence[types.Content], get: Callable[..., types.Content]
     ) -> Sequence[types.Content]:
-        """Returns contents with their texts changed; `get` may know some already."""
+        """Returns contents with their texts redacted.
+
+        Args:
+            contents: The contents, which stay as they are.
+            get: The cache of earlier results, `Memo.remember`. It is called with a
+                function, a content to call it with, and the values that the result
+                depends on.
+        """
         if self.function is None:
             return contents
         return [
@@ -82,33 +93,40 @@ class Redactor:
         return types.Content(role=content.role, parts=parts)
 
     def _part(self, part: Any) -> Any:
-        """Changes texts, payloads and the names of files, of results as well."""
-        update: dict[str, Any] = {}
-        for name, payloads in _FIELDS.items():
+        """Returns a copy of a part with its text, its payloads and file names redacted.
+
+        The parts within a tool result are redacted too.
+        """
+        changed_attributes: dict[str, Any] = {}
+        for name, payload_fields in _FIELDS.items():
             value = getattr(part, name, None)
             if value is None:
                 continue
             if isinstance(value, str):
-                update[name] = self.text(value)
+                changed_attributes[name] = self.text(value)
                 continue
 
-            changed = {
-                field: self._payload(getattr(value, field)) for field in payloads
+            changed_fields = {
+                field: self._payload(getattr(value, field)) for field in payload_fields
             }
             if name == "function_response" and value.parts:
-                changed["parts"] = [self._part(inner) for inner in value.parts]
-            update[name] = value.model_copy(update=changed)
-        return part.model_copy(update=update)
+                changed_fields["parts"] = [self._part(inner) for inner in value.parts]
+            changed_attributes[name] = value.model_copy(update=changed_fields)
+        return part.model_copy(update=changed_attributes)
 
     def _payload(self, payload: object) -> object:
+        """Returns the redacted form of a payload as JSON values.
+
+        An object that JSON does not know becomes its `str`. A payload that holds
+        itself, or is nested too deeply, is left out.
+        """
         try:
-            # Of an object the text that it would show, as where a payload is written.
             return self._walk(pydantic_core.to_jsonable_python(payload, fallback=str))
         except (ValueError, TypeError, RecursionError):
-            return {"result": "[left out]"}  # It holds itself, or is nested too deeply.
+            return {"result": "[left out]"}
 
     def _walk(self, value: Any) -> Any:
-        """Changes all texts in nested JSON, names of fields and numbers included."""
+        """Returns nested JSON with all texts redacted, also field names and numbers."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -118,7 +136,7 @@ class Redactor:
         if value is None or isinstance(value, bool):
             return value
 
-        # A number may be that of a card.
-        text = str(value)
-        redacted = self.text(text)
-        return value if redacted == text else redacted
+        # A number may be the number of a credit card.
+        digits = str(value)
+        redacted = self.text(digits)
+        return value if redacted == digits else redacted

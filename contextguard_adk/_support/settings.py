@@ -43,7 +43,7 @@ _SHORT.maxlevel = 2
 short_repr = _SHORT.repr
 """Returns the text of a value for a message of one line."""
 
-_ELSEWHERE = {
+_FOREIGN_NAMES = {
     "keep": "keep_messages keep_recent messages_to_keep event_retention_size",
     "trigger": "threshold token_threshold max_tokens_before_summary trigger_tokens",
     "context_window": "max_input_tokens window window_tokens context_length num_ctx",
@@ -54,6 +54,12 @@ _ELSEWHERE = {
 }
 """Our settings, each with the names that other packages, or users, have for it."""
 
+_OWN_NAMES = {
+    foreign_name: own_name
+    for own_name, foreign_names in _FOREIGN_NAMES.items()
+    for foreign_name in foreign_names.split()
+}
+
 _WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -62,47 +68,58 @@ _WORDS = {
     "a integer": "an integer",
     "Field required": "it is required",
 }
-_SYNONYMS = {name: own for own, names in _ELSEWHERE.items() for name in names.split()}
+"""Words of pydantic's messages, each with ours."""
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Asks for the nearest known name, after a sentence; "" if none is near."""
-    text = str(name)
-    names = sorted(known, key=len)
-    own = _SYNONYMS.get(text)
-    if own in names:
-        return f" Did you mean {own!r}?"
+    """Returns a question for a sentence's end, such as " Did you mean 'keep'?".
 
-    near = difflib.get_close_matches(text, names, n=1)
-    if not near and len(text) > 3:
-        near = [each for each in names if text in each]
+    The question has the known name that is nearest to `name`. If none is near, the
+    result is "".
+    """
+    unknown_name = str(name)
+    own_name = _OWN_NAMES.get(unknown_name)
+    shortest_first = sorted(known, key=len)
+    if own_name in shortest_first:
+        return f" Did you mean {own_name!r}?"
+
+    near = difflib.get_close_matches(unknown_name, shortest_first, n=1)
+    if not near and len(unknown_name) > 3:
+        near = [each for each in shortest_first if unknown_name in each]
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def size(least_tokens: int, *also: object, may_be_all: bool = False) -> BeforeValidator:
-    """Returns what reads a size: an int of tokens, or a float, a part of the window.
+def size(
+    least_tokens: int, *other_values: object, may_be_all: bool = False
+) -> BeforeValidator:
+    """Returns a validator of sizes.
 
+    A size is an int, a number of tokens, or a float, a part of the context window.
     `resolve_size` of `_measuring/budgets.py` turns a size into tokens.
 
     Args:
-        least_tokens: The smallest int. Where it is 0, so may the float be.
-        also: Other values that are accepted; errors name the last one. False is read as
-            None, which TOML cannot write.
-        may_be_all: Whether the float may be 1, the whole window.
+        least_tokens: The smallest accepted int. If it is 0, the float 0.0 is accepted
+            too.
+        other_values: Further values that are accepted; an error names the last one.
+            False, if it is among them, is read as None, which TOML cannot write.
+        may_be_all: Whether the float 1.0, the whole window, is accepted.
     """
-    accepted = _describe_sizes(least_tokens, also, may_be_all)
+    accepted = _describe_sizes(least_tokens, other_values, may_be_all)
 
-    def read(value: object) -> object:
-        # False is no 0, and True is no 1.
-        is_other = any(type(value) is type(each) and value == each for each in also)
+    def validate(value: object) -> object:
+        # The types are compared because False == 0 and True == 1.
+        is_other = any(
+            type(value) is type(other) and value == other for other in other_values
+        )
         if not is_other and not _is_size(value, least_tokens, may_be_all):
             raise ValueError(f"{accepted} are expected")
         return None if value is False else value
 
-    return BeforeValidator(read)
+    return BeforeValidator(validate)
 
 
 def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
+    """Whether a value is a float of the accepted range, or a large enough int."""
     if isinstance(value, float):
         if value == 0:
             return least_tokens == 0
@@ -112,127 +129,152 @@ def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
     return type(value) is int and value >= least_tokens
 
 
-def _describe_sizes(least_tokens: int, also: Sequence[object], may_be_all: bool) -> str:
-    """Says what a size may be; of several other values the last is named."""
-    least_ratio = "more than 0" if least_tokens else "at least 0"
-    most_ratio = "at most 1" if may_be_all else "less than 1"
-    tokens = f"tokens as an int, at least {least_tokens:,}"
-    part = f"a part of the window as a float, {least_ratio} and {most_ratio}"
-    if also:
-        return f"{tokens}, {part}, or {json.dumps(also[-1])}"
-    return f"{tokens}, or {part},"
+def _describe_sizes(
+    least_tokens: int, other_values: Sequence[object], may_be_all: bool
+) -> str:
+    """Returns the subject of the sentence "… are expected": all accepted sizes.
+
+    Of the other values, only the last one is named.
+    """
+    lower_bound = "more than 0" if least_tokens else "at least 0"
+    upper_bound = "at most 1" if may_be_all else "less than 1"
+    ints = f"tokens as an int, at least {least_tokens:,}"
+    floats = f"a part of the window as a float, {lower_bound} and {upper_bound}"
+    if other_values:
+        return f"{ints}, {floats}, or {json.dumps(other_values[-1])}"
+    return f"{ints}, or {floats},"
 
 
 def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
-    """Lists the problems of settings, each with its place.
+    """Lists the problems that pydantic has found in settings.
 
     Every message about settings is made of these, in code and in files.
 
     Returns:
-        Pairs of a key with its value, as it was given, and what is accepted.
+        Pairs of a place and a message. The place is a key with the value that was
+        given, such as "keep = -1"; the message names the accepted values.
     """
-    problems = defaultdict[str, list[str]](list)
-    for problem in error.errors():
-        key = _name_key(problem, values)
-        cause = (problem.get("ctx") or {}).get("error")
-        inner = getattr(cause, "problems", ())  # Of a `ConfigError`.
-        for inner_place, said in inner:
-            problems[f"{key}.{inner_place}".strip(".")].append(said)
+    messages_by_place = defaultdict[str, list[str]](list)
+    for details in error.errors():
+        key = _name_key(details, values)
+        cause = (details.get("ctx") or {}).get("error")
 
-        if not inner:
+        # Settings within these settings have raised a `ConfigError` of their own.
+        inner_problems = getattr(cause, "problems", ())
+        for inner_place, message in inner_problems:
+            messages_by_place[f"{key}.{inner_place}".strip(".")].append(message)
+
+        if not inner_problems:
             place = key
-            if not isinstance(problem["input"], Mapping):
-                place = f"{key} = {short_repr(problem['input'])}"
-            problems[place].append(_reword(problem["msg"]))
+            if not isinstance(details["input"], Mapping):
+                place = f"{key} = {short_repr(details['input'])}"
+            messages_by_place[place].append(_reword(details["msg"]))
 
-    # There is a message for each type that a value may have.
-    return [(place, " or ".join(said)) for place, said in problems.items()]
+    # A setting that accepts several types has a message for each type.
+    return [
+        (place, " or ".join(messages)) for place, messages in messages_by_place.items()
+    ]
 
 
-def _name_key(problem: ErrorDetails, values: Any) -> str:
-    """Names the setting that a problem is about, by all keys that lead to it."""
-    names = list[str]()
+def _name_key(details: ErrorDetails, values: Any) -> str:
+    """Joins the keys that lead to a wrong setting: ("window", "keep") -> "window.keep".
+
+    Pydantic puts further items behind these keys: the names of types, for a setting
+    that accepts several ones. The values have no such key, so the keys end there. Only
+    a missing setting has a key that the values do not have.
+    """
+    keys = list[str]()
     value = values
-    for item in problem["loc"]:
+    for item in details["loc"]:
         try:
             value = value[item]
         except (LookupError, TypeError):
-            # Where a value may have several types, pydantic adds the type's name.
-            if problem["type"] != "missing":
+            if details["type"] != "missing":
                 break
-        names.append(str(item))
-    return ".".join(names)
+        keys.append(str(item))
+    return ".".join(keys)
 
 
 def _reword(message: str) -> str:
-    """Says in our words what pydantic says."""
-    said = message.removeprefix("Value error, ")
-    for theirs, ours in _WORDS.items():
-        said = said.replace(theirs, ours)
+    """Writes a message of pydantic in our words.
 
-    expected = said.removeprefix("Input should be ")
-    if expected in ("", said):
-        return said
-    return f"{expected} is expected"
+    "Input should be greater than 0" -> "more than 0 is expected"
+    """
+    reworded = message.removeprefix("Value error, ")
+    for theirs, ours in _WORDS.items():
+        reworded = reworded.replace(theirs, ours)
+
+    expected = reworded.removeprefix("Input should be ")
+    has_prefix = expected != reworded
+    if has_prefix and expected:
+        return f"{expected} is expected"
+    return reworded
 
 
 def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
-    """Writes problems as one line, each with its place below a key."""
+    """Writes pairs of a place and a message as one line, "place: message; …".
+
+    Each place is written below `key`, as in "agents.writer.keep = -1".
+    """
     lines = list[str]()
-    for place, said in problems:
+    for place, message in problems:
         full_place = f"{key}.{place}".strip(".")
-        lines.append(f"{full_place}: {said}" if full_place else said)
+        lines.append(f"{full_place}: {message}" if full_place else message)
     return "; ".join(lines)
 
 
 class Settings(BaseModel):
-    """Settings that do not change; the docstring of a class lists them."""
+    """Settings that do not change; the docstring of each subclass lists its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     made_for: ClassVar[str] = ""
-    """The class that users name, where it is not this one."""
+    """The class that errors name; "" for the class of the settings itself."""
 
     if not TYPE_CHECKING:  # Checkers know the settings as arguments.
 
         def __init__(self, *args: object, **values: Any) -> None:
-            name = self.made_for or type(self).__name__
+            class_name = self.made_for or type(self).__name__
             if args:
-                first = next(iter(type(self).model_fields))
+                setting = next(iter(type(self).model_fields))
                 raise TypeError(
-                    f"{name}: settings are given by name, as in {name}({first}=…), "
-                    f"not {short_repr(args[0])}"
+                    f"{class_name}: settings are given by name, as in "
+                    f"{class_name}({setting}=…), not {short_repr(args[0])}"
                 )
 
             try:
                 super().__init__(**values)
             except ValidationError as error:
                 problems = find_problems(error, values)
-                said = join_problems(problems)
-                raise ConfigError(f"{name}: {said}", problems) from None
+                message = f"{class_name}: {join_problems(problems)}"
+                raise ConfigError(message, problems) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         if cls.model_fields:
-            about = inspect.cleandoc(cls.__doc__ or "")
-            lines = [about, "", "Settings:", *_list_settings(cls)]
+            description = inspect.cleandoc(cls.__doc__ or "")
+            lines = [description, "", "Settings:", *_list_settings(cls)]
             cls.__doc__ = "\n".join(lines).lstrip()
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_names(cls, values: object) -> object:
-        """Refuses one setting under two names; says which name may have been meant."""
+        """Refuses a setting that is given under two names, and every unknown name.
+
+        The error about an unknown name suggests the nearest name that is accepted.
+        """
         if not isinstance(values, dict) or cls.model_config.get("extra") != "forbid":
             return values
-        aliases = [_list_aliases(field) for field in cls.model_fields.values()]
-        for names in aliases:
-            if len(values.keys() & names) > 1:
-                raise ValueError(f"{' and '.join(names)} mean the same: give one")
 
-        accepted = {*cls.model_fields, *itertools.chain(*aliases)}
-        known = ", ".join(sorted(cls.model_fields))
+        aliases_by_field = [_list_aliases(field) for field in cls.model_fields.values()]
+        for aliases in aliases_by_field:
+            if len(values.keys() & aliases) > 1:
+                raise ValueError(f"{' and '.join(aliases)} mean the same: give one")
+
+        accepted = {*cls.model_fields, *itertools.chain(*aliases_by_field)}
+        listing = ", ".join(sorted(cls.model_fields))
         unknown = [
-            _describe_unknown(name, value, accepted, known)
+            _describe_unknown(name, value, accepted, listing)
             for name, value in values.items()
             if name not in accepted
         ]
@@ -242,14 +284,21 @@ class Settings(BaseModel):
 
 
 def _describe_unknown(
-    name: object, value: object, accepted: Collection[str], known: str
+    name: object, value: object, accepted: Collection[str], listing: str
 ) -> InitErrorDetails:
-    """Says that a setting has an unknown name, and which name is near."""
+    """Returns pydantic's form of an error about an unknown name of a setting.
+
+    Args:
+        name: The unknown name.
+        value: The value that was given under it.
+        accepted: All names that are accepted, aliases included; one is suggested.
+        listing: The names that the message lists.
+    """
     return InitErrorDetails(
         type=PydanticCustomError(
             "unknown_setting",
             "unknown key.{hint} Known here: {known}",
-            {"hint": suggest(name, accepted), "known": known},
+            {"hint": suggest(name, accepted), "known": listing},
         ),
         loc=(name if isinstance(name, int) else str(name),),
         input=value,
@@ -257,19 +306,29 @@ def _describe_unknown(
 
 
 def _list_aliases(field: FieldInfo) -> list[str]:
-    """Lists all names that a setting is accepted by, if there is more than one."""
+    """Lists the names that the `validation_alias` of a setting accepts; [] for none."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-    firsts = [each.path[0] if isinstance(each, AliasPath) else each for each in choices]
-    return [first for first in firsts if isinstance(first, str)]
+
+    names = list[str]()
+    for choice in choices:
+        # A path leads into a nested value; its first step is a name of the setting.
+        name = choice.path[0] if isinstance(choice, AliasPath) else choice
+        if isinstance(name, str):
+            names.append(name)
+    return names
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:
-    """Lists settings for `help`, those that the class adds to its bases first."""
-    kinds = [kind for kind in model.__mro__ if issubclass(kind, BaseModel)]
+    """Returns the lines of the docstring that describe the settings of a class.
+
+    The settings that the class adds to those of its bases stand first.
+    """
+    classes = [each for each in model.__mro__ if issubclass(each, BaseModel)]
 
     def count_owners(name: str) -> int:
-        return sum(1 for kind in kinds if name in kind.model_fields)
+        """Counts the classes that have a setting: the newer it is, the fewer."""
+        return sum(1 for each in classes if name in each.model_fields)
 
     lines = list[str]()
     for name in sorted(model.model_fields, key=count_owners):
@@ -280,7 +339,7 @@ def _list_settings(model: type[BaseModel]) -> list[str]:
 
 
 def _describe_default(field: FieldInfo) -> str:
-    """Says what a setting is where it is not given."""
+    """Returns "required", or the default of a setting, as in "default Threshold()"."""
     if field.is_required():
         return "required"
     if field.default_factory:  # Not called: it may raise, or read a secret.
@@ -289,9 +348,11 @@ def _describe_default(field: FieldInfo) -> str:
     default = field.default
     if not isinstance(default, BaseModel):
         return f"default {short_repr(default)}"
-    given = [
+
+    # Of a default that is a model, the text has the settings that were given.
+    arguments = [
         f"{name}={short_repr(value)}"
         for name, value in default
         if name in default.model_fields_set
     ]
-    return f"default {type(default).__name__}({', '.join(given)})"
+    return f"default {type(default).__name__}({', '.join(arguments)})"

@@ -7,10 +7,10 @@ from typing import Any
 
 
 def read_table(text: str, is_toml: bool) -> dict[str, Any]:
-    """Reads a table; an empty text is an empty one.
+    """Reads a text as a table; an empty text is an empty table.
 
     Raises:
-        ValueError: The text is no table in its format. Where it is one in the other
+        ValueError: The text is no table in its format. If it is a table in the other
             format, the error says so.
     """
     import tomllib  # Both readers take as long to import as all of this package.
@@ -20,11 +20,11 @@ def read_table(text: str, is_toml: bool) -> dict[str, Any]:
     if is_toml:
         read = tomllib.loads
         read_other = _load_yaml
-        other = "YAML, so its name must end in .yaml or .yml"
+        hint = "it holds YAML, so its name must end in .yaml or .yml"
     else:
         read = _load_yaml
         read_other = tomllib.loads
-        other = "TOML, so its name must end in .toml"
+        hint = "it holds TOML, so its name must end in .toml"
 
     problem = ValueError("a table of settings is expected")
     try:
@@ -32,13 +32,13 @@ def read_table(text: str, is_toml: bool) -> dict[str, Any]:
     except ValueError as error:
         problem = error
     else:
-        if table is None:
+        if table is None:  # YAML reads an empty text as null.
             return {}
         if isinstance(table, dict):
             return table
 
     if _has_settings(text, read_other):
-        raise ValueError(f"it holds {other}")
+        raise ValueError(hint)
     raise problem
 
 
@@ -52,15 +52,20 @@ def _has_settings(text: str, read: Callable[[str], object]) -> bool:
 
 
 def _load_yaml(text: str) -> object:
-    """Reads YAML, and refuses keys that stand twice in one table, as TOML does."""
+    """Reads YAML, and refuses a key that stands twice in one table, as TOML does.
+
+    Raises:
+        ValueError: The text is no YAML, or has a key twice.
+    """
     import yaml
 
-    class UniqueKeys(yaml.SafeLoader):
+    class UniqueKeysLoader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             seen = set[str]()
-            for key in keys:
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
                 if key.value in seen:
                     line = key.start_mark.line + 1
                     raise ValueError(
@@ -70,9 +75,9 @@ def _load_yaml(text: str) -> object:
             return node
 
     try:
-        return yaml.load(text, Loader=UniqueKeys)
+        return yaml.load(text, Loader=UniqueKeysLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except (AttributeError, LookupError, TypeError) as error:
-        # What PyYAML's readers of !!int, !!bool and the like raise for other text.
+        # PyYAML raises these for a value that does not fit its tag, as `!!int x`.
         raise ValueError("a value does not fit its tag") from error

@@ -16,14 +16,15 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     """Imports a class by its dotted path.
 
     Raises:
-        ValueError: There is no such class, or it is no subclass of `base` that can be
-            used.
+        ValueError: There is no such class, or it is no subclass of `base`, or it is an
+            abstract one.
     """
     module, _, name = str(path).rpartition(".")
     if not module:
-        package = __name__.rpartition(".")[0]
-        own = [each for each in vars(sys.modules[package]) if each[0].isupper()]
-        hint = suggest(f"{package}.{path}", [f"{package}.{each}" for each in own])
+        package, _, _ = __name__.rpartition(".")
+        class_names = [each for each in vars(sys.modules[package]) if each[0].isupper()]
+        own_paths = [f"{package}.{each}" for each in class_names]
+        hint = suggest(f"{package}.{path}", own_paths)
         raise ValueError(f"{path!r} is no dotted path.{hint}")
 
     try:

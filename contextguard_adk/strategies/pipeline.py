@@ -1,4 +1,7 @@
-"""Runs reducers in order, cheapest first, until the request is small enough."""
+"""Runs reducers in order, cheapest first, until the request is small enough.
+
+A reducer is one step of a pipeline: it drops, shortens or summarizes messages.
+"""
 
 from __future__ import annotations
 
@@ -31,27 +34,38 @@ from contextguard_adk.strategies.reducers import (
 from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
 
 RELAXED = (Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
-"""The settings that further runs of the reducers do not insist on."""
+"""The settings that the second and the third run of the reducers do not insist on."""
+
+_DEFAULT_TARGET_RATIO = 0.5  # As the default of SummaryCompaction.
+_WORTHWHILE_RATIO = 0.05  # Of the window: a smaller gain is not worth a new prefix.
+_UNANSWERED_RATIO = 0.9  # Of the size before: a larger request was hardly compacted.
 
 
 def _suggest_instance(value: object) -> str:
-    """Asks whether a class in place of its instance was meant as one."""
+    """Returns the question ". Did you mean Class(…)?" for the class of a reducer.
+
+    Returns "" for any other value.
+    """
     if isinstance(value, type) and issubclass(value, Reducer):
         return f". Did you mean {value.__name__}(…)?"
     return ""
 
 
 def _read_reducer(value: object) -> object:
-    """Makes a reducer of a table that names its class; takes a reducer as it is."""
+    """Returns a reducer as it is, or makes one of a table from a settings file.
+
+    The table has the dotted path of the class as `reducer`, beside its settings.
+    """
     if isinstance(value, Reducer):
         return value
     if not (isinstance(value, dict) and "reducer" in value):
-        said = "a Reducer, or a table with `reducer`, its dotted path, is expected"
-        raise ValueError(said + _suggest_instance(value))
+        expected = "a Reducer, or a table with `reducer`, its dotted path, is expected"
+        raise ValueError(f"{expected}{_suggest_instance(value)}")
 
-    kind = import_subclass(value["reducer"], Reducer)  # type: ignore[type-abstract]
-    settings = {name: item for name, item in value.items() if name != "reducer"}
-    return kind.model_validate(settings)
+    settings = dict(value)
+    path = settings.pop("reducer")
+    reducer_class = import_subclass(path, Reducer)  # type: ignore[type-abstract]
+    return reducer_class.model_validate(settings)
 
 
 class Pipeline(Strategy):
@@ -59,13 +73,15 @@ class Pipeline(Strategy):
 
     Runs when tokens reach the threshold, or `compression_threshold` of the window if
     that is less. The reducers run in order: window, tool output, summary, then
-    `reducers`. Each is measured before the next one runs, and the pipeline stops at the
-    target, `target_token_ratio` of the window. What was decided stays in place on later
-    calls. While the request would not fit, settings are relaxed: first lengths, then
-    triggers, minima and what is preserved; at last all is summarized but the newest
-    messages (see `keep`). Lengths are also relaxed when the request would stay above
-    the middle between target and threshold, because a run that gains little has to be
-    repeated soon.
+    `reducers`. The request is measured after each, and the pipeline stops at the
+    target, `target_token_ratio` of the window. Its decisions stay in place on later
+    calls.
+
+    While the request would not fit, settings are relaxed: first lengths, then triggers,
+    minima and preserved messages. At last all messages are summarized but the newest
+    (see `keep`). Lengths are also relaxed when the request would stay above the middle
+    between target and threshold, because a run that gains little has to be repeated
+    soon.
     """
 
     window: MessageWindow | TokenWindow | None = Field(
@@ -107,24 +123,30 @@ class Pipeline(Strategy):
     @field_validator("window", "tool_output", "summary", mode="before")
     @classmethod
     def _read_step(cls, value: object, info: ValidationInfo) -> object:
-        """Reads False as None, which TOML cannot write, and tells windows apart."""
+        """Reads the value of a step, in code or in a file.
+
+        - False becomes None, which TOML cannot write.
+        - A table for `window` becomes a `TokenWindow` if it has `budget_tokens`, else a
+          `MessageWindow`. Pydantic reads the tables of the other steps.
+        """
         if value is False:
             return None
         if not (value is None or isinstance(value, dict | Reducer)):
-            said = "a reducer, a table of settings or false is expected"
-            raise ValueError(said + _suggest_instance(value))
+            expected = "a reducer, a table of settings or false is expected"
+            raise ValueError(f"{expected}{_suggest_instance(value)}")
 
         if info.field_name == "window" and isinstance(value, dict):
-            kind = TokenWindow if "budget_tokens" in value else MessageWindow
-            return kind.model_validate(value)
+            window_class = TokenWindow if "budget_tokens" in value else MessageWindow
+            return window_class.model_validate(value)
         return value
 
     @model_validator(mode="after")
     def _check_threshold(self) -> Pipeline:
-        early = self.compression_threshold
-        if early is not None and early <= self.target_token_ratio:
+        """Refuses a compression_threshold that does not lie above the target."""
+        early_ratio = self.compression_threshold
+        if early_ratio is not None and early_ratio <= self.target_token_ratio:
             raise ValueError(
-                f"compression_threshold ({early}) must be larger than the "
+                f"compression_threshold ({early_ratio}) must be larger than the "
                 f"target_token_ratio of the summary ({self.target_token_ratio})"
             )
         return self
@@ -132,65 +154,77 @@ class Pipeline(Strategy):
     @property
     def target_token_ratio(self) -> float:
         """The part of the context window at which the pipeline may stop."""
-        return self.summary.target_token_ratio if self.summary else 0.5
+        return (
+            self.summary.target_token_ratio if self.summary else _DEFAULT_TARGET_RATIO
+        )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Shortens them as `tool_output` says, unless the newest is to stay whole."""
-        output = self.tool_output
-        is_wanted = has_recall or "tool_output" in self.model_fields_set
-        if output is None or output.preserve_last_tool_result or not is_wanted:
-            return None
+        """Returns how strings are shortened from their first request on, if at all.
 
-        return output.truncation()
+        They are where `tool_output` shortens the newest result too, and the agent can
+        read it back, or `tool_output` was set by the user.
+        """
+        step = self.tool_output
+        is_wanted = has_recall or "tool_output" in self.model_fields_set
+        if step is None or step.preserve_last_tool_result or not is_wanted:
+            return None
+        return step.truncation()
 
     def fullness(self, turn: Turn) -> float:
-        """Returns tokens as a part of where the reducers run."""
-        early = self.compression_threshold or math.inf
-        return max(turn.fullness, turn.tokens / (early * turn.budgets.working_tokens))
+        """Returns tokens as a part of the size from which on the reducers run."""
+        early_ratio = self.compression_threshold or math.inf
+        early_tokens = early_ratio * turn.budgets.working_tokens
+        return max(turn.fullness, turn.tokens / early_tokens)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Runs the reducers when the threshold is reached."""
+        """Runs the reducers when the threshold is reached.
+
+        If the request is still too large, all messages but the newest are summarized.
+        """
         if self.fullness(turn) < 1:
             return None
+
         window_tokens = turn.budgets.working_tokens
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
         target_tokens = min(wanted_tokens, due_tokens - 1)
         reduction = Reduction(turn, ask, target_tokens)
-        await self._relax_until_small(reduction, due_tokens)
+        await self._run_until_small(reduction, due_tokens)
 
         draft = reduction.decided
         if reduction.tokens > turn.limit_tokens or _is_unanswered(reduction):
             return await _summarize_all(turn, ask, draft)
 
-        # Before the threshold, less than this is not worth a new prefix.
-        worthwhile_tokens = int(0.05 * window_tokens)
-        is_early = not (turn.is_due or ask.attempts)
-        if is_early and turn.tokens - reduction.tokens < worthwhile_tokens:
+        # A small gain is refused only before the threshold, and if nothing was paid.
+        is_free_to_wait = not (turn.is_due or ask.attempts)
+        gained_tokens = turn.tokens - reduction.tokens
+        if is_free_to_wait and gained_tokens < int(_WORTHWHILE_RATIO * window_tokens):
             return None
         return draft
 
-    async def _relax_until_small(self, reduction: Reduction, due_tokens: int) -> None:
-        """Runs the reducers with ever more relaxed settings, while it takes that."""
-        turn = reduction.turn
-        if turn.is_due:
-            # A run that gains little has to be repeated soon.
-            enough_at_first_tokens = (reduction.target_tokens + due_tokens) // 2
-            enough_tokens = due_tokens
-        else:
-            enough_at_first_tokens = turn.limit_tokens
-            enough_tokens = turn.limit_tokens
+    async def _run_until_small(self, reduction: Reduction, due_tokens: int) -> None:
+        """Runs the reducers up to three times, each time with more relaxed settings.
 
-        await self._run(reduction)
-        if reduction.tokens <= enough_at_first_tokens:
+        It stops after the first run that makes the request small enough.
+        """
+        turn = reduction.turn
+        first_goal_tokens = turn.limit_tokens
+        relaxed_goal_tokens = turn.limit_tokens
+        if turn.is_due:
+            # A run that ends just below the threshold has to be repeated soon.
+            first_goal_tokens = (reduction.target_tokens + due_tokens) // 2
+            relaxed_goal_tokens = due_tokens
+
+        await self._run_reducers(reduction)
+        if reduction.tokens <= first_goal_tokens:
             return
         for relaxed in RELAXED:
             reduction.relaxed = relaxed
-            await self._run(reduction)
-            if reduction.tokens <= enough_tokens:
+            await self._run_reducers(reduction)
+            if reduction.tokens <= relaxed_goal_tokens:
                 return
 
-    async def _run(self, reduction: Reduction) -> None:
+    async def _run_reducers(self, reduction: Reduction) -> None:
         """Runs the reducers in order until one reaches the target."""
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
             if reducer is None:
@@ -201,15 +235,22 @@ class Pipeline(Strategy):
 
 
 def _is_unanswered(reduction: Reduction) -> bool:
-    """Returns whether a compaction was asked for, and the reducers did hardly any."""
+    """Whether someone asked for a compaction, and the reducers have hardly done any.
+
+    A summary that was paid for answers the request, however small the gain.
+    """
     turn = reduction.turn
     if turn.reason != "requested" or reduction.ask.attempts:
         return False
-    return reduction.tokens > 0.9 * turn.measure(turn.contents)
+    return reduction.tokens > _UNANSWERED_RATIO * turn.measure(turn.contents)
 
 
 async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
-    """Summarizes all messages, unless a draft that was paid for can be made to fit."""
+    """Returns a draft that summarizes all messages but the newest.
+
+    Returns the draft of the reducers, shortened until it fits, if a summary was paid
+    for; and as it is, if no summary comes about.
+    """
     if draft and ask.attempts:
         squeezed = squeeze(turn, draft)
         if squeezed.tokens <= turn.limit_tokens:

@@ -1,4 +1,4 @@
-"""The reducers of a pipeline, cheapest first."""
+"""The reducers of a pipeline, cheapest first: each is one step."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ from contextguard_adk._support.settings import (
 )
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
+_TIGHT_RATIO = 0.25  # Of a length as set, where lengths are relaxed.
+_MIN_TIGHT_CHARS = 1_000
+_MAX_BESIDE_RATIO = 0.3  # Of the target, beside a summary: the rest is room to grow.
+
 
 class Reducer(Settings, ABC):
     """One step of a `Pipeline`. Subclass it for a step of your own.
@@ -28,9 +32,9 @@ class Reducer(Settings, ABC):
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Makes the request smaller that earlier reducers have left.
+        """Makes the request smaller, as the earlier reducers have left it.
 
-        `reduction.relaxed` says which settings not to insist on.
+        A reducer does not insist on the settings that `reduction.relaxed` names.
         """
 
 
@@ -45,15 +49,20 @@ class _Window(Reducer, ABC):
         default=True, description="Whether the user's first message stays."
     )
 
-    def _preserve(self, reduction: Reduction) -> list[int]:
-        """Returns indexes of messages that stay whatever their age, oldest first."""
+    def _list_preserved(self, reduction: Reduction) -> list[int]:
+        """Lists the indexes of messages that stay whatever their age, oldest first.
+
+        There are none where preferences are relaxed.
+        """
         if reduction.relaxed.preferences:
             return []
-        first_message = reduction.turn.history.user_messages[:1]
+
+        user_indexes = reduction.turn.history.user_messages
+        task_index = user_indexes[0] if user_indexes else None
         preserved = list[int]()
         for index in reduction.kept:
             is_system = self.preserve_system and reduction.is_instruction(index)
-            is_task = self.preserve_initial_task and index in first_message
+            is_task = self.preserve_initial_task and index == task_index
             if is_system or is_task:
                 preserved.append(index)
         return preserved
@@ -82,21 +91,23 @@ class MessageWindow(_Window):
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Drops what is older than the window."""
+        """Drops the messages that are older than the window."""
         kept = reduction.kept
-        least_count = self.window_size + 1
+        due_count = self.window_size + 1
         if not reduction.relaxed.preferences:
-            least_count = max(least_count, self.min_messages_before_windowing)
-        if len(kept) < least_count:
+            due_count = max(due_count, self.min_messages_before_windowing)
+        if len(kept) < due_count:
             return StrategyResult.NO_CHANGE
 
-        preserved = self._preserve(reduction)
+        preserved = self._list_preserved(reduction)
         if self.strict_window_size:
+            # Protected messages stay in any case; the window limits the preserved ones.
             protected = reduction.protected.intersection(kept)
-            room = max(0, self.window_size - len(protected))
+            preserved_count = max(0, self.window_size - len(protected))
             newest_first = sorted(set(preserved) - protected, reverse=True)
-            preserved = newest_first[:room]
-        costs = dict.fromkeys(kept, 1)
+            preserved = newest_first[:preserved_count]
+
+        costs = dict.fromkeys(kept, 1)  # The window counts messages.
         return _keep_newest(reduction, preserved, costs, self.window_size)
 
 
@@ -110,34 +121,40 @@ class TokenWindow(_Window):
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Drops what is older than the budget reaches."""
-        costs = reduction.measure_kept()
+        """Drops the oldest messages, until the others fit the budget."""
         turn = reduction.turn
+        token_counts = reduction.measure_kept()
         # `measure_kept` counts heuristic tokens, the window is in real ones.
         heuristic_window = turn.budgets.working_tokens / turn.correction
-        room = resolve_size(self.budget_tokens, heuristic_window)
-        if sum(costs.values()) <= room:
+        budget_tokens = resolve_size(self.budget_tokens, heuristic_window)
+        if sum(token_counts.values()) <= budget_tokens:
             return StrategyResult.NO_CHANGE
-        return _keep_newest(reduction, self._preserve(reduction), costs, room)
+
+        preserved = self._list_preserved(reduction)
+        return _keep_newest(reduction, preserved, token_counts, budget_tokens)
 
 
 def _keep_newest(
-    reduction: Reduction, preserved: Iterable[int], costs: Mapping[int, int], room: int
+    reduction: Reduction,
+    preserved: Iterable[int],
+    costs: Mapping[int, int],
+    budget: int,
 ) -> StrategyResult:
-    """Drops older messages, until those that stay fit the room.
+    """Drops the oldest messages, so that the others stay within a budget.
 
     Args:
         reduction: The run of the pipeline.
         preserved: Indexes of messages that stay in any case, beside the protected ones.
-        costs: The indexes of all messages, oldest first, with what each takes.
-        room: What the messages that stay may take.
+        costs: The cost of each message by its index, oldest first: 1, or its tokens.
+        budget: The most that the messages that stay may cost together.
     """
-    stay = reduction.protected.intersection(costs).union(preserved)
-    room_left = room - sum(costs[index] for index in stay)
-    dropped = [index for index in costs if index not in stay]
-    while dropped and costs[dropped[-1]] <= room_left:
+    staying = reduction.protected.intersection(costs).union(preserved)
+    budget_left = budget - sum(costs[index] for index in staying)
+
+    dropped = [index for index in costs if index not in staying]
+    while dropped and costs[dropped[-1]] <= budget_left:
         newest = dropped.pop()
-        room_left -= costs[newest]
+        budget_left -= costs[newest]
     return reduction.drop(dropped)
 
 
@@ -176,6 +193,7 @@ class ToolOutputTruncation(Reducer):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ToolOutputTruncation:
+        """Refuses a head and a tail that are longer together than the whole."""
         total = self.head_length + self.tail_length
         if self.smart_truncate and total > self.max_length:
             raise ValueError(
@@ -186,34 +204,36 @@ class ToolOutputTruncation(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens the tool results that stand in the request."""
-        last = reduction.last_tool_result()
+        upto = reduction.last_tool_result()
         if self.preserve_last_tool_result and not reduction.relaxed.preferences:
-            last = reduction.last_tool_result(before=last)
-        if last is None:
+            upto = reduction.last_tool_result(before=upto)
+        if upto is None:
             return StrategyResult.NO_CHANGE
 
         truncation = self.truncation(is_tight=reduction.relaxed.lengths)
-        upto = last
         if reduction.truncation is not None:
-            # Results that are short already do not grow again.
-            known, known_upto = reduction.truncation
-            upto = max(last, known_upto)
-            if known.result_length and not truncation.result_length:
-                truncation = known
+            # A result that an earlier run has shortened does not grow again.
+            earlier, earlier_upto = reduction.truncation
+            upto = max(upto, earlier_upto)
+            if earlier.result_length and not truncation.result_length:
+                truncation = earlier
 
+        # The preview has shortened these strings from their first request on.
         preview = reduction.turn.history.preview
         if preview is not None and preview.strings == truncation:
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, upto)
 
     def truncation(self, is_tight: bool = False) -> Truncation:
-        """Returns how strings are shortened: as set, or to a quarter of that.
+        """Returns how strings are shortened.
 
-        A quarter is at least 1,000 characters, or as set where that is less.
+        The lengths are those of the settings. With `is_tight` they are a quarter of
+        that, but `max_length` falls below 1,000 characters only if it is set so.
         """
         ratio = 1.0
         if is_tight:
-            ratio = min(1.0, max(0.25, 1_000 / self.max_length))
+            least_ratio = _MIN_TIGHT_CHARS / self.max_length
+            ratio = min(1.0, max(_TIGHT_RATIO, least_ratio))
         max_length = int(self.max_length * ratio)
         return Truncation(
             max_length=max_length,
@@ -242,29 +262,31 @@ class ClearToolResults(Reducer):
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Clears all results but the newest."""
-        last = reduction.last_tool_result()
+        """Clears the results of all messages but the newest `keep_count` ones."""
+        upto = reduction.last_tool_result()
         for _ in range(self.keep_count):
-            if last is None:
+            if upto is None:
                 return StrategyResult.NO_CHANGE
-            last = reduction.last_tool_result(before=last)
-        if last is None:
+            upto = reduction.last_tool_result(before=upto)
+        if upto is None:
             return StrategyResult.NO_CHANGE
 
         if reduction.truncation is not None:
-            known, known_upto = reduction.truncation
-            is_shortened = known.max_length > 0  # And not cleared.
-            if is_shortened or last <= known_upto:
+            earlier, earlier_upto = reduction.truncation
+            # A length of 0 would mean that the results were cleared.
+            was_shortened = earlier.max_length > 0
+            if was_shortened or upto <= earlier_upto:
                 return StrategyResult.NO_CHANGE
-        cleared = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
-        return reduction.truncate(cleared, last)
+
+        clearing = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
+        return reduction.truncate(clearing, upto)
 
 
 class SummaryCompaction(Reducer):
     """Summarizes all but the newest messages when pressure is very high.
 
-    It is paid for only when the rest of the request is expected to be at most the
-    target. Where nothing else makes the request fit, fewer of the newest messages stay.
+    A summary is paid for only if the rest of the request is expected to be at most the
+    target. If nothing else makes the request fit, fewer of the newest messages stay.
     """
 
     trigger_threshold: Ratio = Field(
@@ -300,25 +322,29 @@ class SummaryCompaction(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Summarizes when the request is still above the trigger."""
+        """Summarizes when the request is still above the trigger.
+
+        Where preferences are relaxed, it does so at any size, and keeps fewer messages
+        if these would take too much of the target.
+        """
         is_relaxed = reduction.relaxed.preferences
         if not (is_relaxed or self._is_triggered(reduction)):
             return StrategyResult.NO_CHANGE
 
         keep_count = self.preserve_recent_count
-        target_tokens = reduction.target_tokens
-        if reduction.expect_beside_summary(keep_count) > target_tokens:
+        beside_tokens = reduction.expect_beside_summary(keep_count)
+        if beside_tokens > reduction.target_tokens:
             if not is_relaxed:
                 return StrategyResult.NO_CHANGE
-            most_tokens = 0.3 * target_tokens
-            while keep_count and (
-                reduction.expect_beside_summary(keep_count) > most_tokens
-            ):
+
+            most_tokens = _MAX_BESIDE_RATIO * reduction.target_tokens
+            while keep_count and beside_tokens > most_tokens:
                 keep_count //= 2
+                beside_tokens = reduction.expect_beside_summary(keep_count)
         return await reduction.summarize(keep_count)
 
     def _is_triggered(self, reduction: Reduction) -> bool:
-        """Returns whether the request is large enough, and has enough messages."""
+        """Whether the request is large enough, and has enough messages."""
         window_tokens = reduction.turn.budgets.working_tokens
         is_full = reduction.tokens >= self.trigger_threshold * window_tokens
         return is_full and len(reduction.kept) >= self.min_messages_for_summary

@@ -34,8 +34,9 @@ class Relaxed:
     """The settings that reducers do not insist on, because the request is too large.
 
     Attributes:
-        lengths: To how many characters a text is shortened.
-        preferences: From when on a reducer acts, and what it preserves.
+        lengths: Whether texts may become shorter than the settings say.
+        preferences: Whether a reducer may act earlier, and drop messages that the
+            settings preserve.
     """
 
     lengths: bool = False
@@ -43,7 +44,10 @@ class Relaxed:
 
 
 class Reduction:
-    """The state of one pipeline run: a draft that reducers change, and its size."""
+    """The state of one pipeline run: a draft that reducers change, and its size.
+
+    The messages of the request are named by their indexes in `turn.history.contents`.
+    """
 
     def __init__(self, turn: Turn, ask: Ask, target_tokens: int) -> None:
         self.turn = turn
@@ -60,7 +64,7 @@ class Reduction:
 
     @property
     def tokens(self) -> int:
-        """The estimate of the request as it stands now."""
+        """The estimate of the request with all decisions so far, in real tokens."""
         return self._outcome.tokens if self._outcome else self.turn.tokens
 
     @property
@@ -79,7 +83,10 @@ class Reduction:
 
     @property
     def truncation(self) -> tuple[Truncation, int] | None:
-        """How tool results are shortened, and up to which index; None for not."""
+        """How tool results are shortened, and the index of the last shortened one.
+
+        None while no tool results are shortened.
+        """
         draft = self._draft
         if draft.truncation is None:
             return None
@@ -89,15 +96,18 @@ class Reduction:
         """Returns the heuristic tokens of each message that is sent, by its index."""
         history = self.turn.history
         stored = self._outcome.stored if self._outcome else history.stored
-        shown = dict(enumerate(history.shown))
+        sent = dict(enumerate(history.shown))
         if stored:
-            shown |= history.shortened_results(stored)
+            sent |= history.shortened_results(stored)
         return {
-            index: history.memo.estimate_tokens([shown[index]]) for index in self.kept
+            index: history.memo.estimate_tokens([sent[index]]) for index in self.kept
         }
 
     def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates the request with an empty summary and the newest messages."""
+        """Estimates the request, in real tokens, without the text of a summary.
+
+        The summary would replace all but the newest `keep_count` messages.
+        """
         covered = self.turn.older_than(keep_count)
         without_text = replace(
             self._draft, text="", model_chars=0, covered=covered, model_covered=covered
@@ -107,18 +117,23 @@ class Reduction:
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Takes messages out of the request; a later summary still sees them.
 
-        A call goes only together with its result.
+        A call goes only together with its result. Protected messages stay.
         """
         draft = self._draft
         wanted = draft.covered | (frozenset(indexes) - self.protected)
         covered = keep_pairs_whole(wanted, self.turn.history.pairs)
         if covered <= draft.covered:
             return StrategyResult.NO_CHANGE
+
+        # Excerpts behind the model's text do not describe the new covered messages.
         model_text = draft.text[: draft.model_chars]
         return self._apply(replace(draft, covered=covered, text=model_text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
-        """Shortens tool results up to and including `upto`, but for `keep_tools`."""
+        """Shortens the tool results up to the index `upto`, this one included.
+
+        The results of the tools in `keep_tools` stay as they are.
+        """
         excluded = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
         draft = replace(
             self._draft,
@@ -130,24 +145,31 @@ class Reduction:
         return self._apply(draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but the newest `keep_count` messages summarized."""
-        known = self._draft
+        """Has all but the newest `keep_count` messages summarized.
+
+        Changes nothing after a failed summary, or if a model has summarized all of
+        these messages already.
+        """
+        old_draft = self._draft
         covered = self.turn.older_than(keep_count)
-        if self.ask.failures or not covered - known.model_covered:
+        if self.ask.failures or not covered - old_draft.model_covered:
             return StrategyResult.NO_CHANGE
 
-        made = await self.ask.summarize(self.turn, covered)
-        draft = replace(
-            known,
-            text=made.text,
-            model_chars=made.model_chars,
-            covered=made.covered,
-            model_covered=known.model_covered if made.is_mechanical else made.covered,
+        summary = await self.ask.summarize(self.turn, covered)
+        model_covered = summary.covered
+        if summary.is_mechanical:
+            model_covered = old_draft.model_covered
+        new_draft = replace(
+            old_draft,
+            text=summary.text,
+            model_chars=summary.model_chars,
+            covered=summary.covered,
+            model_covered=model_covered,
         )
-        return self._apply(draft)
+        return self._apply(new_draft)
 
     def _apply(self, draft: Draft) -> StrategyResult:
-        """Takes a draft over, and tells what it achieves."""
+        """Puts a draft in place; returns whether it makes the request small enough."""
         tokens_before = self.tokens
         self._draft = draft
         self._outcome = self.ask.outcome(self.turn, draft)
@@ -158,9 +180,9 @@ class Reduction:
         return StrategyResult.NO_CHANGE
 
     def last_tool_result(self, before: int | None = None) -> int | None:
-        """Returns the index of the newest tool result in the request.
+        """Returns the index of the newest message with a tool result; None for none.
 
-        Only results before the index `before` count, where it is given; None for none.
+        With `before`, only messages of a lower index count.
         """
         contents = self.turn.history.contents
         for index in reversed(self.kept):
@@ -170,6 +192,6 @@ class Reduction:
         return None
 
     def is_instruction(self, index: int) -> bool:
-        """Returns whether a content of the history is an instruction, not a message."""
+        """Whether a content is an instruction: from neither user, model nor a tool."""
         content = self.turn.history.contents[index]
         return content.role not in ("user", "model") and not has_tool(content)
