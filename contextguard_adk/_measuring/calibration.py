@@ -183,7 +183,7 @@ class MeasuredRequest:
                     yield SizedText(measure.text_bytes, measure.media_bytes, read)
 
     def estimate_by_density(self, margin: float) -> int:
-        """Returns the first estimate of a request, while no count of its model is known.
+        """Returns the first estimate of a request, whose model has no count yet.
 
         Args:
             margin: The factor of its texts.
@@ -293,7 +293,7 @@ def request_script_discount(
 ) -> int:
     """Returns by how many tokens bytes / 4 may be too high for a request's scripts.
 
-    Of the config only the instruction counts: tools are mostly English.
+    Of the config only an instruction that is a single text counts.
     """
     discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None

@@ -461,7 +461,7 @@ class Memo:
                 if not text:
                     size_bytes += self.part_bytes(part)
                 elif text.isascii():
-                    # Without a call: most parts are ASCII, and it would triple the time.
+                    # Most parts are ASCII, and a call for each would triple the time.
                     size_bytes += len(text)
                 else:
                     size_bytes += text_bytes(text)
