@@ -113,8 +113,8 @@ def parse_overflow(
 
     Args:
         error: What the call raised.
-        contents: The messages of the request. If the error may quote its words from
-            them, its numbers and its other reasons do not count.
+        contents: The messages of the request. Numbers and other reasons that the error
+            may quote from them do not count. A quoted overflow counts.
         sent_tokens: The estimated size of the request. A rate limit is compared with it
             if the provider does not name the size.
     """

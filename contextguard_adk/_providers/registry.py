@@ -393,10 +393,7 @@ def _merge(entries: Iterable[_Entry]) -> _Entry:
 
 
 def _find_smallest(tokens: list[int]) -> int:
-    """Returns the smallest number that is at least a quarter of the low median.
-
-    Smaller ones are taken for errors of the table.
-    """
+    """Returns the smallest number that is at least a quarter of the low median."""
     least_tokens = statistics.median_low(tokens) / 4
     return min(number for number in tokens if number >= least_tokens)
 

@@ -65,8 +65,8 @@ async def call_with_retries(
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same call may succeed a moment later."""
     status = read_status(error)
-    # A request that is too long never succeeds. Ollama and llama.cpp refuse it with 500,
-    # a rate limit below its size with 429.
+    # A request that is too long never succeeds. Ollama and llama.cpp refuse it with
+    # 500, and a rate limit below its size refuses it with 429.
     if status in (None, 429, 500) and parse_overflow(error) is not None:
         return False
 
