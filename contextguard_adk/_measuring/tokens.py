@@ -290,7 +290,10 @@ def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
 
 
 def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
-    """Yields the texts of instruction, declared functions and response schema."""
+    """Yields the texts in a config that the model reads.
+
+    These are the instruction, the declared functions and the response schema.
+    """
     if config is None:
         return
 
@@ -312,7 +315,10 @@ def _declaration_texts(tool: types.Tool) -> Iterator[bytes]:
 
 
 def _instruction_texts(instruction: Any) -> Iterator[bytes]:
-    """Yields the texts of a system instruction, in any form that the client takes."""
+    """Yields the texts of a system instruction.
+
+    It may be a content, a part, a text, a list of these, or None.
+    """
     if isinstance(instruction, list | tuple):
         for item in instruction:
             yield from _instruction_texts(item)

@@ -109,7 +109,7 @@ class Client(NamedTuple):
 
         limits: list[object] = []
         if "AnthropicLlm" in self.class_names:
-            # Pydantic's list of the fields that are no defaults.
+            # Pydantic's set of the fields that the user has set.
             if "max_tokens" in getattr(self.llm, "model_fields_set", ()):
                 limits.append(getattr(self.llm, "max_tokens", None))
         elif "LiteLlm" in self.class_names:

@@ -59,6 +59,7 @@ async def call_with_retries(
         stop=stop_after_attempt(_MOST_TRIES) | stop_before_delay(patience_seconds),
         reraise=True,
     )
+
     return await tries(make_call)
 
 

@@ -76,19 +76,10 @@ class Thinker:
         if client == "AnthropicLlm" and not named_family:
             family = "claude"
 
-        remedies = helped or {}
-        does_bind = binds
+        is_binding = binds
         if binds is None:
-            if model == remedies.get("binds"):
-                does_bind = True
-            elif model == remedies.get("free"):
-                does_bind = False
-            elif family == "claude":
-                does_bind = _binds(model.lower())
-            elif family:
-                does_bind = False
-
-        return cls(client, family, does_bind, is_alias=not named_family)
+            is_binding = _tell_binding(model, family, helped or {})
+        return cls(client, family, is_binding, is_alias=not named_family)
 
     @property
     def may_bind(self) -> bool:
@@ -109,7 +100,26 @@ def name_family(model: str) -> str:
     return "claude" if match[1] else match[0]
 
 
-def _binds(name: str) -> bool | None:
+def _tell_binding(model: str, family: str, remedies: Mapping[str, str]) -> bool | None:
+    """Returns whether a model binds its thoughts; None if that is unknown.
+
+    Args:
+        model: The name of the model.
+        family: Its family; "" if unknown.
+        remedies: What has helped against refusals, as `Thinker.of` explains.
+    """
+    if model == remedies.get("binds"):
+        return True
+    if model == remedies.get("free"):
+        return False
+
+    if family == "claude":
+        return _read_binding(model.lower())
+    # No other family binds its thoughts.
+    return False if family else None
+
+
+def _read_binding(name: str) -> bool | None:
     """Returns whether a Claude model binds its thoughts; None if its name tells not.
 
     The version in the name decides: "claude-opus-4-1" -> opus, (4, 1) -> False

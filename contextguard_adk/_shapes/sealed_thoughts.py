@@ -3,8 +3,8 @@
 Newer Claude models check a thought against the system instruction, the tools, all
 earlier messages, and the thoughts that were sent before it. So each answer gets a seal:
 short digests of what it was written after. Before a call, thoughts whose seal no longer
-holds are left out, whoever made the change. A thought that was left out once never comes
-back: the seals of later answers do not count it, and so they would break.
+holds are left out, whoever made the change. A thought that was left out while a later
+one was written never comes back, because the seal of the later one does not count it.
 
 A thought here means the signed thoughts of one content. A thought is foreign if another
 client, or another family of models, wrote it.
@@ -356,6 +356,7 @@ def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> st
     seal = thoughts.seal
     if seal is None:
         return "the request" if is_changed else ""
+
     if seal.system != request.system_digest:
         return "the system instruction"
     if seal.tools != request.tools_digest:
@@ -405,7 +406,6 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
         request: The request.
         events: The events of the session.
     """
-    thinker = request.thinker
     origins = _read_origins(events)
     digests = digest_before(request.contents, request.memo)
     contents_with_digests = zip(request.contents, digests, strict=True)
@@ -415,20 +415,25 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
             continue
 
         origin = origins.get(signed[0].thought_signature, _Origin())
-        if origin.seal:
-            is_foreign = origin.seal.writer != thinker.client + thinker.family
-        elif origin.family and thinker.family:
-            is_foreign = origin.family != thinker.family
-        else:  # Unknown families count as the same.
-            is_foreign = False
-
         yield _Thoughts(
             content_index=index,
             name=name_thoughts(content),
             messages_digest=messages_digest,
             seal=origin.seal,
-            is_foreign=is_foreign,
+            is_foreign=_is_foreign(origin, request.thinker),
         )
+
+
+def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
+    """Returns whether another client or family wrote a thought than the model's own.
+
+    Without a seal only the families are compared. An unknown family is not foreign.
+    """
+    if origin.seal:
+        return origin.seal.writer != thinker.client + thinker.family
+    if not origin.family or not thinker.family:
+        return False
+    return origin.family != thinker.family
 
 
 def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:
