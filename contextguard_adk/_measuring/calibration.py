@@ -277,7 +277,7 @@ class MeasuredRequest:
         return min(self.heuristic_tokens, max(known_real_tokens, least_tokens))
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
-        """Returns the last contents: the fewest that measure `heuristic_tokens`."""
+        """Returns the last contents: the fewest that reach `heuristic_tokens`."""
         start = len(self.contents)
         missing_tokens = heuristic_tokens
         while start and missing_tokens > 0:

@@ -137,7 +137,7 @@ class _Sent:
 
     @cached_property
     def _letters(self) -> str:
-        """The letters and digits of its text, without all between them.
+        """The letters and digits of its text, without spaces and marks.
 
         So a quotation is found even if it reaches from one part into the next.
         """
@@ -174,7 +174,8 @@ class _ErrorChain:
 
         It is decided by the error, its cause, and the original of a broken stream. If
         all of these say nothing, it is decided by the errors of a group, else by the
-        error in whose handling this one was raised.
+        error in whose handling this one was raised. An error that was read before, and
+        any after `_MOST_ERRORS`, says nothing.
         """
         if id(error) in self._seen or len(self._seen) >= _MOST_ERRORS:
             return None

@@ -264,8 +264,8 @@ def _choose_accepted(
 ) -> list[_Thoughts]:
     """Chooses the thoughts that the model would accept.
 
-    No model accepts foreign thoughts, or thoughts that were refused before. Of the
-    others it depends on the model:
+    No model accepts foreign thoughts, or thoughts that were refused before. The others
+    depend on the model:
 
     - A model that does not bind thoughts accepts all.
     - A model that binds thoughts accepts those whose seals hold.
