@@ -295,7 +295,7 @@ def test_litellm_asks_for_the_most_for_claude_alone(
     llm = connect("openai", "http://127.0.0.1:9")
     client = Client.of(llm)
     assert client.default_output_tokens(model, Limited(WINDOW)) == expected
-    assert client.set_output_tokens(types.GenerateContentConfig()) is None
+    assert client.chosen_output_tokens(types.GenerateContentConfig()) is None
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_a_limit_that_was_set_is_told_from_a_default(client: str, name: str) -> 
     """A number is reserved where somebody has written it, even if it is the usual."""
     config = types.GenerateContentConfig()
     address = "http://127.0.0.1:9"
-    assert Client.of(connect(client, address)).set_output_tokens(config) is None
+    assert Client.of(connect(client, address)).chosen_output_tokens(config) is None
     llm = connect(client, address, **{name: 8_192})
-    assert Client.of(llm).set_output_tokens(config) == 8_192
+    assert Client.of(llm).chosen_output_tokens(config) == 8_192
     config.max_output_tokens = 500
-    assert Client.of(llm).set_output_tokens(config) == 500
+    assert Client.of(llm).chosen_output_tokens(config) == 500

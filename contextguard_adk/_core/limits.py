@@ -168,7 +168,7 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         llm=call.llm,
         known_window_tokens=known_tokens,
         window_tokens=min(known_tokens, bounds.window_tokens or known_tokens),
-        reserved_output_tokens=client.set_output_tokens(call.request.config) or 0,
+        reserved_output_tokens=client.chosen_output_tokens(call.request.config) or 0,
         default_output_tokens=default or 0,
         is_rate=limit.is_rate,
         sum_tokens=limit.sum_tokens,

@@ -15,6 +15,8 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
+    LastCount,
+    MeasuredRequest,
     correction_factor,
     estimate_prompt_tokens,
     first_margin,
@@ -266,13 +268,9 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     tokens = estimate_prompt_tokens(
-        heuristic_tokens,
-        counts.real_tokens,
-        counts.heuristic_tokens,
-        turn.contents,
-        default=counts.correction,
-        config=turn.config,
-        memo=memo,
+        MeasuredRequest(turn.contents, heuristic_tokens, turn.config, memo),
+        LastCount(counts.real_tokens, counts.heuristic_tokens),
+        correction=counts.correction,
         margin=first_margin(turn.model.name, ratio),
     )
 

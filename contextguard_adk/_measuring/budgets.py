@@ -13,6 +13,22 @@ OVERFULL_RATIO = 0.97
 MOST_BUFFER_RATIO = 0.75
 """The most of a window that is kept free, whatever a request reserves."""
 
+_LARGE_WINDOW_TOKENS = 200_000
+_LARGE_WINDOW_BUFFER_TOKENS = 20_000
+_SMALL_WINDOW_BUFFER_PERCENT = 20
+
+_HEAD_RATIO = 0.6
+"""The part of a shortened text that its head takes: slightly more than its tail."""
+
+_MOST_CUTS = 5
+"""How often a text is cut until its tokens fit.
+
+Head and tail may be denser than the whole, so that the first cut may leave too much.
+Each later cut starts from a text that is nearly short enough."""
+
+_CUT_MARGIN = 0.98
+"""A text is cut to slightly less than what would fit, so that few cuts are needed."""
+
 
 @dataclass(frozen=True)
 class Budgets:
@@ -58,7 +74,11 @@ def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     They are 20,000, or a fifth of a window below 200,000. They are at least the
     reserved output, and at most `MOST_BUFFER_RATIO` of the window.
     """
-    usual_tokens = 20_000 if window_tokens >= 200_000 else window_tokens * 20 // 100
+    if window_tokens >= _LARGE_WINDOW_TOKENS:
+        usual_tokens = _LARGE_WINDOW_BUFFER_TOKENS
+    else:
+        usual_tokens = window_tokens * _SMALL_WINDOW_BUFFER_PERCENT // 100
+
     wanted_tokens = max(usual_tokens, reserved_output_tokens)
     most_tokens = int(window_tokens * MOST_BUFFER_RATIO)
     return min(wanted_tokens, most_tokens)
@@ -76,10 +96,14 @@ def plan_budgets(
 ) -> Budgets:
     """Derives all sizes from a window, and from the trigger of a strategy.
 
-    A trigger that is None, or not below the window less its buffer, changes nothing.
+    Args:
+        window_tokens: The context window.
+        reserved_output_tokens: What the request asks to be kept free for its answer.
+        trigger_tokens: The size at which the strategy wants a compaction. None, or a
+            size that is not below the window less its buffer, changes nothing.
     """
     full_tokens = threshold_tokens(window_tokens, reserved_output_tokens)
-    # A large reserve of output makes no summary longer.
+    # Half of the buffer without the reserved output, which makes no summary longer.
     summary_tokens = buffer_tokens(window_tokens) // 2
     if trigger_tokens is None or trigger_tokens >= full_tokens:
         return Budgets(
@@ -94,6 +118,7 @@ def plan_budgets(
     return Budgets(
         window_tokens=window_tokens,
         threshold_tokens=trigger_tokens,
+        # An eighth: a compaction must bring the request far below the trigger.
         summary_tokens=min(summary_tokens, trigger_tokens // 8),
         full_tokens=full_tokens,
         working_tokens=min(window_tokens, scale_trigger(trigger_tokens)),
@@ -102,7 +127,7 @@ def plan_budgets(
 
 
 def scale_trigger(trigger_tokens: int) -> int:
-    """Returns the window that has a trigger for its threshold."""
+    """Returns the size of the window whose threshold a trigger would be."""
     return trigger_tokens + min(trigger_tokens // 4, 20_000)
 
 
@@ -117,12 +142,12 @@ TokenCounter = Callable[[str], int]
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
-    """Keeps head and tail of a text, and says between them how long it was.
+    """Keeps head and tail of a text; a notice between them tells its full length.
 
     Args:
         text: The text, which is returned unchanged if it is short enough.
-        max_chars: The characters that are left, unless the notice alone takes more.
-        handle: The number under which the whole text can be recalled, if it can be.
+        max_chars: The most characters that are returned; the notice may exceed them.
+        handle: The number under which the whole text can be recalled; "" for none.
     """
     if len(text) <= max_chars:
         return text
@@ -130,22 +155,33 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     item = f"; item {handle}" if handle else ""
     notice = f"\n{SHORTENED.format(len(text), item)}\n"
     room_chars = max(0, max_chars - len(notice))
-    head_chars = int(room_chars * 0.6)
+    head_chars = int(room_chars * _HEAD_RATIO)
     tail_chars = room_chars - head_chars
-    return text[:head_chars] + notice + quote(text[len(text) - tail_chars :])
+    head = text[:head_chars]
+    tail = text[len(text) - tail_chars :]
+    return head + notice + quote(tail)
 
 
 def shorten_to_tokens(
     text: str, max_tokens: float, count_tokens: TokenCounter, handle: str = ""
 ) -> str:
-    """Keeps head and tail of a text within `max_tokens`; "" if not even these fit."""
+    """Cuts the middle out of a text until it fits; "" if it does not fit.
+
+    Args:
+        text: The text, which is returned unchanged if it fits.
+        max_tokens: The most tokens that may be returned.
+        count_tokens: Counts the tokens of a text.
+        handle: The number under which the whole text can be recalled; "" for none.
+    """
     shortened = text
-    # The density of head and tail is not that of the whole: five tries suffice.
-    for _ in range(5):
+    for _ in range(_MOST_CUTS):
         tokens = count_tokens(shortened)
         if tokens <= max_tokens or not shortened:
             return shortened
-        max_chars = max(1, int(len(shortened) * max_tokens / tokens * 0.98))
+
+        fitting_chars = len(shortened) * max_tokens / tokens
+        max_chars = max(1, int(fitting_chars * _CUT_MARGIN))
+        # Again of the whole text: a cut of a cut would have two notices.
         shortened = shorten(text, max_chars, handle)
     return ""
 
@@ -153,7 +189,9 @@ def shorten_to_tokens(
 def divide_budget(
     costs: Sequence[float], weights: Sequence[float], room: float
 ) -> list[float]:
-    """Divides a budget by weight; what a small item does not need goes to others.
+    """Divides a budget among items by their weights.
+
+    An item never gets more than its cost. The rest of its share goes to other items.
 
     Args:
         costs: The most that each item can use, in the unit of `room`.
@@ -161,24 +199,29 @@ def divide_budget(
         room: The budget.
 
     Returns:
-        The share of each item.
+        The share of each item, in the order of `costs`.
     """
-    # Items that need least for their weight come first: they leave room for others.
-    by_need = sorted(range(len(costs)), key=lambda item: costs[item] / weights[item])
+    # An item that costs little for its weight comes early: its rest goes to later ones.
+    indexes = range(len(costs))
+    cheapest_first = sorted(indexes, key=lambda index: costs[index] / weights[index])
 
     shares = [0.0] * len(costs)
     left_room = room
     left_weight = sum(weights)
-    for item in by_need:
-        fair_share = max(0.0, left_room) * weights[item] / left_weight
-        shares[item] = min(float(costs[item]), fair_share)
-        left_room -= shares[item]
-        left_weight -= weights[item]
+    for index in cheapest_first:
+        fair_share = max(0.0, left_room) * weights[index] / left_weight
+        shares[index] = min(float(costs[index]), fair_share)
+        left_room -= shares[index]
+        left_weight -= weights[index]
     return shares
 
 
 def excerpt(text: str, max_bytes: int) -> str:
-    """Keeps head and tail of a text within a number of UTF-8 bytes."""
+    """Keeps head and tail of a text, with an ellipsis between them.
+
+    The result takes at most `max_bytes` of UTF-8. It is "" if there is no room for one
+    byte before the ellipsis and one behind it.
+    """
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
         return raw.decode()
@@ -187,6 +230,7 @@ def excerpt(text: str, max_bytes: int) -> str:
     if room_bytes < 2:
         return ""
 
+    # The head says what a text is about, and gets twice as much as the tail.
     tail_bytes = room_bytes // 3
     head_bytes = room_bytes - tail_bytes
     head = raw[:head_bytes].decode("utf-8", "ignore")

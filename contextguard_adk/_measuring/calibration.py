@@ -3,10 +3,13 @@
 The measure is called the heuristic: UTF-8 bytes / 4 of all that the model reads.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from google.genai import types
 
@@ -30,14 +33,17 @@ from contextguard_adk._measuring.tokens import (
 )
 
 DEFAULT_CORRECTION = 1.5
-"""Real tokens per heuristic token of images and other media, while the provider has
-counted nothing; of a whole request, when it was rejected without a count."""
+"""The assumed real tokens per heuristic token, if no count tells the ratio.
+
+A first estimate applies it to media alone, because texts have their density. Where no
+estimate is at hand, as after a rejection, it applies to the whole request."""
 
 FIRST_MARGIN = 1.15
+"""The factor of the texts in a first estimate, which no count has shown to be right."""
+
 _CLAUDE_MARGIN = 1.5
-"""The factors of a first estimate, which is the density of the text. Claude's
-vocabularies take up to 1.2 times the tokens of o200k_base, since Opus 4.7 up to 1.35
-times that (Anthropic's release notes)."""
+"""The same for Claude. Its vocabularies take up to 1.2 times the tokens of o200k_base,
+since Opus 4.7 up to 1.35 times that (Anthropic's release notes)."""
 
 _MOST_VOCABULARY_RATIO = 1.35
 """The most tokens that another vocabulary is assumed to take for one of o200k_base."""
@@ -94,145 +100,184 @@ def first_margin(model: str, threshold_ratio: float) -> float:
     return max(least_margin, _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO)
 
 
+class LastCount(NamedTuple):
+    """The provider's count of the last request that it counted.
+
+    Attributes:
+        real_tokens: The count; None or 0 if the provider has counted nothing.
+        heuristic_tokens: Bytes / 4 of the request that was counted; None or 0 if
+            unknown.
+    """
+
+    real_tokens: int | None = None
+    heuristic_tokens: int | None = None
+
+
 def estimate_prompt_tokens(
-    heuristic_tokens: int,
-    real_tokens: int | None,
-    last_heuristic_tokens: int | None,
-    contents: Sequence[types.Content],
+    request: MeasuredRequest,
+    last: LastCount | None = None,
     *,
-    default: float | None = None,
-    config: types.GenerateContentConfig | None = None,
-    memo: Memo | None = None,
+    correction: float | None = None,
     margin: float = FIRST_MARGIN,
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
-    Without a count and without a `default` the density of all text decides. With a
-    `default` and no count it is the larger of `heuristic_tokens` times `default`, and
-    of the heuristic weighed by density. With a count it is the larger of the documented
-    rule, `max(real, heuristic x correction)`, and of the last count plus the growth
-    since, weighed by its density. The real count is no floor for a request that has
-    shrunk, since it counts contents that are gone. A count below bytes / 4 only stands
-    if the scripts of the text explain it.
+    - With a count, the estimate follows from the count and the growth since.
+    - With a correction alone, it is the heuristic times the correction, or the
+      heuristic weighed by the density of its texts if that is larger.
+    - With neither, the density of its texts decides. This is a first estimate.
 
     Args:
-        heuristic_tokens: Bytes / 4 of the request.
-        real_tokens: What the provider counted last; None or 0 if it has not.
-        last_heuristic_tokens: Bytes / 4 of the request that it counted.
-        contents: The messages of the request.
-        default: The correction of the model, if one is known without a count.
-        config: The rest of the request; None counts as no text.
-        memo: Measures the contents.
+        request: The request, and its heuristic.
+        last: The provider's last count; None if it has counted nothing.
+        correction: Real tokens per heuristic token of the model; None if unknown.
         margin: The factor of a first estimate.
     """
-    request = _Request(contents, config, memo or Memo(), heuristic_tokens)
-    if real_tokens and last_heuristic_tokens:
-        return request.estimate_by_count(real_tokens, last_heuristic_tokens)
+    real_tokens = (last.real_tokens if last else None) or 0
+    counted_heuristic_tokens = (last.heuristic_tokens if last else None) or 0
+    if real_tokens and counted_heuristic_tokens:
+        return request.estimate_by_count(real_tokens, counted_heuristic_tokens)
 
-    if default is None:
+    if correction is None:
         estimated_tokens = request.estimate_by_density(margin)
     else:
         parts = request.newest_parts()
-        dense_tokens = int(weighted_tokens(parts, heuristic_tokens))
-        estimated_tokens = max(int(heuristic_tokens * default), dense_tokens)
-    return max(estimated_tokens, real_tokens or 0)
+        dense_tokens = int(weighted_tokens(parts, request.heuristic_tokens))
+        corrected_tokens = int(request.heuristic_tokens * correction)
+        estimated_tokens = max(corrected_tokens, dense_tokens)
+    return max(estimated_tokens, real_tokens)
 
 
 @dataclass(frozen=True)
-class _Request:
-    """A request to be estimated, and the memo that measures its contents."""
+class MeasuredRequest:
+    """A request whose prompt tokens are estimated.
+
+    Attributes:
+        contents: The messages of the request.
+        heuristic_tokens: Bytes / 4 of the request.
+        config: The rest of the request; None counts as no text.
+        memo: Measures the contents.
+    """
 
     contents: Sequence[types.Content]
-    config: types.GenerateContentConfig | None
-    memo: Memo
     heuristic_tokens: int
+    config: types.GenerateContentConfig | None = None
+    memo: Memo = field(default_factory=Memo)
 
-    def newest_parts(self, *, in_ascii: bool = False) -> Iterator[SizedText]:
-        """Yields the parts, the last one first; `in_ascii` leaves out other texts."""
+    def newest_parts(self, *, ascii_only: bool = False) -> Iterator[SizedText]:
+        """Yields the parts, the last one first.
+
+        Args:
+            ascii_only: Whether to leave out parts whose text is not ASCII.
+        """
         for content in reversed(self.contents):
             for part in reversed(content.parts or ()):
                 text = part.text if part is not None else None
-                if in_ascii and text and not text.isascii():
+                # Known without a measure, which takes longer.
+                if ascii_only and text and not text.isascii():
                     continue
 
                 measure = self.memo.measure_part(part)
-                if measure.is_ascii or not in_ascii:
+                if measure.is_ascii or not ascii_only:
                     read = partial(part_text, part, self.memo.form)
                     yield SizedText(measure.text_bytes, measure.media_bytes, read)
 
     def estimate_by_density(self, margin: float) -> int:
-        """Estimates a request of whose model nothing is known."""
-        config_text = b"".join(config_texts(self.config))
-        config_part = SizedText(len(config_text), 0, lambda: config_text)
-        parts = [*self.newest_parts(), config_part]
-
-        media_tokens = sum(part.other_bytes for part in parts) / 4
-        text_tokens = weighted_tokens(parts, self.heuristic_tokens) - media_tokens
-        tokens = text_tokens * margin + media_tokens * DEFAULT_CORRECTION
-
-        discount_tokens = request_script_discount(self.contents, self.config, self.memo)
-        added_tokens = int(_FIRST_DISCOUNT_RATIO * discount_tokens)
-        return max(int(tokens), self.heuristic_tokens + added_tokens)
-
-    def estimate_by_count(self, real_tokens: int, last_heuristic_tokens: int) -> int:
-        """Estimates a request by the count of one that was sent before.
+        """Returns the first estimate of a request, whose model has no count yet.
 
         Args:
-            real_tokens: What the provider counted.
-            last_heuristic_tokens: Bytes / 4 of the request that it counted.
+            margin: The factor of its texts.
         """
-        growth_tokens = self.heuristic_tokens - last_heuristic_tokens
-        if real_tokens < last_heuristic_tokens * _LOW_COUNT_RATIO:
-            scaled_tokens = self._scale_down(real_tokens, last_heuristic_tokens)
+        config_text = b"".join(config_texts(self.config))
+        config_part = SizedText(
+            text_bytes=len(config_text), media_bytes=0, read=lambda: config_text
+        )
+        parts = [*self.newest_parts(), config_part]
+
+        media_tokens = sum(part.media_bytes for part in parts) / 4
+        text_tokens = weighted_tokens(parts, self.heuristic_tokens) - media_tokens
+        dense_tokens = text_tokens * margin + media_tokens * DEFAULT_CORRECTION
+
+        # Density may be too low for scripts that other vocabularies know less well.
+        discount_tokens = request_script_discount(self.contents, self.config, self.memo)
+        added_tokens = int(_FIRST_DISCOUNT_RATIO * discount_tokens)
+        return max(int(dense_tokens), self.heuristic_tokens + added_tokens)
+
+    def estimate_by_count(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
+        """Estimates a request by the count of one that was sent before.
+
+        The estimate is the larger of two: the heuristic times the ratio of the count,
+        and the count plus the growth since, weighed by density. If the request has
+        shrunk, the second is left out, because it counts contents that are gone.
+
+        Args:
+            real_tokens: The provider's count.
+            counted_heuristic_tokens: Bytes / 4 of the request that was counted.
+        """
+        is_low_count = real_tokens < counted_heuristic_tokens * _LOW_COUNT_RATIO
+        if is_low_count:
+            scaled_tokens = self._scale_down(real_tokens, counted_heuristic_tokens)
         else:
-            correction = correction_factor(real_tokens, last_heuristic_tokens)
+            correction = correction_factor(real_tokens, counted_heuristic_tokens)
             scaled_tokens = int(self.heuristic_tokens * correction)
+
+        growth_tokens = self.heuristic_tokens - counted_heuristic_tokens
         if growth_tokens < 0:
             return scaled_tokens
 
-        # One iterator: the parts before those that grew are read on from there.
+        # The growth is the newest parts. The same iterator then yields the older parts,
+        # which the provider has counted.
         parts = self.newest_parts()
-        grown_tokens = weighted_tokens(parts, growth_tokens)
-        if growth_tokens >= last_heuristic_tokens * _LARGE_GROWTH_RATIO:
-            # They show how many tokens of this provider stand for one of o200k_base.
-            dense_tokens = weighted_tokens(parts, last_heuristic_tokens)
-            vocabulary_ratio = real_tokens / dense_tokens
-            grown_tokens *= min(max(vocabulary_ratio, 1.0), _MAX_GROWTH_FACTOR)
-        return max(scaled_tokens, real_tokens + max(int(grown_tokens), growth_tokens))
+        dense_growth_tokens = weighted_tokens(parts, growth_tokens)
+        if growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO:
+            dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
+            # The tokens of this provider for one of o200k_base.
+            vocabulary_ratio = real_tokens / dense_counted_tokens
+            dense_growth_tokens *= min(max(vocabulary_ratio, 1.0), _MAX_GROWTH_FACTOR)
 
-    def _scale_down(self, real_tokens: int, last_heuristic_tokens: int) -> int:
-        """Returns the heuristic, lowered if scripts explain that the count was lower.
+        added_tokens = max(int(dense_growth_tokens), growth_tokens)
+        return max(scaled_tokens, real_tokens + added_tokens)
+
+    def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
+        """Estimates a request after a count that was below its heuristic.
+
+        The ratio of the count is applied only if the scripts of the texts explain it:
+        then the result is lower than the heuristic. Otherwise it is the heuristic.
 
         Args:
-            real_tokens: What the provider counted.
-            last_heuristic_tokens: Bytes / 4 of the request that it counted.
+            real_tokens: The provider's count.
+            counted_heuristic_tokens: Bytes / 4 of the request that was counted.
         """
-        known_tokens = min(self.heuristic_tokens, last_heuristic_tokens)
-        carried_tokens = int(real_tokens * known_tokens / last_heuristic_tokens)
+        # The part of this request that the provider has counted, by both measures.
+        known_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
+        known_real_tokens = int(real_tokens * known_tokens / counted_heuristic_tokens)
 
+        # By how many tokens scripts may lower this part: all that they may lower, less
+        # the newest contents, which the provider has not counted.
         all_discount = request_script_discount(self.contents, self.config, self.memo)
-        # Contents that the provider has not counted explain nothing.
-        uncounted = self._newest_contents(self.heuristic_tokens - known_tokens)
+        uncounted_tokens = self.heuristic_tokens - known_tokens
+        uncounted = self._newest_contents(uncounted_tokens)
         uncounted_discount = request_script_discount(uncounted, None, self.memo)
         counted_discount = all_discount - uncounted_discount
 
         # A lower count leaves something out, such as the contents of a cache.
         believed_tokens = (known_tokens - counted_discount) * _BELIEVED_RATIO
-        if counted_discount <= 0 or carried_tokens < believed_tokens:
+        if counted_discount <= 0 or known_real_tokens < believed_tokens:
             return self.heuristic_tokens
 
-        # JSON or base64 may have replaced contents that were counted.
-        ascii_parts = list(self.newest_parts(in_ascii=True))
-        ascii_bytes = sum(part.size_bytes + part.other_bytes for part in ascii_parts)
+        # JSON or base64 may have replaced contents that were counted, and takes more
+        # tokens than bytes / 4.
+        ascii_parts = list(self.newest_parts(ascii_only=True))
+        ascii_bytes = sum(part.text_bytes + part.media_bytes for part in ascii_parts)
         ascii_tokens = ascii_bytes // 4
         dense_ascii_tokens = int(weighted_tokens(ascii_parts, ascii_tokens))
         more_tokens = max(dense_ascii_tokens - ascii_tokens, 0)
 
         least_tokens = self.heuristic_tokens - all_discount + more_tokens
-        return min(self.heuristic_tokens, max(carried_tokens, least_tokens))
+        return min(self.heuristic_tokens, max(known_real_tokens, least_tokens))
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
-        """Returns the last contents, as many as hold so many tokens."""
+        """Returns the last contents: the fewest that reach `heuristic_tokens`."""
         start = len(self.contents)
         missing_tokens = heuristic_tokens
         while start and missing_tokens > 0:
@@ -246,7 +291,10 @@ def request_script_discount(
     config: types.GenerateContentConfig | None,
     memo: Memo,
 ) -> int:
-    """Returns by how many tokens bytes / 4 may be too high for a request's scripts."""
+    """Returns by how many tokens bytes / 4 may be too high for a request's scripts.
+
+    Of the config only an instruction that is a single text counts.
+    """
     discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None
     if isinstance(instruction, str):
@@ -255,6 +303,7 @@ def request_script_discount(
     for content in contents:
         for part in content.parts or ():
             text = part.text if part is not None else None
+            # A text in ASCII has no discount, and need not be measured.
             if not text or not text.isascii():
                 discount_tokens += memo.measure_part(part).script_discount_tokens
     return int(discount_tokens)
@@ -263,8 +312,11 @@ def request_script_discount(
 def token_counter(correction: float | None) -> TokenCounter:
     """Returns a function that estimates the tokens of a text.
 
-    It multiplies bytes / 4 by the correction, or by the density of the text if that is
-    larger or no correction is known.
+    The function multiplies bytes / 4 by the correction or by the density of the text,
+    whichever is larger.
+
+    Args:
+        correction: Real tokens per heuristic token; None if unknown.
     """
 
     def count(text: str) -> int:
@@ -275,14 +327,19 @@ def token_counter(correction: float | None) -> TokenCounter:
 
 
 def count_quoted_chars(request: str, window_tokens: int) -> int:
-    """Returns how many characters of the user's request to quote; -1 for all."""
+    """Returns how many characters of the user's request to quote; -1 for all.
+
+    Args:
+        request: The text of the user.
+        window_tokens: The context window.
+    """
     # By the request's own density: the correction of a whole prompt may be higher.
     count_by_density = token_counter(None)
 
     def count(text: str) -> int:
         raw = text.encode("utf-8", "replace")
-        least_tokens = len(raw) / 4 - script_discount_tokens(raw)
-        return max(count_by_density(text), int(least_tokens))
+        script_tokens = len(raw) / 4 - script_discount_tokens(raw)
+        return max(count_by_density(text), int(script_tokens))
 
     most_tokens = int(window_tokens * _QUOTED_RATIO)
     if count(request) <= most_tokens:

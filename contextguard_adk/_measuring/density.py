@@ -36,6 +36,7 @@ _MIXED_CASE_LETTER_OVER_2 = 0.39
 _DIGITS_OR_LETTER = 1.03
 _SPACES_OR_MARKS = 0.97
 _MARK_OVER_2 = 0.04
+_MOST_MARKS_OVER_2 = 4  # Long runs of marks, such as rulers, take no more.
 _SYMBOL = 1.1
 _SYMBOL_OVER_3 = 0.1
 _REPEATED_LETTER = 0.125
@@ -90,14 +91,15 @@ _NON_ASCII_CLASSES = {
 
 
 def _byte_class(byte: int) -> bytes:
-    """Returns the class of a byte.
+    """Returns the class of a byte, as one letter.
 
-    In ASCII: n line break, s space, d digit, u capital, p punctuation mark, and of
-    small letters e, v another vowel, l a consonant.
+    The classes of ASCII: "n" line break, "s" space or control character, "e" the letter
+    e, "v" another small vowel, "l" small consonant, "d" digit, "u" capital,
+    "p" punctuation mark. Other bytes have the class of `_NON_ASCII_CLASSES`.
     """
     if byte >= 0x80:
-        lowest = max(key for key in _NON_ASCII_CLASSES if key <= byte)
-        return _NON_ASCII_CLASSES[lowest]
+        lowest_lead = max(lead for lead in _NON_ASCII_CLASSES if lead <= byte)
+        return _NON_ASCII_CLASSES[lowest_lead]
 
     char = bytes([byte])
     if char in b"\r\n":
@@ -139,7 +141,12 @@ _ESCAPE = re.compile(rb"\\u[a-f]")
 
 @lru_cache(maxsize=4096)
 def _piece_tokens(piece: bytes) -> float:
-    """Returns the tokens that a piece takes on average, by the classes of its bytes."""
+    """Returns the tokens that a piece takes on average.
+
+    Args:
+        piece: The classes of its bytes, such as `slvl` for " bad".
+    """
+    # A word may come with one space or mark before it.
     lead = b""
     body = piece
     has_lead = len(piece) > 1 and piece[:1] in b"sp" and piece[1:2] not in b"spn"
@@ -147,35 +154,45 @@ def _piece_tokens(piece: bytes) -> float:
         lead = piece[:1]
         body = piece[1:]
 
-    first = body[:1]
-    if first in b"ulveL":
+    first_class = body[:1]
+    is_latin_word = first_class in b"ulveL"
+    if is_latin_word:
         return _word_tokens(lead, body)
-    if first == b"d":
+
+    is_number = first_class == b"d"
+    if is_number:
         return _DIGITS_OR_LETTER
 
-    if first in b"spn":
+    is_spaces_or_marks = first_class in b"spn"
+    if is_spaces_or_marks:
         marks_over_2 = max(body.count(b"p") - 2, 0)
-        return _SPACES_OR_MARKS + _MARK_OVER_2 * min(marks_over_2, 4)
+        return _SPACES_OR_MARKS + _MARK_OVER_2 * min(marks_over_2, _MOST_MARKS_OVER_2)
 
-    if first == b"S":
+    is_symbols = first_class == b"S"
+    if is_symbols:
         symbols = body.count(b"S")
         return _SYMBOL * min(symbols, 3) + _SYMBOL_OVER_3 * max(symbols - 3, 0)
 
-    scripts = _CHARACTER_TOKENS.items()
-    return sum(body.count(script) * tokens for script, tokens in scripts)
+    # Characters of other scripts, which a piece may mix.
+    return sum(
+        body.count(script) * tokens_per_character
+        for script, tokens_per_character in _CHARACTER_TOKENS.items()
+    )
 
 
 def _word_tokens(lead: bytes, letters: bytes) -> float:
     """Returns the average tokens of a word of Latin letters.
 
     Args:
-        lead: The class before the word: a space, a mark, or empty for neither.
-        letters: The classes of its letters.
+        lead: The class of the byte before the word: `s` for a space, `p` for a mark,
+            empty for neither.
+        letters: The classes of the bytes of its letters.
     """
     capitals = letters.count(b"u")
     diacritics = letters.count(b"L")
     length = len(letters) - diacritics  # A letter with a diacritic has two bytes.
 
+    # Single letters, words in capitals, and words like `camelCase` have own rules.
     if length == 1 and lead != b"p":
         return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
     if capitals == length:
@@ -183,10 +200,12 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     if capitals > 1:
         return _MIXED_CASE + _MIXED_CASE_LETTER_OVER_2 * (length - 2)
 
+    # All other words: long ones take more.
     tokens = _WORD
     tokens += _LETTER_OVER_5 * max(length - 5, 0)
     tokens += _LETTER_OVER_9 * max(length - 9, 0)
 
+    # Letters without vowels are random, as in a hash.
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
     missing_vowels = (length - 2) * _VOWELS_PER_LETTER - vowels
     randomness = min(max(missing_vowels, 0.0), 1.0)
@@ -196,25 +215,28 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     if length > 3 and letters[-1:] == b"v":
         tokens += _FINAL_VOWEL
 
+    # Vocabularies hold most words with a space before them.
     if lead == b"s":
         return tokens
     tokens += _CAPITAL_WITHOUT_SPACE * capitals
-    return tokens + (_LETTER_AFTER_MARK * length if lead else _WORD_WITHOUT_LEAD)
+    if lead == b"p":
+        return tokens + _LETTER_AFTER_MARK * length
+    return tokens + _WORD_WITHOUT_LEAD
 
 
 @lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
 def _sample_density(sample: bytes) -> float:
-    """Estimates the density of a text that is read as a whole."""
+    """Returns the density of a sample, all of which is read; 1.0 if it is empty."""
     if not sample:
         return 1.0
 
+    # Long runs of one letter take few tokens. They are counted apart and left out.
     repeated_letters = 0
-    read_text = sample
     classes = sample.translate(_CLASSES)
     if any(repeated in classes for repeated in _REPEATED_CLASSES):
-        read_text = _REPEATED.sub(b"", sample)
-        repeated_letters = len(sample) - len(read_text)
-        classes = read_text.translate(_CLASSES)
+        without_repeated = _REPEATED.sub(b"", sample)
+        repeated_letters = len(sample) - len(without_repeated)
+        classes = without_repeated.translate(_CLASSES)
 
     tokens = _REPEATED_LETTER * repeated_letters
     tokens += len(_QUOTED.findall(classes)) * _QUOTED_WORD
@@ -236,9 +258,14 @@ _DISCOUNT_SLICE_BYTES = 48
 def _sample_ranges(
     size_bytes: int, slices: int = _SAMPLE_SLICES, slice_bytes: int = _SLICE_BYTES
 ) -> list[tuple[int, int]]:
-    """Returns where to read a text: the whole, or evenly spaced slices of a long one.
+    """Returns the ranges of bytes to read of a text, each as (start, end).
 
-    Each range is the offset of its first byte and of the byte behind its last one.
+    A short text is one range. Of a long one these are evenly spaced slices.
+
+    Args:
+        size_bytes: The size of the text.
+        slices: The number of slices.
+        slice_bytes: The size of each slice.
     """
     if size_bytes <= slices * slice_bytes:
         return [(0, size_bytes)]
@@ -256,8 +283,10 @@ def script_discount_tokens(text: bytes) -> float:
     ranges = _sample_ranges(len(text), _DISCOUNT_SLICES, _DISCOUNT_SLICE_BYTES)
     sample = b"".join(text[start:end] for start, end in ranges)
     classes = sample.translate(_CLASSES)
-    scripts = _SCRIPT_DISCOUNTS.items()
-    sampled_tokens = sum(classes.count(script) * tokens for script, tokens in scripts)
+    sampled_tokens = sum(
+        classes.count(script) * tokens_per_character
+        for script, tokens_per_character in _SCRIPT_DISCOUNTS.items()
+    )
     return sampled_tokens * len(text) / len(classes)
 
 
@@ -275,63 +304,78 @@ class SizedText(NamedTuple):
     """A text of known size, which need not be read to be counted.
 
     Attributes:
-        size_bytes: The UTF-8 bytes of the text.
-        other_bytes: Four bytes for each token of the media that stand beside it.
+        text_bytes: The UTF-8 bytes of the text.
+        media_bytes: Four bytes for each token of the media in the same part.
         read: Returns the text.
     """
 
-    size_bytes: int
-    other_bytes: int
+    text_bytes: int
+    media_bytes: int
     read: Callable[[], bytes]
 
 
 def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
-    """Weighs a heuristic, which is bytes / 4, by the density of the text it stands for.
+    """Multiplies a heuristic, which is bytes / 4, by the density of its texts.
 
-    It stands for the first `parts`, as many as have so many bytes, and of the last of
-    them for the end of its text. Media, and tokens beyond all parts, keep their weight.
+    Parts are taken from `parts` until they have four bytes for each token of the
+    heuristic. If the last one is too large, only the end of its text is taken. Only
+    texts are weighed: media, and tokens for which no part is left, stay as they are.
+
+    Args:
+        parts: The parts that the heuristic measures; an iterator is read only as far
+            as parts are taken.
+        heuristic_tokens: The heuristic.
     """
     missing_bytes = heuristic_tokens * 4
-    taken = list[SizedText]()
+    taken_parts = list[SizedText]()
     for part in parts:
-        missing_bytes -= part.size_bytes + part.other_bytes
-        taken.append(part)
+        missing_bytes -= part.text_bytes + part.media_bytes
+        taken_parts.append(part)
         if missing_bytes <= 0:
             break
 
-    sizes_bytes = [part.size_bytes for part in taken]
-    if sizes_bytes and missing_bytes < 0:
-        sizes_bytes[-1] = max(sizes_bytes[-1] + missing_bytes, 0)
+    taken_bytes = [part.text_bytes for part in taken_parts]
+    if taken_bytes and missing_bytes < 0:
+        excess_bytes = -missing_bytes
+        taken_bytes[-1] = max(taken_bytes[-1] - excess_bytes, 0)
 
-    density = _sample_density(_sample_parts(taken, sizes_bytes))
-    return heuristic_tokens + sum(sizes_bytes) / 4 * (density - 1)
+    density = _sample_density(_sample_parts(taken_parts, taken_bytes))
+    added_tokens = sum(taken_bytes) / 4 * (density - 1)
+    return heuristic_tokens + added_tokens
 
 
-def _sample_parts(parts: Sequence[SizedText], sizes_bytes: Sequence[int]) -> bytes:
-    """Returns a sample of several texts, as if they were one.
+def _sample_parts(parts: Sequence[SizedText], taken_bytes: Sequence[int]) -> bytes:
+    """Returns a sample of several texts, as if they were one text.
 
-    Of each text only the last bytes count, as many as `sizes_bytes` says. A text in
-    which no slice lies is not read.
+    A text in which no slice of the sample lies is not read.
+
+    Args:
+        parts: The texts.
+        taken_bytes: How many bytes of each text count, from its end.
     """
-    ends = list(accumulate(sizes_bytes))  # Where each text ends in all of them.
+    # Offsets count in the texts joined. A text takes the bytes up to its end there.
+    text_ends = list(accumulate(taken_bytes))
     slices = list[bytes]()
     text = b""
     read_index = None
 
-    for slice_start, slice_end in _sample_ranges(sum(sizes_bytes)):
+    for slice_start, slice_end in _sample_ranges(sum(taken_bytes)):
+        # A slice may begin in one text and end in another one.
         pieces = list[bytes]()
         start = slice_start
-        index = bisect_right(ends, slice_start)
+        index = bisect_right(text_ends, slice_start)
 
         while start < slice_end:
             if index != read_index:
                 text = parts[index].read()
                 read_index = index
 
-            # From an offset in all texts to one in this text, by their common end.
-            shift = len(text) - ends[index]
-            end = min(slice_end, ends[index])
+            # An offset in the joined texts plus this shift is an offset in this text:
+            # both count the same last byte.
+            shift = len(text) - text_ends[index]
+            end = min(slice_end, text_ends[index])
             pieces.append(text[max(start + shift, 0) : max(end + shift, 0)])
+
             start = end
             index += 1
 

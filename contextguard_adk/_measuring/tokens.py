@@ -1,4 +1,7 @@
-"""Measures contents and requests by a heuristic: UTF-8 bytes / 4 of what is read."""
+"""Measures contents and requests by a heuristic: UTF-8 bytes / 4 of all texts.
+
+A payload is the arguments of a call, or the result of a tool.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class JsonForm:
-    """How a client spells payloads as text; None measures them as compact JSON.
+    """The functions by which a client spells payloads as text.
+
+    A payload whose function is None is measured as compact JSON.
 
     Attributes:
         args: Spells the arguments of a call.
@@ -40,7 +45,7 @@ _AUDIO_TOKENS_PER_SECOND = 32
 _VIDEO_TOKENS_PER_SECOND = 263
 _PDF_TOKENS_PER_PAGE = 560
 _OTHER_MEDIUM_TOKENS = 1_000
-# What is assumed of the length of a medium, by its bytes or without them.
+# The assumed length of a medium, by its bytes or, if these are unknown, without them.
 _RAW_AUDIO_BYTES_PER_SECOND = 32_000
 _AUDIO_BYTES_PER_SECOND = 8_000
 _VIDEO_BYTES_PER_SECOND = 125_000
@@ -49,6 +54,7 @@ _RECORDING_SECONDS = 60
 _PDF_PAGES = 10
 _MOST_PDF_PAGES = 1_000
 
+# Bounds the work for a value that cannot be written as JSON.
 _MOST_WALKED_VALUES = 100_000
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
@@ -81,7 +87,7 @@ def text_bytes(text: str) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON, but a text unchanged; never raises."""
+    """Returns any value as compact JSON, and a text as it is; never raises."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
@@ -101,7 +107,7 @@ def safe_repr(value: object) -> str:
 def _walk_text(value: object) -> bytes:
     """Returns a value that `to_json` refuses in a form close to JSON.
 
-    Each container is written once.
+    A container is written only where it is found first, so that cycles end.
     """
     texts = list[str]()
     seen = dict[int, object]()
@@ -129,33 +135,34 @@ def _walk_text(value: object) -> bytes:
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates the tokens that a provider takes for a medium.
 
-    Of unknown size a recording counts as a minute, a PDF as ten pages.
+    If the size is None, which means unknown, a recording counts as a minute, and a PDF
+    as ten pages.
     """
-    kind = (mime_type or "").lower()
     if size_bytes == 0:
         return 0
 
-    if kind.startswith("image/"):
+    lower_type = (mime_type or "").lower()
+    if lower_type.startswith("image/"):
         return _IMAGE_TOKENS
 
-    if kind.startswith("audio/"):
-        is_raw = _RAW_AUDIO.match(kind)
+    if lower_type.startswith("audio/"):
+        is_raw = _RAW_AUDIO.match(lower_type)
         bytes_per_second = (
             _RAW_AUDIO_BYTES_PER_SECOND if is_raw else _AUDIO_BYTES_PER_SECOND
         )
         seconds = _divide_up(size_bytes, bytes_per_second, _RECORDING_SECONDS)
         return seconds * _AUDIO_TOKENS_PER_SECOND
 
-    if kind.startswith("video/"):
+    if lower_type.startswith("video/"):
         seconds = _divide_up(size_bytes, _VIDEO_BYTES_PER_SECOND, _RECORDING_SECONDS)
         return seconds * _VIDEO_TOKENS_PER_SECOND
 
-    if kind.startswith("application/pdf"):
+    if lower_type.startswith("application/pdf"):
         pages = _divide_up(size_bytes, _PDF_BYTES_PER_PAGE, _PDF_PAGES)
         return min(pages, _MOST_PDF_PAGES) * _PDF_TOKENS_PER_PAGE
 
-    if size_bytes is not None and _TEXT_FILE.match(kind):
-        return (size_bytes + 3) // 4
+    if size_bytes is not None and _TEXT_FILE.match(lower_type):
+        return (size_bytes + 3) // 4  # Rounded up.
     return _OTHER_MEDIUM_TOKENS
 
 
@@ -176,54 +183,70 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
 
 def media_bytes(part: types.Part) -> int:
     """Returns four bytes for each token of the media in a part or its result."""
-    return _read_part(part, COMPACT)[1]
+    return _read_part(part, COMPACT).media_bytes
 
 
-def _spell(value: object, spell: Callable[[Any], str] | None) -> object:
-    """Returns a value as its client spells it, or unchanged if it does not."""
-    if not value or spell is None:
-        return value
+def _spell(payload: object, speller: Callable[[Any], str] | None) -> object:
+    """Returns the text that a client sends for a payload.
+
+    Without a `speller` the payload itself is returned, which is measured as JSON. So is
+    an empty payload, which has no text.
+    """
+    if not payload or speller is None:
+        return payload
 
     try:
-        return spell(value)
+        return speller(payload)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
-        return safe_repr(value)
+        return safe_repr(payload)
 
 
-def _read_part(part: types.Part | None, form: JsonForm) -> tuple[Sequence[object], int]:
-    """Returns the values in a part that the model reads, and the bytes of its media.
+class _ReadPart(NamedTuple):
+    """All of a part that the model reads.
 
-    Values that are empty or None have no text.
+    Attributes:
+        values: Texts, and values that are sent as JSON; an empty value has no text.
+        media_bytes: Four bytes for each token of its media.
     """
-    if part is None:
-        return (), 0
 
-    # A part holds one kind of data: the first that is there is all there is.
+    values: Sequence[object]
+    media_bytes: int = 0
+
+
+def _read_part(part: types.Part | None, form: JsonForm) -> _ReadPart:
+    """Returns all of a part that the model reads."""
+    if part is None:
+        return _ReadPart(())
+
+    # A part holds data of one kind, so that the first kind found is the only one.
     if part.text:
-        return (part.text,), 0
+        return _ReadPart((part.text,))
 
     call = part.function_call
     if call is not None:
-        return (call.name, _spell(call.args, form.args)), 0
+        return _ReadPart((call.name, _spell(call.args, form.args)))
 
     result = part.function_response
     if result is not None:
-        values = (result.name, _spell(result.response, form.result))
-        return values, sum(_media_bytes(file) for file in result.parts or ())
+        spelled = _spell(result.response, form.result)
+        files_bytes = sum(_media_bytes(file) for file in result.parts or ())
+        return _ReadPart((result.name, spelled), files_bytes)
 
     code = part.executable_code
     if code is not None:
-        return (code.code,), 0
+        return _ReadPart((code.code,))
 
     outcome = part.code_execution_result
     if outcome is not None:
-        return (outcome.output,), 0
+        return _ReadPart((outcome.output,))
 
     if part.inline_data is not None or part.file_data is not None:
-        return (), _media_bytes(part)
+        return _ReadPart((), _media_bytes(part))
 
+    # A kind of data that a newer release has added.
     fields = part.__dict__.items()
-    return [value for name, value in fields if name not in _UNREAD_FIELDS], 0
+    values = [value for name, value in fields if name not in _UNREAD_FIELDS]
+    return _ReadPart(values)
 
 
 class PartMeasure(NamedTuple):
@@ -245,11 +268,11 @@ class PartMeasure(NamedTuple):
 
 def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
     """Measures a part as its client spells it."""
-    values, size_of_media = _read_part(part, form)
-    text = b"".join([json_text(value) for value in values if value])
+    read = _read_part(part, form)
+    text = b"".join([json_text(value) for value in read.values if value])
     return PartMeasure(
         text_bytes=len(text),
-        media_bytes=size_of_media,
+        media_bytes=read.media_bytes,
         script_discount_tokens=script_discount_tokens(text),
         is_ascii=text.isascii(),
     )
@@ -257,8 +280,8 @@ def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasu
 
 def part_text(part: types.Part | None, form: JsonForm = COMPACT) -> bytes:
     """Returns the text of a part that the model reads, in UTF-8."""
-    values, _ = _read_part(part, form)
-    return b"".join([json_text(value) for value in values if value])
+    read = _read_part(part, form)
+    return b"".join([json_text(value) for value in read.values if value])
 
 
 def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
@@ -267,7 +290,10 @@ def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
 
 
 def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
-    """Yields the texts of instruction, declared functions and response schema."""
+    """Yields the texts in a config that the model reads.
+
+    These are the instruction, the declared functions and the response schema.
+    """
     if config is None:
         return
 
@@ -289,7 +315,10 @@ def _declaration_texts(tool: types.Tool) -> Iterator[bytes]:
 
 
 def _instruction_texts(instruction: Any) -> Iterator[bytes]:
-    """Yields the texts of a system instruction, in any form that the client takes."""
+    """Yields the texts of a system instruction.
+
+    It may be a content, a part, a text, a list of these, or None.
+    """
     if isinstance(instruction, list | tuple):
         for item in instruction:
             yield from _instruction_texts(item)
@@ -303,10 +332,14 @@ def _instruction_texts(instruction: Any) -> Iterator[bytes]:
 
 
 def _schema_texts(schema: object) -> Iterator[bytes]:
-    """Yields the texts of a schema: of a class, of those in `list[...]`, or of JSON."""
-    arguments = get_args(schema)
-    if arguments:
-        for argument in arguments:
+    """Yields the texts of a schema.
+
+    A schema is JSON, a Pydantic class, or a generic type such as `list[Answer]`, of
+    which the arguments are read. Other classes, such as `int`, have no text.
+    """
+    type_arguments = get_args(schema)
+    if type_arguments:
+        for argument in type_arguments:
             yield from _schema_texts(argument)
     elif isinstance(schema, type):
         if issubclass(schema, BaseModel):
@@ -333,33 +366,35 @@ def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
 class Memo:
     """Measures contents, and remembers the measures of earlier runs' payloads.
 
-    A payload is the arguments of a call or the result of a tool. Measures are
-    remembered by the identity of the payload. A tool of this run may still change the
-    arguments that it was given or the result that it has returned.
+    Measures are remembered by the identity of the payload. Payloads of this run are not
+    remembered: a tool may still change its arguments, or a result that it has returned.
 
     Attributes:
         events: The events of the session.
         invocation_id: The run whose payloads are not remembered.
-        form: How the client spells payloads.
+        form: The functions by which the client spells payloads.
     """
 
     events: Sequence[Event] = ()
     invocation_id: str = ""
     form: JsonForm = COMPACT
-    _known: dict[object, Any] = field(default_factory=dict)
+    _remembered: dict[object, Any] = field(default_factory=dict)
 
     @cached_property
     def _old_payloads(self) -> dict[int, object]:
-        """The payloads of earlier runs by their `id`; to hold them keeps it unique."""
-        old = dict[int, object]()
+        """The payloads of earlier runs by their `id`.
+
+        An `id` is unique only while its object exists, so the objects are held here.
+        """
+        old_payloads = dict[int, object]()
         for event in self.events:
             if not event.content or event.invocation_id == self.invocation_id:
                 continue
             for part in event.content.parts or ():
                 payload = _payload_of(part) if part else None
                 if payload is not None:
-                    old[id(payload)] = payload
-        return old
+                    old_payloads[id(payload)] = payload
+        return old_payloads
 
     def remember(
         self,
@@ -368,20 +403,23 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory if all of its `parts` are old.
+        """Returns `compute(value)`, from memory if all `parts` are texts or old.
+
+        A part is old if its payload is one of an earlier run. If any part is neither a
+        text nor old, the result is computed and not remembered.
 
         Args:
             compute: Depends on texts, payloads and names in the parts, and on the role.
             value: A part, or a content.
             parts: The part itself, or the parts of the content.
-            role: The role of the content.
+            role: The role of the content; None for a part.
         """
-        key: list[object] = [compute, role]
+        key_items: list[object] = [compute, role]
         for part in parts:
             if part is None:
                 return compute(value)
             if part.text:
-                key.append(part.text)
+                key_items.append(part.text)
                 continue
 
             payload = _payload_of(part)
@@ -389,12 +427,12 @@ class Memo:
                 return compute(value)
             call_or_result = part.function_call or part.function_response
             name = call_or_result.name if call_or_result else None
-            key.append((id(payload), name))
+            key_items.append((id(payload), name))
 
-        known_key = tuple(key)
-        if known_key not in self._known:
-            self._known[known_key] = compute(value)
-        result: V = self._known[known_key]
+        key = tuple(key_items)
+        if key not in self._remembered:
+            self._remembered[key] = compute(value)
+        result: V = self._remembered[key]
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
@@ -405,7 +443,10 @@ class Memo:
 
     @cached_property
     def _measure(self) -> Callable[[types.Part], PartMeasure]:
-        """The same object each time, because `remember` has it in its key."""
+        """Measures a part as the client spells it.
+
+        It is cached, because `remember` needs the same function each time for its key.
+        """
         return partial(measure_part, form=self.form)
 
     def part_bytes(self, part: types.Part | None) -> int:
@@ -418,7 +459,7 @@ class Memo:
         return part_text(part, self.form)
 
     def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
-        """Estimates tokens of contents: the sum of their bytes / 4, rounded up once."""
+        """Estimates the tokens of contents: all of their bytes / 4, rounded up."""
         size_bytes = 0
         for content in contents:
             for part in content.parts or ():

@@ -27,13 +27,18 @@ class BrokenCallError(Exception):
 
 
 async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
-    """Awaits a client's call in a task of its own.
+    """Awaits a client's call in a task of its own, and returns its result.
 
-    A cancellation of the caller takes effect at once, even if the client ignores its
-    own. An `Exception` or a `KeyboardInterrupt` of the client is raised unchanged.
+    If the caller is cancelled, it does not wait for a client that ignores its own
+    cancellation. An `Exception` or `KeyboardInterrupt` of the client is raised
+    unchanged.
+
+    Args:
+        ask: Makes the call.
 
     Raises:
-        BrokenCallError: The client has cancelled itself, or raised something else.
+        BrokenCallError: The client has cancelled itself, or raised any other
+            `BaseException`.
     """
     work = _contain(ask)
     task = asyncio.create_task(work)
@@ -44,7 +49,8 @@ async def call_apart(ask: Callable[[], Awaitable[V]]) -> V:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
-        # Nobody waits for the task any more: asyncio would report its error.
+        # Nobody waits for the task any more. To read its error keeps asyncio from
+        # reporting it.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         loop = asyncio.get_running_loop()
         loop.call_later(GRACE_SECONDS, _end_stubborn, task, work)
@@ -68,7 +74,12 @@ async def _contain(ask: Callable[[], Awaitable[V]]) -> V:
 
 
 def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:
-    """Ends a call that has swallowed its cancellation."""
+    """Ends a call that has not ended after its cancellation.
+
+    Args:
+        task: The task of the call.
+        work: The coroutine that the task runs.
+    """
     if task.done():
         return
 

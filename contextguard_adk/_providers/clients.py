@@ -45,7 +45,7 @@ _FREE_MODES = (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
 
 
 def find_llm(agent: object) -> BaseLlm | None:
-    """Returns the model of an agent; None if ADK cannot name it without a call."""
+    """Returns the model of an agent; None if only a coroutine of ADK can name it."""
     model = getattr(agent, "canonical_model", None)
     return model if isinstance(model, BaseLlm) else None
 
@@ -60,7 +60,7 @@ async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
 
 
 class Client(NamedTuple):
-    """What sends the requests of a model.
+    """The object that sends the requests of a model.
 
     Attributes:
         llm: The model as ADK calls it; of a `FallbackModel` the first that it asks.
@@ -72,13 +72,18 @@ class Client(NamedTuple):
 
     @classmethod
     def of(cls, llm: object) -> Client:
-        """Reads the client of a model; the model is None if nobody knows it."""
-        names = [base.__name__ for base in type(llm).__mro__]
-        if "FallbackModel" not in names:
-            return cls(llm, names)
+        """Returns the client of a model.
+
+        Args:
+            llm: The model as ADK calls it; None if it is not known.
+        """
+        class_names = [base.__name__ for base in type(llm).__mro__]
+        if "FallbackModel" not in class_names:
+            return cls(llm, class_names)
 
         models = getattr(llm, "models", [None])
-        return cls.of(_make_model(models[0]))
+        first_model = _make_model(models[0])
+        return cls.of(first_model)
 
     @property
     def name(self) -> str:
@@ -94,13 +99,17 @@ class Client(NamedTuple):
         arguments = getattr(self.llm, "_additional_args", None)
         return arguments if isinstance(arguments, Mapping) else {}
 
-    def set_output_tokens(self, config: types.GenerateContentConfig) -> int | None:
-        """Returns the output limit that somebody has set; None if nobody has."""
+    def chosen_output_tokens(self, config: types.GenerateContentConfig) -> int | None:
+        """Returns the output limit that the user has chosen; None for no choice.
+
+        The config of the request goes before the arguments of the model.
+        """
         if config.max_output_tokens:
             return config.max_output_tokens
 
         limits: list[object] = []
         if "AnthropicLlm" in self.class_names:
+            # Pydantic's set of the fields that the user has set.
             if "max_tokens" in getattr(self.llm, "model_fields_set", ()):
                 limits.append(getattr(self.llm, "max_tokens", None))
         elif "LiteLlm" in self.class_names:
@@ -116,19 +125,20 @@ class Client(NamedTuple):
     def default_output_tokens(
         self, model: str, registry: ModelRegistry | None = None
     ) -> int | None:
-        """Returns the output that the client asks for if nobody has set a limit.
+        """Returns the output limit that the client sends if the user has chosen none.
 
-        None means that it asks for no number. Anthropic's API wants one.
+        None means that the client sends no limit. Only Anthropic's API demands one.
 
         Args:
             model: The name of the model.
             registry: Knows the output limits of models; None asks LiteLLM's table.
         """
         if "AnthropicLlm" in self.class_names:
-            tokens = getattr(self.llm, "max_tokens", None)
-            return tokens if isinstance(tokens, int) and tokens > 0 else None
+            limit = getattr(self.llm, "max_tokens", None)
+            return limit if isinstance(limit, int) and limit > 0 else None
 
         if "LiteLlm" in self.class_names:
+            # "vertex_ai/claude-opus-4-1" -> "vertex_ai", "claude-opus-4-1"
             provider, _, name = model.lower().rpartition("/")
             if provider in _LITELLM_CLAUDE_PROVIDERS and "claude" in name:
                 return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS
@@ -136,7 +146,11 @@ class Client(NamedTuple):
 
 
 def json_form(llm: object) -> JsonForm:
-    """Returns how a model's client spells JSON; compact if that is unknown."""
+    """Returns the form in which a model's client spells payloads.
+
+    A payload is the arguments of a call, or the result of a tool. Unknown clients are
+    assumed to spell it as compact JSON.
+    """
     for name in Client.of(llm).class_names:
         if name in _FORMS:
             return _FORMS[name]
@@ -147,29 +161,38 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     """Returns how many tokens of thoughts a call asks for; 0 if it names no number.
 
     An output limit must be above this number. The number stands in the request's
-    config, or in the arguments that `LiteLlm` was made with.
+    config, else in the arguments that `LiteLlm` was made with.
     """
     arguments = Client.of(llm).litellm_arguments
-    thinking = arguments.get("thinking")
-    if isinstance(thinking, Mapping):
-        in_arguments = thinking.get("budget_tokens")
+    thinking_argument = arguments.get("thinking")
+    argument_tokens: object
+    if isinstance(thinking_argument, Mapping):
+        argument_tokens = thinking_argument.get("budget_tokens")
     else:
         effort = str(arguments.get("reasoning_effort"))
-        in_arguments = _EFFORT_TOKENS.get(effort)
+        argument_tokens = _EFFORT_TOKENS.get(effort)
 
-    in_config = config.thinking_config
-    budget = in_config.thinking_budget if in_config else None
-    asked: object = in_arguments if budget is None else budget
-    return max(0, asked) if isinstance(asked, int) else 0
+    thinking_config = config.thinking_config
+    config_tokens = thinking_config.thinking_budget if thinking_config else None
+
+    asked_tokens = argument_tokens if config_tokens is None else config_tokens
+    # Gemini's -1 leaves the number to the model.
+    return max(0, asked_tokens) if isinstance(asked_tokens, int) else 0
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
-    """Returns whether no built-in tool, schema or forced choice decides the answer."""
+    """Returns whether the model may answer in plain text.
+
+    It may not if a schema or a forced choice of tools decides the form of its answer.
+    It may not be able to if there are tools other than declared functions.
+    """
     config = request.config
     for tool in config.tools or ():
-        settings = tool if isinstance(tool, types.Tool) else ()
-        kinds = [name for name, value in settings if value is not None]
-        if kinds != ["function_declarations"]:
+        if not isinstance(tool, types.Tool):
+            return False
+        # Iterating over a Pydantic model yields its fields: one for each kind of tool.
+        set_fields = [name for name, value in tool if value is not None]
+        if set_fields != ["function_declarations"]:
             return False
 
     if config.response_schema or config.response_json_schema:
@@ -192,8 +215,9 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
     if reported is None:
         return Usage()
 
-    prompt = read_tokens(reported.prompt_token_count)
-    prompt += read_tokens(reported.tool_use_prompt_token_count)
+    message_tokens = read_tokens(reported.prompt_token_count)
+    tool_use_tokens = read_tokens(reported.tool_use_prompt_token_count)
+    prompt = message_tokens + tool_use_tokens
     written = read_tokens(reported.candidates_token_count)
     total = read_tokens(reported.total_token_count)
     cached = read_tokens(reported.cached_content_token_count)
@@ -204,11 +228,16 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
         output = max(written, total - prompt)
     else:
         output = written + read_tokens(reported.thoughts_token_count)
+
+    # A prompt is at least as large as the part of it that was cached.
     return Usage(max(prompt, cached), cached, output)
 
 
 def list_models(llm: object) -> list[object]:
-    """Returns the models that ADK's `FallbackModel` may ask; any other as it is."""
+    """Returns the models that a model may ask.
+
+    These are the models of ADK's `FallbackModel`. Any other model asks only itself.
+    """
     if all(base.__name__ != "FallbackModel" for base in type(llm).__mro__):
         return [llm]
     return [_make_model(model) for model in getattr(llm, "models", [])]
@@ -220,10 +249,14 @@ def _make_model(model: object) -> object:
 
 
 def _spell_for_claude(response: dict[str, Any]) -> str:
-    """Spells a result as ADK's Claude class does, in ASCII.
+    """Spells a result as ADK's Claude class does. Its JSON is ASCII.
 
-    It sends the texts of an MCP result, a value that stands alone under "result", or
-    else the whole result.
+    The class sends one of these:
+
+    - The texts of an MCP result, which stand under "content".
+    - The value under "result", if this is the only key: ADK wraps other values than
+      dicts so.
+    - Else the whole result.
     """
     content = response.get("content")
     if content and isinstance(content, list):
@@ -231,15 +264,15 @@ def _spell_for_claude(response: dict[str, Any]) -> str:
     if content and isinstance(content, str):
         return content
 
-    value: object = response
-    # ADK 2.0 sends this value also if others stand beside it.
-    if response.keys() == {"result"} and response["result"] is not None:
-        value = response["result"]
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    # ADK 2.0 leaves out the keys beside "result". They are measured as newer releases
+    # send them, so that for 2.0 the measure may be too high, but not too low.
+    is_wrapped = response.keys() == {"result"} and response["result"] is not None
+    sent: object = response["result"] if is_wrapped else response
+    return json.dumps(sent) if isinstance(sent, dict | list) else str(sent)
 
 
 def _read_block(block: object) -> object:
-    """Returns the text of a block of an MCP result, or a block of another type."""
+    """Returns the text of a text block of an MCP result; other blocks as they are."""
     if isinstance(block, dict) and block.get("type") == "text":
         return block.get("text", block)
     return block

@@ -44,16 +44,17 @@ class Costs(Settings):
     )
 
     def price(self, usage: Usage) -> float:
-        """Returns what the tokens of one call cost, in dollars."""
+        """Returns the price of the tokens of one call, in dollars."""
         if self.above and usage.prompt_tokens > self.above_tokens:
             return self.above.price(usage)
 
         cached_price = self.input if self.cached_input is None else self.cached_input
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
-        millionths = uncached_tokens * self.input
-        millionths += usage.cached_tokens * cached_price
-        millionths += usage.output_tokens * self.output
-        return millionths / 1_000_000
+
+        microdollars = uncached_tokens * self.input
+        microdollars += usage.cached_tokens * cached_price
+        microdollars += usage.output_tokens * self.output
+        return microdollars / 1_000_000
 
 
 TYPICAL_COSTS = Costs(input=1.0, cached_input=0.1, output=8.0)
@@ -64,7 +65,7 @@ GPT-5 and Gemini 2.5 Pro have these ratios. Claude's output costs 5, Gemini 2.5 
 
 
 def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
-    """Returns what some calls cost in dollars; no calls cost 0.
+    """Returns the price of some calls in dollars; no calls cost 0.
 
     None means unknown: the price is not known, or a call reported no usage.
     """
@@ -77,9 +78,9 @@ def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
 
 def add_costs(costs: Iterable[float | None]) -> float | None:
     """Adds dollars; returns None if one of the summands is unknown."""
-    known = list[float]()
+    known_costs = list[float]()
     for cost in costs:
         if cost is None:
             return None
-        known.append(cost)
-    return math.fsum(known)
+        known_costs.append(cost)
+    return math.fsum(known_costs)

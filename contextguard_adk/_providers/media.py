@@ -1,4 +1,6 @@
-"""Knows which images and files ADK's model classes and the APIs behind them take.
+"""Lists the images and files that ADK's model classes and the APIs behind them take.
+
+A place is the message in which a file is sent: the user's, or a tool's result.
 
 The facts were read in ADK 2.0 to 2.13 and in the documentation of the APIs. Types that
 only some versions or models of a row take are left out, and so are addresses that may
@@ -26,7 +28,8 @@ class Taken:
 
     Attributes:
         inline: MIME types of files that are sent as bytes.
-        addresses: MIME types of files that are sent as an address, by its beginning.
+        addresses: MIME types of files that are sent as an address, by the beginning of
+            the address, such as "gs://".
     """
 
     inline: frozenset[str] = frozenset()
@@ -97,7 +100,7 @@ _LITELLM_WITHOUT_ADDRESSES = (
     "LiteLlm vertex_ai",
     "LiteLlm vertex_ai claude",
 )
-_LITELLM_KINDS = ("text/", "image/", "audio/", "video/")
+_LITELLM_TYPE_BEGINNINGS = ("text/", "image/", "audio/", "video/")
 _LITELLM_FILES = _PDF | {
     "application/msword",
     "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
@@ -125,16 +128,20 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     file = part.file_data
     if file is None or not file.file_uri:
         return False
-    for beginning, kinds in taken.addresses.items():
-        if file.file_uri.startswith(beginning) and file.mime_type in kinds:
+    for beginning, mime_types in taken.addresses.items():
+        if file.file_uri.startswith(beginning) and file.mime_type in mime_types:
             return True
     return False
 
 
 def refuses_media(client: str, part: types.Part) -> bool:
-    """Returns whether the class itself is known to raise on a file of the user.
+    """Returns whether ADK's class is known to raise on a file of the user.
 
-    A file that is neither taken nor refused depends on the API.
+    False does not mean that the file is taken: the API behind the class may refuse it.
+
+    Args:
+        client: What `name_media_clients` returned.
+        part: One with `inline_data` or `file_data`.
     """
     if client == "AnthropicLlm":
         return _claude_refuses(part)
@@ -143,8 +150,9 @@ def refuses_media(client: str, part: types.Part) -> bool:
 
     blob = part.inline_data
     if blob and blob.data and blob.mime_type:
-        kind = _plain(blob.mime_type)
-        return not (kind.startswith(_LITELLM_KINDS) or kind in _LITELLM_FILES)
+        mime_type = _plain(blob.mime_type)
+        is_medium = mime_type.startswith(_LITELLM_TYPE_BEGINNINGS)
+        return not is_medium and mime_type not in _LITELLM_FILES
 
     file = part.file_data
     if file and file.file_uri:
@@ -155,28 +163,35 @@ def refuses_media(client: str, part: types.Part) -> bool:
 def _claude_refuses(part: types.Part) -> bool:
     """Returns whether ADK's Claude class raises on a file.
 
-    It takes only bytes of some images and of PDF, with their type in lower case.
+    It takes only bytes, of PDF and of some images, and only if their MIME type is in
+    lower case.
     """
     blob = part.inline_data
     if blob is None or blob.data is None:
         return True
     mime_type = blob.mime_type or ""
-    kind = mime_type.partition(";")[0].strip()
-    return kind not in _OF_CLAUDE.inline
+    # "image/png; name=a.png" -> "image/png"
+    plain_type = mime_type.partition(";")[0].strip()
+    return plain_type not in _OF_CLAUDE.inline
 
 
-def _refuses_address(client: str, address: str, kind: str) -> bool:
-    """Returns whether LiteLlm raises on a file that is sent as an address."""
+def _refuses_address(client: str, address: str, mime_type: str) -> bool:
+    """Returns whether LiteLlm raises on a file that is sent as an address.
+
+    For OpenAI it sends ids of files, and links to images and videos. For other
+    providers it sends any address whose file has a known type.
+    """
     if client in _LITELLM_WITHOUT_ADDRESSES:
         return True
 
     if client == "LiteLlm openai":
         is_id = address.startswith(("file-", "assistant-"))
         is_link = address.startswith(("http://", "https://"))
-        is_shown = is_link and kind.startswith(("image/", "video/"))
-        return not (is_id or is_shown)
+        is_visual = mime_type.startswith(("image/", "video/"))
+        return not is_id and not (is_link and is_visual)
 
-    return kind == "application/octet-stream"
+    # The type of bytes of which nothing is known.
+    return mime_type == "application/octet-stream"
 
 
 def _plain(mime_type: str) -> str:
@@ -185,44 +200,56 @@ def _plain(mime_type: str) -> str:
 
 
 def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
-    """Names the rows for a model: one, or one for each model of a `FallbackModel`.
+    """Returns the names of the rows of `ROWS` for a model.
+
+    There is one for each model that a `FallbackModel` may ask, and one for any other
+    model.
 
     Args:
         llm: The model as ADK calls it; None if it is not known.
         model: The name of the model that the request goes to.
     """
-    rows: list[str] = []
-    for asked in list_models(llm):
-        name = model if asked is llm else str(getattr(asked, "model", ""))
-        rows.append(_name_row(asked, name))
-    return tuple(rows) or ("",)
+    row_names: list[str] = []
+    for asked_llm in list_models(llm):
+        if asked_llm is llm:
+            asked_model = model
+        else:  # One of a `FallbackModel`.
+            asked_model = str(getattr(asked_llm, "model", ""))
+        row_names.append(_name_row(asked_llm, asked_model))
+    return tuple(row_names) or ("",)
 
 
 def _name_row(llm: object, model: str) -> str:
     """Names the row for a model by its class; "" for a class that has none."""
-    names = [base.__name__ for base in type(llm).__mro__]
-    if "LiteLlm" in names:
+    class_names = [base.__name__ for base in type(llm).__mro__]
+    if "LiteLlm" in class_names:
         return _name_litellm_row(model.lower())
 
-    if "ApigeeLlm" in names:
-        kind = getattr(getattr(llm, "_api_type", None), "value", "")
-        return "ApigeeLlm chat" if kind == "chat_completions" else "Gemini"
+    if "ApigeeLlm" in class_names:
+        api_type = getattr(getattr(llm, "_api_type", None), "value", "")
+        return "ApigeeLlm chat" if api_type == "chat_completions" else "Gemini"
 
-    if "GemmaFunctionCallingMixin" in names:
+    # Before "Gemini": ADK's class for Gemma on Google's API derives from both.
+    if "GemmaFunctionCallingMixin" in class_names:
         return "Gemma"
 
-    if "Gemini" in names:
+    if "Gemini" in class_names:
         is_on_vertex = _uses_vertex() or model.startswith("projects/")
         return "Gemini on Vertex AI" if is_on_vertex else "Gemini"
 
     for row in ("AnthropicLlm", "OpenAIResponsesLlm", "OpenAILlm"):
-        if row in names:
+        if row in class_names:
             return row
     return ""
 
 
 def _name_litellm_row(model: str) -> str:
-    """Names the row for a model of LiteLlm, whose name begins with its provider."""
+    """Names the row for a model of LiteLlm: by provider and family, else by provider.
+
+    Args:
+        model: The name of the model in lower case, such as
+            "vertex_ai/claude-opus-4-1" for the row "LiteLlm vertex_ai claude".
+    """
     provider = _find_provider(model)
     for family in ("gemini", "claude"):
         family_row = f"LiteLlm {provider} {family}"
@@ -238,6 +265,8 @@ def _find_provider(model: str) -> str:
     provider, slash, _ = model.partition("/")
     if slash:
         return "openai" if provider == "azure" else provider
+
+    # Names without a provider.
     if "azure" in model or model.startswith(("gpt-", "o1")):
         return "openai"
     return ""

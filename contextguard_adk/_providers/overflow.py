@@ -1,7 +1,7 @@
 """Recognizes errors that say a request is too long, and reads their numbers.
 
-An error is read in the words of providers (`wordings.py`). It may quote the request, so
-words and numbers that stand in the request prove nothing.
+An error is searched for the wordings of providers (`wordings.py`). It may quote the
+request, so words and numbers that stand in the request prove nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ MIN_LIMIT_TOKENS: Final = 256
 """A smaller limit is not believed."""
 
 _MOST_COUNT_TOKENS = 100_000_000
+"""A larger number counts no tokens."""
+
+# Bounds of the work for one error.
 _MOST_ERRORS = 32
 _MOST_MATCHES = 50
 
@@ -83,7 +86,7 @@ _BETWEEN_WORDS = re.compile(r"[\W_]+")
 _Reading = Overflow | Literal["refused"] | None
 """How an error reads: an overflow, a refusal for another reason, or neither."""
 
-# Gateways nest JSON in JSON, and some servers write `>` and `'` in ways safe for HTML.
+# Gateways nest JSON in JSON. Some servers escape `>` and `'` as for HTML.
 _ESCAPES: Final = {
     r"\n": " ",
     r"\u003e": ">",
@@ -102,30 +105,31 @@ def parse_overflow(
     contents: Iterable[types.Content] = (),
     sent_tokens: int = 0,
 ) -> Overflow | None:
-    """Reads whether a model call failed because its request was too long; never raises.
+    """Returns the overflow that an error tells; None if it tells none. Never raises.
 
     An error about a rate limit, a quota or the reserved output alone is no overflow,
-    whatever its cause says. A rate limit below the request itself is one, since no wait
-    helps. If an error says nothing of either, the errors linked to it are read.
+    whatever its cause says. A rate limit below the size of the request is an overflow,
+    since no wait helps. If an error says neither, the errors linked to it are read.
 
     Args:
         error: What the call raised.
-        contents: The messages of the request. Their words in the error may be a
-            quotation: then no number and no refusal counts, but the overflow does.
-        sent_tokens: The estimated size of the request, which a rate limit is compared
-            with if the provider does not name the size.
+        contents: The messages of the request. Numbers and other reasons that the error
+            may quote from them do not count. A quoted overflow counts.
+        sent_tokens: The estimated size of the request. A rate limit is compared with it
+            if the provider does not name the size.
     """
     sent = _Sent(contents, sent_tokens)
     reading = _ErrorChain(sent).read(error)
     if not isinstance(reading, Overflow):
         return None
 
-    model = _attribute(error, "model")  # LiteLLM's errors have it.
+    # LiteLLM's errors name the model that refused.
+    model = _attribute(error, "model")
     return replace(reading, model=model) if isinstance(model, str) else reading
 
 
 class _Sent:
-    """The text of a request, read only if an error needs to be compared with it."""
+    """The request that was refused; its text is read only if it is needed."""
 
     def __init__(self, contents: Iterable[types.Content], tokens: int) -> None:
         self._contents = contents
@@ -133,44 +137,60 @@ class _Sent:
 
     @cached_property
     def _letters(self) -> str:
-        """Its letters and digits: an error may quote parts side by side."""
+        """The letters and digits of its text, without spaces and marks.
+
+        So a quotation is found even if it reaches from one part into the next.
+        """
         texts = [
-            part_text(part) for each in self._contents for part in each.parts or ()
+            part_text(part)
+            for content in self._contents
+            for part in content.parts or ()
         ]
         text = b" ".join(texts).decode(errors="replace")
         return _BETWEEN_WORDS.sub("", _plain(text))
 
     def find_own(self, pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-        """Finds the matches in an error that do not stand in the request."""
-        own = list[re.Match[str]]()
+        """Finds the matches in the text of an error that the request does not contain.
+
+        Their words are the provider's own. All other matches may be quotations.
+        """
+        own_matches = list[re.Match[str]]()
         for match in itertools.islice(pattern.finditer(text), _MOST_MATCHES):
-            # Compared with the whole request: a quotation may repeat the words.
-            if _BETWEEN_WORDS.sub("", match[0]) not in self._letters:
-                own.append(match)
-        return own
+            letters = _BETWEEN_WORDS.sub("", match[0])
+            if letters not in self._letters:
+                own_matches.append(match)
+        return own_matches
 
 
 class _ErrorChain:
-    """Reads an error and those linked to it, each of them once."""
+    """Reads an error and the errors linked to it, each of them once."""
 
     def __init__(self, sent: _Sent) -> None:
         self._sent = sent
         self._seen = set[int]()
 
     def read(self, error: BaseException) -> _Reading:
-        """Returns the reading of an error, or of those linked to it if it has none."""
+        """Returns the reading of an error.
+
+        It is decided by the error, its cause, and the original of a broken stream. If
+        all of these say nothing, it is decided by the errors of a group, else by the
+        error in whose handling this one was raised. An error that was read before, and
+        any after `_MOST_ERRORS`, says nothing.
+        """
         if id(error) in self._seen or len(self._seen) >= _MOST_ERRORS:
             return None
         self._seen.add(id(error))
 
-        own = _read_error(error, self._sent)
-        if not _is_rate(own) and _has_rate_status(error):
-            own = "refused"
+        own_reading = _read_error(error, self._sent)
+        if not _is_rate(own_reading) and _has_rate_status(error):
+            own_reading = "refused"
 
         # `original_exception` is LiteLLM's, for a stream that broke off.
-        readings = [own]
+        readings = [own_reading]
         readings += self._read_linked(error, "__cause__")
         readings += self._read_linked(error, "original_exception")
+
+        # A rate limit goes before a refusal, and a refusal before other overflows.
         for reading in readings:
             if _is_rate(reading):
                 return reading
@@ -179,21 +199,23 @@ class _ErrorChain:
         if any(readings):
             return _choose(readings)
 
-        grouped = self._read_linked(error, "exceptions")
-        if any(grouped):
-            return _choose(grouped)
+        group_readings = self._read_linked(error, "exceptions")
+        if any(group_readings):
+            return _choose(group_readings)
+
+        # `raise ... from None` says that the context does not matter.
         if _attribute(error, "__suppress_context__"):
             return None
         return _choose(self._read_linked(error, "__context__"))
 
     def _read_linked(self, error: BaseException, name: str) -> list[_Reading]:
-        """Reads the errors in an attribute of an error."""
+        """Returns the readings of the errors in an attribute of an error."""
         return [self.read(linked) for linked in _errors_in(error, name)]
 
 
 def _choose(readings: list[_Reading]) -> _Reading:
-    """Returns the overflow that says most, else a refusal, else None."""
-    overflows = [each for each in readings if isinstance(each, Overflow)]
+    """Returns the overflow with most numbers, else a refusal, else None."""
+    overflows = [reading for reading in readings if isinstance(reading, Overflow)]
     if overflows:
         # A wrapper may have cut off the numbers that its cause still has.
         return max(overflows, key=_count_facts)
@@ -206,7 +228,7 @@ def _count_facts(overflow: Overflow) -> int:
 
 
 def _is_rate(reading: _Reading) -> bool:
-    """Returns whether it is an overflow of a rate limit."""
+    """Returns whether a reading is the overflow of a rate limit."""
     return isinstance(reading, Overflow) and bool(reading.period)
 
 
@@ -220,24 +242,29 @@ def _has_rate_status(error: BaseException) -> bool:
 
 
 def _read_error(error: BaseException, sent: _Sent) -> _Reading:
-    """Reads one error, without those linked to it."""
+    """Reads one error, without the errors linked to it.
+
+    The wordings are tried from the most special to the most general.
+    """
     text = _plain(_error_text(error))
-    rate = _read_rate(text, sent)
-    if rate is not None:
-        return rate
+    rate_overflow = _read_rate(text, sent)
+    if rate_overflow is not None:
+        return rate_overflow
     if _find_first(REFUSALS, text, sent):
         return "refused"
 
-    limits = _find_first(LIMITS, text, sent)
-    if limits:
-        return _read_numbers(text, limits)
+    limit_matches = _find_first(LIMITS, text, sent)
+    if limit_matches:
+        return _read_numbers(text, limit_matches)
     if _find_first(PAYLOADS, text, sent):
         return Overflow(in_bytes=True)
-    # Last, because LiteLLM says of the others, too, that a context window was exceeded.
-    limitless = _find_first(LIMITLESS, text, sent)
-    if limitless:
-        return _read_numbers(text, limitless)
 
+    # Last: LiteLLM reports the other overflows, too, as an exceeded context window.
+    limitless_matches = _find_first(LIMITLESS, text, sent)
+    if limitless_matches:
+        return _read_numbers(text, limitless_matches)
+
+    # None of these words are the provider's own for certain. The request may have them.
     for pattern in compile_wordings(LIMITS + PAYLOADS + LIMITLESS):
         if pattern.search(text):
             return Overflow(is_quotation=True)
@@ -245,15 +272,18 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
 
 
 def _error_text(error: BaseException) -> str:
-    """Returns all that an error says, each text of it once."""
+    """Joins the texts of an error: its message, its fields, and the response's body."""
     sources: list[object] = [error]
     for name in ("message", "body", "code", "details"):
         sources.append(_attribute(error, name))
+
     response = _attribute(error, "response")
-    # `requests` sets False until it has read the body, and would read it now.
-    if _attribute(response, "_content") is not False:
+    # In `requests` False means that the body is unread: `text` would wait for it.
+    is_unread = _attribute(response, "_content") is False
+    if not is_unread:
         sources.append(_attribute(response, "text"))
 
+    # The keys of a dict keep their order, and each text once.
     texts = dict.fromkeys(_text_of(source) for source in sources)
     return " | ".join([_shorten(text) for text in texts])
 
@@ -268,7 +298,13 @@ def _shorten(text: str) -> str:
 def _find_first(
     wordings: tuple[str, ...], text: str, sent: _Sent
 ) -> list[re.Match[str]]:
-    """Returns the matches of the first wording that the error uses itself."""
+    """Returns the provider's own matches of the first wording that has any.
+
+    Args:
+        wordings: The wordings, in the order in which they are tried.
+        text: The text of the error.
+        sent: The request, which the text may quote.
+    """
     for pattern in compile_wordings(wordings):
         matches = sent.find_own(pattern, text)
         if matches:
@@ -280,15 +316,16 @@ def _read_rate(text: str, sent: _Sent) -> Overflow | None:
     """Reads a rate limit that is below the request; None if a wait may help."""
     for pattern in compile_wordings(RATES):
         for match in sent.find_own(pattern, text):
-            named = match.groupdict()
-            limit = _tokens(named["limit"])
+            numbers = match.groupdict()
+            limit = _tokens(numbers["limit"])
             if limit is None or limit < MIN_LIMIT_TOKENS:
                 continue
 
-            requested = _tokens(named.get("prompt"))
-            if (requested or sent.tokens) > limit:
+            named_size = _tokens(numbers.get("prompt"))
+            size = named_size or sent.tokens
+            if size > limit:
                 period = _name_period(match[0])
-                return Overflow(limit, requested, period=period)
+                return Overflow(limit, named_size, period=period)
     return None
 
 
@@ -301,46 +338,61 @@ def _name_period(words: str) -> str:
 
 
 def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
-    """Reads the limit and the counts of an error.
+    """Reads the limit of an error, and its counts of prompt and output.
 
     Args:
-        text: The whole error.
-        matches: All that say the limit in the wording that was found first.
+        text: The text of the whole error.
+        matches: Where the text says, in one wording, that the request is too long; a
+            wording may have numbers.
     """
     limits = {_tokens(match.groupdict().get("limit")) for match in matches}
     if len(limits) > 1:  # One of them is a quotation.
         return Overflow()
     limit = limits.pop()
 
+    # Counts that the wording itself does not have stand near it.
     start, end = matches[0].span()
-    near = text[max(0, start - _CHARS_BEFORE) : end + _CHARS_AFTER]
-    named = matches[0].groupdict()
-    output = _tokens(named.get("output")) or _find_count(OUTPUTS, near)
-    prompt = _tokens(named.get("prompt")) or _find_count(PROMPTS, near)
+    near_text = text[max(0, start - _CHARS_BEFORE) : end + _CHARS_AFTER]
+    numbers = matches[0].groupdict()
+    output = _tokens(numbers.get("output")) or _find_count(OUTPUTS, near_text)
+    prompt = _tokens(numbers.get("prompt")) or _find_count(PROMPTS, near_text)
     if prompt is None:
-        prompt = _derive_prompt(near, limit, output or 0)
+        prompt = _derive_prompt(near_text, limit, output or 0)
 
+    is_sum = SUM.search(near_text) is not None
     return Overflow(
         limit_tokens=limit if limit and limit >= MIN_LIMIT_TOKENS else None,
         prompt_tokens=prompt,
         output_tokens=output,
-        is_input_plus_output=output is not None or SUM.search(near) is not None,
+        is_input_plus_output=output is not None or is_sum,
     )
 
 
 def _derive_prompt(text: str, limit: int | None, output: int) -> int | None:
-    """Returns the tokens of a prompt that an error does not name as such."""
+    """Returns the tokens of a prompt that an error does not name clearly.
+
+    They are the total of prompt and output less the output, or else a count at which
+    the server may have stopped counting. None means that the error has neither.
+
+    Args:
+        text: The text of the error near its limit.
+        limit: The limit in tokens; None if unknown.
+        output: The tokens of the output; 0 if unknown.
+    """
     total = _find_count(TOTALS, text)
     if total and total > output:
         return total - output
 
-    capped = _find_count(CAPPED_PROMPTS, text)
-    is_cut_off = capped is not None and capped + output - 1 == limit
-    return None if is_cut_off else capped
+    capped_prompt = _find_count(CAPPED_PROMPTS, text)
+    if capped_prompt is None:
+        return None
+    # One token too many with the output: the server has stopped counting there.
+    has_stopped = capped_prompt + output - 1 == limit
+    return None if has_stopped else capped_prompt
 
 
 def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
-    """Returns the count in the first wording that a text has."""
+    """Returns the count in the first wording that a text has; None if it has none."""
     for pattern in compile_wordings(wordings):
         match = pattern.search(text)
         if match:
@@ -349,7 +401,7 @@ def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
 
 
 def _tokens(digits: str | None) -> int | None:
-    """Returns a number with or without separators; None if it counts no tokens."""
+    """Reads a number such as "128,000" or "128_000"; None if it counts no tokens."""
     if not digits:
         return None
     count = int(re.sub("[,_]", "", digits))
@@ -365,7 +417,7 @@ def _plain(text: str) -> str:
 
 
 def _text_of(source: object) -> str:
-    """Returns what a field of an error says; "" if it is no text or cannot be read."""
+    """Returns the text of a field of an error; "" if it has none that can be read."""
     with suppress(Exception):
         if isinstance(source, bytes):
             return source.decode(errors="replace")
@@ -382,9 +434,9 @@ def _attribute(source: object, name: str) -> object:
 
 
 def _errors_in(error: BaseException, name: str) -> list[BaseException]:
-    """Returns the error in an attribute, or the errors if it holds several."""
+    """Returns the errors in an attribute, which holds one, several or none."""
     value = _attribute(error, name)
     with suppress(Exception):
-        linked = value if isinstance(value, list | tuple) else (value,)
-        return [each for each in linked if isinstance(each, BaseException)]
+        values = value if isinstance(value, list | tuple) else (value,)
+        return [each for each in values if isinstance(each, BaseException)]
     return []

@@ -39,12 +39,16 @@ _PATTERNS = {kind: re.compile(words) for kind, words in _WORDS.items()}
 
 
 def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> str:
-    """Returns the kind of a refusal, such as "shape"; "" if an error is none.
+    """Returns the kind of a refusal, a key of `_WORDS`; "" if an error is no refusal.
 
-    Words that stand in the contents of the request are taken for a quotation.
+    Args:
+        error: What the call raised.
+        contents: The contents of the request. Words of the error that stand in them are
+            taken for a quotation.
     """
     if isinstance(error, UnicodeDecodeError):
-        return "thoughts"  # ADK's Claude class reads a signature of another client.
+        # ADK's Claude class could not decode the signature of another client.
+        return "thoughts"
     if read_status(error) not in (None, 400, 422):
         return ""
 
@@ -55,6 +59,7 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
         if match is None:
             continue
         words = match[0].encode()
-        if not any(words in part_text(part) for part in parts):
+        is_quotation = any(words in part_text(part) for part in parts)
+        if not is_quotation:
             return kind
     return ""

@@ -1,4 +1,8 @@
-"""Finds the context window, the output limit and the prices of a model by its name."""
+"""Finds the context window, the output limit and the prices of a model by its name.
+
+The table is the list of models in litellm's package. A key is a name in the spelling in
+which the table is indexed.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +64,9 @@ _PRICES = {
     "cached_input": "cache_read_input_token_cost",
 }
 _TIER = re.compile(rf"{_PRICES['input']}_above_(\d+)k_tokens")
+# Begins the keys of names without a provider.
 _ANY_PROVIDER = "*/"
-# The table is indexed by names in this spelling.
+# "claude-3.5-haiku" and "claude-3-5-haiku" have the same key.
 _KEY_SPELLING = str.maketrans(".", "-")
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
 
@@ -85,7 +90,7 @@ class ResolvedWindow:
 
 
 class _Entry(NamedTuple):
-    """What the table says of a model; `name` is the name of the entry there."""
+    """An entry of the table; `name` is the name of the model there."""
 
     window_tokens: int
     has_reasoning: bool
@@ -95,10 +100,12 @@ class _Entry(NamedTuple):
 
 
 class LitellmRegistry:
-    """Looks windows up in litellm's packaged table; importing litellm takes seconds.
+    """Looks windows up in litellm's packaged table.
 
-    A name is looked up as written, then without its prefixes from the left, then the
-    same without its date, version or tag.
+    The table is read as a file, because importing litellm takes seconds.
+
+    A name is looked up as written, then without its prefixes from the left. If none of
+    these names is found, the same is tried without its date, version or tag.
 
     A name without a provider may stand for the entries of several. Then the smallest
     window counts that is at least a quarter of the low median, and the smallest output
@@ -146,29 +153,38 @@ class LitellmRegistry:
             key = name.translate(_KEY_SPELLING)
             if key in table:
                 entry = table[key]
-                is_price_known = _is_price_known(model, name, entry)
-                return entry if is_price_known else entry._replace(costs=None)
+                has_price = _has_price_for(entry, model, name)
+                return entry if has_price else entry._replace(costs=None)
         return None
 
 
-def _is_price_known(model: str, found_name: str, entry: _Entry) -> bool:
-    """Returns whether an entry is of the provider that `model` names, if it names one.
+def _has_price_for(entry: _Entry, model: str, found_name: str) -> bool:
+    """Returns whether the prices of an entry hold for a model.
+
+    They do not if the model names another provider than the entry.
 
     Args:
-        model: The name of the model, as it was asked for.
-        found_name: The name by which the entry was found.
         entry: The entry.
+        model: The name of the model, as it was asked for.
+        found_name: The candidate by which the entry was found.
     """
     if not found_name.startswith(_ANY_PROVIDER):
         return True
-    asked = model.strip().lower()
-    provider = entry.name.partition("/")[0]
-    # `ollama_chat` begins as `ollama` does.
-    return "/" not in asked or asked.startswith(provider)
+    asked_name = model.strip().lower()
+    if "/" not in asked_name:  # It names no provider.
+        return True
+
+    entry_provider = entry.name.partition("/")[0]
+    # Not equal: "ollama_chat" is the provider "ollama".
+    return asked_name.startswith(entry_provider)
 
 
 def _candidate_names(model: str) -> Iterator[str]:
-    """Yields the names to look up, the most specific first."""
+    """Yields the names to look up, the most specific first.
+
+    "openai/gpt-4o-latest" -> "openai/gpt-4o-latest", "gpt-4o-latest",
+    "*/gpt-4o-latest", "openai/gpt-4o", "gpt-4o", "*/gpt-4o"
+    """
     name = model.strip().lower()
     while name:
         names = _without_prefixes(name)
@@ -176,13 +192,18 @@ def _candidate_names(model: str) -> Iterator[str]:
         if "/" not in name:  # ADK itself sends such names to Google.
             yield f"gemini/{name}"
         yield _ANY_PROVIDER + names[-1]
-        # A date, version or tag; a name without one was the last.
+
+        # The same without its last date, version or tag, until it has none.
         suffix = _SUFFIX.search(name)
         name = name[: suffix.start()] if suffix else ""
 
 
 def _without_prefixes(name: str) -> list[str]:
-    """Returns a name, and the names that are left as its prefixes are taken off."""
+    """Returns a name, and the names that are left as its prefixes are taken off.
+
+    "bedrock/us.anthropic.claude-x" -> "bedrock/us.anthropic.claude-x",
+    "us.anthropic.claude-x", "anthropic.claude-x", "claude-x"
+    """
     names = [name]
     while "/" in names[-1]:
         _, _, without_provider = names[-1].partition("/")
@@ -194,14 +215,18 @@ def _without_prefixes(name: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _load_table(path: Path | None) -> dict[str, _Entry]:
-    """Reads and indexes a table once per process; empty if even litellm has none.
+    """Reads and indexes a table once per process.
 
-    The path of None is the table in litellm's package.
+    A file that cannot be used is replaced by the table of the imported litellm. If that
+    fails as well, the table is empty.
+
+    Args:
+        path: The file; None for the one in litellm's package.
     """
     reason: object = "no chat models in it"
     try:
-        raw = json.loads((path or _packaged_path()).read_bytes())
-        table = _index(raw if isinstance(raw, dict) else {})
+        content = json.loads((path or _packaged_path()).read_bytes())
+        table = _index(content if isinstance(content, dict) else {})
         if table:
             return table
     except (OSError, ValueError) as error:
@@ -216,31 +241,38 @@ def _load_table(path: Path | None) -> dict[str, _Entry]:
 
 
 def _packaged_path() -> Path:
-    """Returns where the table of litellm's package is, without an import of litellm."""
+    """Returns the path of the table in litellm's package, without importing litellm."""
     spec = importlib.util.find_spec("litellm")
     package = Path((spec and spec.origin) or "no litellm package")
     return package.with_name("model_prices_and_context_window_backup.json")
 
 
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
-    """Returns the entries of a table by the names under which they are looked up.
+    """Returns the entries of a table by the keys under which they are looked up.
 
-    These are full names, and for any provider last parts of names, with and without
-    their dates. The entry of a full name goes before that of a last part.
+    An entry has up to three keys. For "openai/gpt-4o-2024-08-06" these are:
+
+    - its full name: "openai/gpt-4o-2024-08-06"
+    - the last part of its name, for any provider: "*/gpt-4o-2024-08-06"
+    - the same without date, version and tag: "*/gpt-4o"
+
+    Entries with the same key of one kind are merged. If two kinds have the same key,
+    the kind that stands first here counts.
     """
-    full = defaultdict[str, list[_Entry]](list)
-    last = defaultdict[str, list[_Entry]](list)
-    undated = defaultdict[str, list[_Entry]](list)
-    for name, value in raw.items():
-        entry = _parse_entry(name, value)
+    by_full_name = defaultdict[str, list[_Entry]](list)
+    by_last_part = defaultdict[str, list[_Entry]](list)
+    by_stem = defaultdict[str, list[_Entry]](list)
+    for name, fields in raw.items():
+        entry = _parse_entry(name, fields)
         if entry is None:
             continue
 
-        key = name.lower().translate(_KEY_SPELLING)
-        full[key].append(entry)
+        full_key = name.lower().translate(_KEY_SPELLING)
+        by_full_name[full_key].append(entry)
+
         last_part = _without_prefixes(name.lower())[-1]
         last_key = _ANY_PROVIDER + last_part.translate(_KEY_SPELLING)
-        last[last_key].append(entry)
+        by_last_part[last_key].append(entry)
 
         stem = last_part
         while suffix := _SUFFIX.search(stem):
@@ -248,105 +280,122 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         # A stem without a dash is a family: `gemini` of `gemini-exp-1206`.
         if "-" in stem:
             stem_key = _ANY_PROVIDER + stem.translate(_KEY_SPELLING)
-            undated[stem_key].append(entry)
+            by_stem[stem_key].append(entry)
 
-    return {key: _merge(entries) for key, entries in (undated | last | full).items()}
+    # The right side of `|` replaces equal keys of the left.
+    by_key = by_stem | by_last_part | by_full_name
+    return {key: _merge(entries) for key, entries in by_key.items()}
 
 
-def _parse_entry(name: str, value: object) -> _Entry | None:
-    """Reads one entry of the table; None unless it is a chat model with a window."""
-    if not isinstance(value, Mapping) or value.get("mode") not in _CHAT_MODES:
+def _parse_entry(name: str, fields: object) -> _Entry | None:
+    """Reads one entry of the table; None unless it is a chat model with a window.
+
+    Args:
+        name: The name of the model in the table.
+        fields: The entry, as JSON has it.
+    """
+    if not isinstance(fields, Mapping) or fields.get("mode") not in _CHAT_MODES:
         return None
 
-    window = value.get("max_input_tokens")
+    window = fields.get("max_input_tokens")
     least_tokens = MIN_WINDOW_TOKENS
-    if window is None and value["mode"] == "chat":
+    if window is None and fields["mode"] == "chat":
         # litellm means an output limit by `max_tokens`; no window is smaller.
-        window = value.get("max_tokens")
+        window = fields.get("max_tokens")
         least_tokens = _MIN_OUTPUT_LIMIT_TOKENS
     if not _is_tokens(window) or window < least_tokens:
         return None
 
     # If litellm knows no output limit, `max_tokens` is one or the window again.
-    output = value.get("max_output_tokens") or value.get("max_tokens")
+    output_limit = fields.get("max_output_tokens") or fields.get("max_tokens")
     return _Entry(
         window_tokens=window,
-        has_reasoning=value.get("supports_reasoning") is True,
+        has_reasoning=fields.get("supports_reasoning") is True,
         name=name,
-        output_tokens=min(output, window) if _is_tokens(output) else None,
-        costs=_read_costs(name, value),
+        output_tokens=min(output_limit, window) if _is_tokens(output_limit) else None,
+        costs=_read_costs(name, fields),
     )
 
 
-def _read_costs(name: str, value: Mapping[str, Any]) -> Costs | None:
-    """Reads the prices of an entry; None if the table does not name both directions."""
-    matches = [_TIER.fullmatch(field) for field in value]
-    thousands = sorted(int(match[1]) for match in matches if match)
+def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
+    """Reads the prices of an entry.
+
+    None if the price of prompt or output is missing, or 0 without a local server.
+
+    Args:
+        name: The name of the model in the table.
+        fields: The fields of the entry.
+    """
+    # "input_cost_per_token_above_200k_tokens" -> 200
+    tier_matches = [_TIER.fullmatch(field) for field in fields]
+    thousands = sorted(int(match[1]) for match in tier_matches if match)
     try:
-        costs = _build_tiers(value, _read_prices(value, ""), thousands)
+        costs = _build_tiers(fields, _read_prices(fields, ""), thousands)
     except (TypeError, ValueError):
         return None
 
-    is_known = name.startswith(_FREE_PROVIDERS) or min(costs.input, costs.output) > 0
-    return costs if is_known else None
+    is_free = name.startswith(_FREE_PROVIDERS)
+    is_priced = min(costs.input, costs.output) > 0
+    return costs if is_free or is_priced else None
 
 
-def _read_prices(value: Mapping[str, Any], suffix: str) -> dict[str, Any]:
-    """Reads the prices that an entry names for one tier, in dollars a million tokens.
+def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
+    """Returns the prices of one tier in dollars per million tokens, by `Costs` field.
 
     Args:
-        value: The entry.
-        suffix: The end of the fields' names in this tier.
+        fields: The fields of the entry. A price that they lack is left out.
+        tier_suffix: The end of the fields' names in this tier; "" for the lowest.
     """
     prices = dict[str, Any]()
-    for name, field in _PRICES.items():
-        if field + suffix in value:
-            prices[name] = round(1e6 * value[field + suffix], 6)
+    for costs_field, table_field in _PRICES.items():
+        tier_field = table_field + tier_suffix
+        if tier_field in fields:
+            prices[costs_field] = round(1e6 * fields[tier_field], 6)
     return prices
 
 
 def _build_tiers(
-    value: Mapping[str, Any], prices: dict[str, Any], thousands: list[int]
+    fields: Mapping[str, Any], prices: dict[str, Any], thousands: list[int]
 ) -> Costs:
-    """Returns the prices of a tier, with those of the tiers above it.
+    """Returns the prices of a tier, which hold the prices of the tiers above it.
 
     Args:
-        value: The entry.
-        prices: The prices of the tier.
-        thousands: The thousands of prompt tokens above which the other tiers apply, the
-            lowest first.
+        fields: The fields of the entry.
+        prices: The prices of the tier, by `Costs` field.
+        thousands: The tiers above: each begins above so many thousand prompt tokens,
+            the lowest first.
     """
     if not thousands:
         return Costs(**prices)
 
     lowest, *others = thousands
-    # A price that a tier does not name is that of the tier below.
-    next_prices = prices | _read_prices(value, f"_above_{lowest}k_tokens")
-    above = _build_tiers(value, next_prices, others)
+    # A price that a tier does not name is the price of the tier below.
+    next_prices = prices | _read_prices(fields, f"_above_{lowest}k_tokens")
+    above = _build_tiers(fields, next_prices, others)
     return Costs(**prices, above=above, above_tokens=1_000 * lowest)
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
-    # Not by prices, which do not compare.
-    known = sorted(entries, key=lambda entry: entry[:3])
-    windows_tokens = [entry.window_tokens for entry in known]
-    window_tokens = _find_smallest(windows_tokens)
-    smallest = known[windows_tokens.index(window_tokens)]
+    # By window, reasoning and name: prices cannot be compared.
+    sorted_entries = sorted(entries, key=lambda entry: entry[:3])
+    windows = [entry.window_tokens for entry in sorted_entries]
+    smallest_window = _find_smallest(windows)
+    chosen = sorted_entries[windows.index(smallest_window)]
 
-    outputs_tokens = [entry.output_tokens for entry in known if entry.output_tokens]
-    has_one_price = len({entry.costs for entry in known}) == 1
-    return smallest._replace(
-        has_reasoning=any(entry.has_reasoning for entry in known),
-        output_tokens=_find_smallest(outputs_tokens) if outputs_tokens else None,
-        costs=smallest.costs if has_one_price else None,
+    limits = [entry.output_tokens for entry in sorted_entries if entry.output_tokens]
+    has_one_price = len({entry.costs for entry in sorted_entries}) == 1
+    return chosen._replace(
+        has_reasoning=any(entry.has_reasoning for entry in sorted_entries),
+        output_tokens=_find_smallest(limits) if limits else None,
+        costs=chosen.costs if has_one_price else None,
     )
 
 
 def _find_smallest(tokens: list[int]) -> int:
-    """Returns the smallest number that is not far below the others."""
-    least = statistics.median_low(tokens) / 4
-    return min(number for number in tokens if number >= least)
+    """Returns the smallest number that is at least a quarter of the low median."""
+    least_tokens = statistics.median_low(tokens) / 4
+    return min(number for number in tokens if number >= least_tokens)
 
 
 def _is_tokens(value: object) -> TypeGuard[int]:
@@ -361,15 +410,15 @@ class _Question(Generic[T]):
     """A question that a registry can answer.
 
     Attributes:
-        method: The method of the registry.
-        noun: The answer, in a warning.
-        kind: The class of an answer.
-        least_tokens: The smallest answer that is a number.
+        method_name: The method of the registry that answers it.
+        noun: The name of the answer in a warning.
+        answer_type: The class of an answer.
+        least_tokens: The smallest answer that is believed, if it is a number.
     """
 
-    method: str
+    method_name: str
     noun: str
-    kind: type[T]
+    answer_type: type[T]
     least_tokens: int = 1
 
 
@@ -386,9 +435,12 @@ def resolve_output_limit(model: str, registry: ModelRegistry | None) -> int | No
 def resolve_costs(
     model: str, prices: Mapping[str, Costs], registry: ModelRegistry | None
 ) -> Costs | None:
-    """Returns the prices of `model`: the user's own, else those of a registry.
+    """Returns the prices of `model`; None means unknown. Never raises.
 
-    None means unknown; it never raises.
+    Args:
+        model: The name of the model.
+        prices: The prices that the user has set, by model; they go first.
+        registry: Knows the prices of models; None asks litellm's table.
     """
     return prices.get(model) or _ask(registry, _MODEL_COSTS, model)
 
@@ -430,21 +482,31 @@ def resolve_context_window(
 def _ask(
     registry: ModelRegistry | None, question: _Question[T], model: str
 ) -> T | None:
-    """Asks a registry of the user's own; never raises.
+    """Returns the answer of a registry; None if it has none that can be used.
 
-    The table answers if there is no such registry, or if it lacks the method.
+    Never raises. An answer that cannot be used is logged.
+
+    Args:
+        registry: The user's registry. The table answers if this is None, or if it lacks
+            the method.
+        question: The question.
+        model: The name of the model.
     """
-    table_method = getattr(_TABLE, question.method)
-    method = getattr(registry, question.method, table_method)
+    table_method = getattr(_TABLE, question.method_name)
+    method = getattr(registry, question.method_name, table_method)
+    answer: object
     try:
-        answer: object = method(model)
+        answer = method(model)
     except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error
+        answer = error  # Logged below: it is no answer.
 
+    # In Python True and False are numbers.
+    is_boolean = isinstance(answer, bool)
     is_too_small = isinstance(answer, int) and answer < question.least_tokens
-    is_number = not (is_too_small or isinstance(answer, bool))
-    if isinstance(answer, question.kind) and is_number:
+    is_usable = not is_boolean and not is_too_small
+    if isinstance(answer, question.answer_type) and is_usable:
         return answer
+
     if answer is not None:
         message = f"The model registry gave no {question.noun} for %r but %s"
         warn_once(_LOGGER, message, model, short_repr(answer))

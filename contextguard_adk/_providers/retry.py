@@ -33,6 +33,7 @@ _TRANSIENT_NAME = re.compile(
 # Gemini says in the body: "retryDelay": "34s".
 _RETRY_DELAY = re.compile(r"""retryDelay['"]:\s*['"](\d+(?:\.\d+)?)s""")
 _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
+_MOST_TRIES = 3
 
 
 async def call_with_retries(
@@ -40,38 +41,41 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, up to three times while errors are transient.
+    """Makes a call, and makes it again after transient errors: at most three times.
 
     Before another try it waits as long as the provider says, else one second and then
-    two. The last error is raised.
+    two, each up to a second longer. The error of the last try is raised.
 
     Args:
         make_call: Makes the call. A lambda will not do, since tenacity awaits only
             what coroutine functions and `partial` objects of them return.
         patience_seconds: How long after the first try the last one may begin.
-        is_worth_another: Whether an error allows another try; None is `is_transient`.
+        is_worth_another: Returns whether an error allows another try; None stands for
+            `is_transient`.
     """
     tries = AsyncRetrying(
         retry=retry_if_exception(is_worth_another or is_transient),
         wait=_find_wait_seconds,
-        stop=stop_after_attempt(3) | stop_before_delay(patience_seconds),
+        stop=stop_after_attempt(_MOST_TRIES) | stop_before_delay(patience_seconds),
         reraise=True,
     )
+
     return await tries(make_call)
 
 
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same call may succeed a moment later."""
     status = read_status(error)
-    # Ollama and llama.cpp answer 500 to a request that is too long. A rate limit may be
-    # smaller than the request.
+    # A request that is too long never succeeds. Ollama and llama.cpp refuse it with
+    # 500, and a rate limit below its size refuses it with 429.
     if status in (None, 429, 500) and parse_overflow(error) is not None:
         return False
 
     if status is not None:
         return status in _TRANSIENT_STATUSES
-    names = " ".join(base.__name__ for base in type(error).__mro__)
-    return _TRANSIENT_NAME.search(names) is not None
+
+    class_names = " ".join(base.__name__ for base in type(error).__mro__)
+    return _TRANSIENT_NAME.search(class_names) is not None
 
 
 def read_status(error: BaseException) -> int | None:
@@ -92,21 +96,22 @@ def read_status(error: BaseException) -> int | None:
 
 
 def name_error(error: BaseException) -> str:
-    """Returns in one word, which quotes nobody, why a summary failed."""
+    """Returns the reason why a summary failed, in one word.
+
+    The word is never taken from the error, which may quote the conversation.
+    """
     if isinstance(error, UnusableAnswerError):
         return "blocked" if error.is_blocked else "unusable"
     if parse_overflow(error) is not None:
         return "overflow"
 
     status = read_status(error)
-    if status is None:
-        if "Timeout" in type(error).__name__:
-            return "timeout"
-    elif status in _TIMEOUT_STATUSES:
+    is_named_timeout = status is None and "Timeout" in type(error).__name__
+    if is_named_timeout or status in _TIMEOUT_STATUSES:
         return "timeout"
-    elif status == 429:
+    if status == 429:
         return "rate_limit"
-    elif status < 500:
+    if status is not None and status < 500:
         return "refused"
     return "unavailable" if is_transient(error) else "other"
 
@@ -122,7 +127,7 @@ def _find_wait_seconds(state: RetryCallState) -> float:
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    """Returns how many seconds a provider asks to wait; None if it does not say."""
+    """Returns how many seconds a provider asks to wait; None if it names no delay."""
     # LiteLLM keeps the headers beside the response.
     headers = getattr(error, "litellm_response_headers", None)
     if not headers:
@@ -134,10 +139,10 @@ def _read_retry_after(error: BaseException) -> float | None:
             if name.lower() == "retry-after":
                 return _read_seconds(value)
     except (AttributeError, OverflowError, TypeError, ValueError):
-        pass  # The header cannot be read; the body may say it.
+        pass  # The header cannot be read, but the body may name the delay.
 
-    said = _RETRY_DELAY.search(str(error))
-    return float(said[1]) if said else None
+    delay_match = _RETRY_DELAY.search(str(error))
+    return float(delay_match[1]) if delay_match else None
 
 
 def _read_seconds(retry_after: str) -> float:

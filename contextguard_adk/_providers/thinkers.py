@@ -37,7 +37,8 @@ class Thinker:
     """A model as far as its thoughts are concerned.
 
     Attributes:
-        client: The name of its client, which decides how signatures are coded.
+        client: The name of ADK's class that sends its requests. Signatures are coded in
+            another way by each class.
         family: Its family, such as "claude"; "" if unknown. Other families cannot read
             its thoughts.
         binds: Whether it binds its thoughts; None if that is unknown.
@@ -59,26 +60,26 @@ class Thinker:
     ) -> Thinker:
         """Describes a model by its client and its name.
 
-        Args:
-            llm: The model as ADK calls it; None where it is not known.
-            model: The name that the request goes to.
-            binds: Whether it checks its thoughts, as a setting says; None for no word.
-            helped: What has helped against refusals. `binds` names a model that checks
-                its thoughts, `free` one that does not. Its word goes before the name's.
-        """
-        shown = helped or {}
-        if binds is None and model in (shown.get("binds"), shown.get("free")):
-            binds = model == shown.get("binds")
+        Whether it binds its thoughts is told by the setting, else by earlier refusals,
+        else by its name.
 
+        Args:
+            llm: The model as ADK calls it; None if it is not known.
+            model: The name that the request goes to.
+            binds: The user's setting; None if it is not set.
+            helped: The remedies that have helped against refusals. Under "binds" they
+                name a model that binds its thoughts, under "free" one that does not.
+        """
         client = Client.of(llm).name
         named_family = name_family(model)
         family = named_family
         if client == "AnthropicLlm" and not named_family:
             family = "claude"
 
-        if binds is None and family:
-            binds = _binds(model.lower()) if family == "claude" else False
-        return cls(client, family, binds, is_alias=not named_family)
+        is_binding = binds
+        if binds is None:
+            is_binding = _tell_binding(model, family, helped or {})
+        return cls(client, family, is_binding, is_alias=not named_family)
 
     @property
     def may_bind(self) -> bool:
@@ -93,16 +94,41 @@ class Thinker:
 
 def name_family(model: str) -> str:
     """Returns the family that a model's name tells; "" if it tells none."""
-    found = _FAMILY.search(model.lower())
-    if found is None:
+    match = _FAMILY.search(model.lower())
+    if match is None:
         return ""
-    return "claude" if found[1] else found[0]
+    return "claude" if match[1] else match[0]
 
 
-def _binds(name: str) -> bool | None:
-    """Returns whether a Claude model binds its thoughts; None if that is unknown."""
-    found = _VERSION.search(name)
-    if found:
-        version = (int(found[2]), int(found[3] or 0))
-        return version >= _FIRST_BINDING_VERSION[found[1]]
+def _tell_binding(model: str, family: str, remedies: Mapping[str, str]) -> bool | None:
+    """Returns whether a model binds its thoughts; None if that is unknown.
+
+    Args:
+        model: The name of the model.
+        family: Its family; "" if unknown.
+        remedies: What has helped against refusals, as `Thinker.of` explains.
+    """
+    if model == remedies.get("binds"):
+        return True
+    if model == remedies.get("free"):
+        return False
+
+    if family == "claude":
+        return _read_binding(model.lower())
+    # No other family binds its thoughts.
+    return False if family else None
+
+
+def _read_binding(name: str) -> bool | None:
+    """Returns whether a Claude model binds its thoughts; None if its name tells not.
+
+    The version in the name decides: "claude-opus-4-1" -> opus, (4, 1) -> False
+    """
+    match = _VERSION.search(name)
+    if match:
+        line = match[1]
+        version = (int(match[2]), int(match[3] or 0))
+        return version >= _FIRST_BINDING_VERSION[line]
+
+    # The names of old models begin with their version, as in "claude-3-opus".
     return False if _OLD_CLAUDE.search(name) else None

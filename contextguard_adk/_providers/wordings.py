@@ -15,7 +15,10 @@ _NUMBER = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
 
 @cache  # Compiled late, because most runs need none of them.
 def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Compiles wordings for a text in lower case, on one line, without backslashes."""
+    """Compiles wordings for a text in lower case, on one line, without backslashes.
+
+    "limit of <limit> of <_>" gives a pattern with one group, which is named "limit".
+    """
     patterns = list[re.Pattern[str]]()
     for wording in wordings:
         with_groups = re.sub("<([a-z]+)>", rf"(?P<\1>{_NUMBER})", wording)

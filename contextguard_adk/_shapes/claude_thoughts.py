@@ -12,9 +12,11 @@ from contextguard_adk._turn.turn import Turn
 def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Drops thoughts without a signature, and gives each signed one a text.
 
-    The class would send signed thoughts without a text as redacted ones, and thoughts
-    of other models without a signature. Claude refuses both. It ignores the text of a
-    thought whose text it has left out itself.
+    Otherwise the class would send a signed thought without a text as a redacted one,
+    and a thought of another model without a signature. Claude refuses both. Claude
+    ignores the text that is given here: it has left out the text of its thought itself.
+
+    Models of other families get their contents as they are.
     """
     thinker = Thinker.of(turn.model.llm, turn.model.name)
     if thinker.family != "claude":
@@ -22,9 +24,13 @@ def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]
 
     def fit(part: types.Part) -> types.Part | None:
         if not is_signed(part):
+            # Behind an alias may be a model of another family, which signs nothing.
             return part if thinker.is_alias else None
         return part.model_copy(update={"text": "."}) if part.text == "" else part
 
     fitting = [change_thoughts(content, fit) for content in contents]
     is_same = all(new is old for new, old in zip(fitting, contents, strict=True))
-    return contents if is_same else [content for content in fitting if content]
+    if is_same:
+        return contents
+    # A content of dropped thoughts alone has become None.
+    return [content for content in fitting if content]

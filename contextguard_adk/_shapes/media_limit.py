@@ -1,9 +1,13 @@
-"""Describes old images and files in words, where all of them take too many bytes."""
+"""Describes old images and files in words, if all of them take too many bytes.
+
+Media are images and files. A medium stands in a part of a content, or in its result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.genai import types
 
@@ -13,20 +17,36 @@ from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
 
+_NEXT_LIMIT_RATIO = 0.9
+"""The part of the refused bytes that the next request may have."""
+
 
 @dataclass(frozen=True)
 class MediaLimit:
-    """How many bytes of images and files are sent; None for any number."""
+    """The most bytes of media that are sent; None for any number."""
 
     max_bytes: int | None = None
 
 
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Leaves out the oldest media where the provider has refused so many bytes."""
+    """Describes the oldest media in words, if all exceed the limit.
+
+    There is a limit only after the provider has refused media for their bytes.
+    """
     max_bytes = turn.facts.unit(MediaLimit).max_bytes
     if max_bytes is None:
         return contents
-    return _leave_out_media(contents, max_bytes)
+
+    left_out = _find_oldest_media(contents, max_bytes)
+    if not left_out:
+        return contents
+
+    described = list(contents)
+    for content_index, part_indexes in left_out.items():
+        described[content_index] = _describe_parts(
+            contents[content_index], part_indexes
+        )
+    return described
 
 
 def lower_limit(
@@ -34,7 +54,8 @@ def lower_limit(
 ) -> MediaLimit | None:
     """Returns a limit below the bytes of media that were refused.
 
-    None where bytes are not the reason, or where texts take more of them.
+    None if the number of bytes was not the reason, if texts take more bytes than media,
+    or if a lower limit would leave out nothing.
     """
     if not overflow.in_bytes:
         return None
@@ -49,74 +70,78 @@ def lower_limit(
     if media_bytes <= text_bytes:
         return None
 
-    max_bytes = int(media_bytes * 0.9)
-    has_older = bool(_find_oldest_media(contents, max_bytes))
-    return MediaLimit(max_bytes) if has_older else None
+    max_bytes = int(media_bytes * _NEXT_LIMIT_RATIO)
+    would_leave_out = bool(_find_oldest_media(contents, max_bytes))
+    return MediaLimit(max_bytes) if would_leave_out else None
 
 
-def _leave_out_media(
-    contents: list[types.Content], max_bytes: int
-) -> list[types.Content]:
-    """Describes the oldest images and files in words, where all take too many bytes."""
-    left_out = _find_oldest_media(contents, max_bytes)
-    if not left_out:
-        return contents
+class _Medium(NamedTuple):
+    """The size of the media in a part, and the place of the part."""
 
-    described = list(contents)
-    for index, places in left_out.items():
-        described[index] = _describe_parts(contents[index], places)
-    return described
+    size_bytes: int
+    content_index: int
+    part_index: int
 
 
 def _find_oldest_media(
     contents: Sequence[types.Content], max_bytes: int
 ) -> dict[int, set[int]]:
-    """Finds the media to leave out: places of parts, by the index of their content.
+    """Finds the oldest media, which are left out so that the others fit.
 
-    It counts from the oldest message on. Where the sum exceeds `max_bytes`, the oldest
-    go until half is left. So the next requests begin with the same bytes. The newest
-    one stays.
+    Contents are added up from the oldest on. Whenever the sum exceeds `max_bytes`, the
+    oldest media go until half of `max_bytes` is left, but never the newest of them. So
+    a longer history leaves out the same media, and begins with the same bytes, until
+    the other half is full again.
+
+    Returns:
+        The indexes of the parts, by the index of their content.
     """
-    kept: list[tuple[int, int, int]] = []
+    kept: list[_Medium] = []
     kept_bytes = 0
     left_out: dict[int, set[int]] = {}
-    for index, content in enumerate(contents):
-        for place, part in enumerate(content.parts or ()):
+    for content_index, content in enumerate(contents):
+        for part_index, part in enumerate(content.parts or ()):
             size_bytes = _count_part_bytes(part) if part else 0
             if size_bytes:
-                kept.append((size_bytes, index, place))
+                kept.append(_Medium(size_bytes, content_index, part_index))
                 kept_bytes += size_bytes
 
         if kept_bytes <= max_bytes:
             continue
         while len(kept) > 1 and kept_bytes > max_bytes // 2:
-            oldest_bytes, oldest, oldest_place = kept.pop(0)
-            kept_bytes -= oldest_bytes
-            left_out.setdefault(oldest, set()).add(oldest_place)
+            oldest = kept.pop(0)
+            kept_bytes -= oldest.size_bytes
+            left_out.setdefault(oldest.content_index, set()).add(oldest.part_index)
     return left_out
 
 
 def _count_media_bytes(contents: Iterable[types.Content]) -> int:
-    """Counts the bytes of the images and files that contents carry themselves."""
-    return sum(_count_part_bytes(part) for each in contents for part in parts_of(each))
+    """Counts the bytes of media in contents; media that are addresses have none."""
+    return sum(
+        _count_part_bytes(part) for content in contents for part in parts_of(content)
+    )
 
 
 def _count_part_bytes(part: types.Part) -> int:
+    """Counts the bytes of media in a part, or in the result that it holds."""
     response = part.function_response
     files = (response.parts if response else None) or ()
     blobs = [holder.inline_data for holder in (part, *files)]
     return sum(len(blob.data or b"") for blob in blobs if blob)
 
 
-def _describe_parts(content: types.Content, places: Collection[int]) -> types.Content:
-    """Puts words in place of the media in these parts of a content."""
+def _describe_parts(
+    content: types.Content, part_indexes: Collection[int]
+) -> types.Content:
+    """Describes the media in some parts of a content in words."""
     parts = list(content.parts or ())
-    for place in places:
-        parts[place] = _describe_part(parts[place])
+    for index in part_indexes:
+        parts[index] = _describe_part(parts[index])
     return with_parts(content, parts)
 
 
 def _describe_part(part: types.Part) -> types.Part:
+    """Describes the media in a part, or in the result that it holds, in words."""
     response = part.function_response
     if response is None:
         update = {
@@ -126,7 +151,10 @@ def _describe_part(part: types.Part) -> types.Part:
         }
         return part.model_copy(update=update)
 
-    media = [describe_media(file) for file in response.parts or ()]
-    result = {**quote_value(response.response or {}), "attachments_left_out": media}
-    described = response.model_copy(update={"parts": None, "response": result})
+    descriptions = [describe_media(file) for file in response.parts or ()]
+    result = quote_value(response.response or {})
+    described_result = {**result, "attachments_left_out": descriptions}
+    described = response.model_copy(
+        update={"parts": None, "response": described_result}
+    )
     return part.model_copy(update={"function_response": described})

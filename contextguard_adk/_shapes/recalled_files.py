@@ -1,4 +1,8 @@
-"""Attaches the files that the agent has read back with the recall tool."""
+"""Attaches the files that the agent has read back with the recall tool.
+
+A result of the tool announces a file by its handle. The file itself is added to each
+request behind the announcement.
+"""
 
 from __future__ import annotations
 
@@ -18,40 +22,46 @@ ATTACHED_KEY = "attached"
 def attach_recalled_files(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Puts each file that the agent has read back after its announcement.
+    """Attaches the announced files, each behind the content that announces it.
 
-    An announcement may be older than the model, or than the rules for it. Where a file
-    may not be attached, the announcement is replaced by words about it.
+    The model may have changed since an announcement. If the model now does not take the
+    file, the announcement is replaced by words about the file.
     """
-    announced = [_read_handles(content) for content in contents]
-    if not any(announced):
+    handles_by_content = [_read_handles(content) for content in contents]
+    if not any(handles_by_content):
         return contents
 
     files = _find_files(turn)
-    attached: list[types.Content] = []
-    for content, handles in zip(contents, announced, strict=True):
-        moved: list[types.Content] = []
-        told: dict[str, str] = {}
+    with_files: list[types.Content] = []
+    for content, handles in zip(contents, handles_by_content, strict=True):
+        file_contents: list[types.Content] = []
+        words_by_handle: dict[str, str] = {}
         for handle in handles:
             file = files.get(handle)
             if file is None:
                 continue
             if turn.media_mover.takes(file):
-                # Without a text: that would begin a turn for Gemini.
-                moved.append(types.Content(role="user", parts=[file]))
+                # No text beside the file: it would begin a turn for Gemini.
+                file_contents.append(types.Content(role="user", parts=[file]))
             else:
-                told[handle] = turn.media_mover.tell(file, handle)
+                words_by_handle[handle] = turn.media_mover.tell(file, handle)
 
-        attached.append(_tell(content, told) if told else content)
-        attached += moved
-    return attached
+        if words_by_handle:
+            with_files.append(_replace_announcements(content, words_by_handle))
+        else:
+            with_files.append(content)
+        with_files += file_contents
+    return with_files
 
 
 def _find_files(turn: Turn) -> dict[str, types.Part]:
     """Returns the images and files of the history, by handle."""
     items = list_items(turn.messages, turn.history.indexes)
-    newest = {item.handle: item.media for item in items}
-    return {handle: media for handle, media in newest.items() if media is not None}
+    # Of several items with one handle the newest counts, also if it has no media.
+    media_by_handle = {item.handle: item.media for item in items}
+    return {
+        handle: media for handle, media in media_by_handle.items() if media is not None
+    }
 
 
 def _read_handles(content: types.Content) -> list[str]:
@@ -73,17 +83,24 @@ def _read_handle(part: types.Part) -> str | None:
     return handle if isinstance(handle, str) else None
 
 
-def _tell(content: types.Content, told: Mapping[str, str]) -> types.Content:
-    """Puts words in place of announcements, by handle."""
-    changed: list[types.Part] = []
+def _replace_announcements(
+    content: types.Content, words_by_handle: Mapping[str, str]
+) -> types.Content:
+    """Replaces announcements by words about their files.
+
+    Args:
+        content: The content with the announcements.
+        words_by_handle: The words. Other announcements stay.
+    """
+    parts: list[types.Part] = []
     for part in parts_of(content):
         handle = _read_handle(part)
         response = part.function_response
-        if not handle or handle not in told or not response:
-            changed.append(part)
+        if not handle or handle not in words_by_handle or not response:
+            parts.append(part)
             continue
 
-        answer = {"result": f"[{handle}]\n{told[handle]}"}
-        words = response.model_copy(update={"response": answer})
-        changed.append(part.model_copy(update={"function_response": words}))
-    return with_parts(content, changed)
+        result = {"result": f"[{handle}]\n{words_by_handle[handle]}"}
+        with_words = response.model_copy(update={"response": result})
+        parts.append(part.model_copy(update={"function_response": with_words}))
+    return with_parts(content, parts)

@@ -1,8 +1,15 @@
-"""Gives a history the form that has helped where its provider refused another one.
+"""Gives a history another form after its provider has refused its first form.
 
-What has helped is kept in session state, under these names: `flat` for a history as one
-text, `shape` for user and model in turn, `signed` for calls with a signature. So later
-requests begin with the same bytes.
+Each form is a remedy. The remedies that have helped are kept in session state, so that
+later requests begin with the same bytes. They have these names:
+
+- `flat`: The history is one text. The value names its last content.
+- `shape`: User and model speak in turn. The value is "in turn".
+- `signed`: Calls have another signature. The value names the last content with refused
+  ones.
+
+A function `help_…` returns all remedies of the session, its own included. It returns
+None if its form does not help against a refusal.
 """
 
 from __future__ import annotations
@@ -35,22 +42,27 @@ _DUMMY_SIGNATURE = b"skip_thought_signature_validator"
 
 
 def tell_as_text(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Tells what was refused in one message, with its images and files."""
-    end = _find_end(contents, (turn.record.helped or {}).get("flat", ""))
+    """Puts the contents that were refused into one message of the user.
+
+    The message is a transcript, followed by the images and files. Files that may not be
+    moved are described in the transcript. Later contents stay.
+    """
+    remedies = turn.record.helped or {}
+    end = _find_end(contents, remedies.get("flat", ""))
     if not end:
         return contents
 
-    told = [f"{SYSTEM}The conversation so far, as text.]"]
-    told += [entry.text for entry in render_entries(contents, range(end))]
+    paragraphs = [f"{SYSTEM}The conversation so far, as text.]"]
+    paragraphs += [entry.text for entry in render_entries(contents, range(end))]
     files: list[types.Part] = []
     for content in contents[:end]:
-        moved, words = _move_files(content, turn.media_mover)
-        files += moved
-        told += words
-    told.append(f"{SYSTEM}Continue with the newest request of the user above.]")
+        moved_files, descriptions = _move_files(content, turn.media_mover)
+        files += moved_files
+        paragraphs += descriptions
+    paragraphs.append(f"{SYSTEM}Continue with the newest request of the user above.]")
 
-    text = types.Part(text="\n\n".join(told))
-    message = types.Content(role="user", parts=[text, *files])
+    transcript = types.Part(text="\n\n".join(paragraphs))
+    message = types.Content(role="user", parts=[transcript, *files])
     return join_messages([message], contents[end:])
 
 
@@ -58,13 +70,14 @@ def help_as_text(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str]:
     """Helps against any refusal: all of these contents become one text."""
-    return {**(turn.record.helped or {}), "flat": _name_end(contents)}
+    remedies = turn.record.helped or {}
+    return {**remedies, "flat": _name_end(contents)}
 
 
 def take_turns(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Has user and model speak in turn, and answers each call.
 
-    Chat templates may want that.
+    Some chat templates refuse any other order.
     """
     answered = answer_open_calls(contents)
     return _join_neighbors(put_in_order(answered, turn.media_mover), messages=())
@@ -74,10 +87,10 @@ def help_take_turns(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str] | None:
     """Helps once against refusals of the order of messages."""
-    helped = turn.record.helped or {}
-    if refusal != "shape" or helped.get("shape"):
+    remedies = turn.record.helped or {}
+    if refusal != "shape" or remedies.get("shape"):
         return None
-    return {**helped, "shape": "in turn"}
+    return {**remedies, "shape": "in turn"}
 
 
 def join_own_messages(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
@@ -89,13 +102,14 @@ def join_own_messages(turn: Turn, contents: list[types.Content]) -> list[types.C
 def sign_refused_calls(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Gives calls another signature where their own was refused."""
-    end = _find_end(contents, (turn.record.helped or {}).get("signed", ""))
-    return _sign_calls(contents, end) if end else contents
+    """Replaces the signatures of calls that were refused."""
+    remedies = turn.record.helped or {}
+    end = _find_end(contents, remedies.get("signed", ""))
+    return _sign_calls(contents, refused_end=end) if end else contents
 
 
 def sign_calls(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Gives calls without a signature one."""
+    """Gives a signature to calls that have none."""
     return _sign_calls(contents, refused_end=0)
 
 
@@ -105,37 +119,48 @@ def help_sign_calls(
     """Helps against refusals of the signatures of calls."""
     if refusal != "signatures":
         return None
-    return {**(turn.record.helped or {}), "signed": _name_end(contents)}
+    remedies = turn.record.helped or {}
+    return {**remedies, "signed": _name_end(contents)}
 
 
 def _name_end(contents: Sequence[types.Content]) -> str:
-    """Names the newest result, else the newest message; "" where there is none.
+    """Returns the name of the newest content with a result, else of the newest content.
 
-    The name is a fingerprint, and a number among equal ones.
+    It is "" for no contents.
     """
     names = list(_name_contents(contents))
     if not names:
         return ""
 
-    results = [i for i, each in enumerate(contents) if has_function_response(each)]
-    return names[results[-1]] if results else names[-1]
+    result_indexes = [
+        index
+        for index, content in enumerate(contents)
+        if has_function_response(content)
+    ]
+    return names[result_indexes[-1]] if result_indexes else names[-1]
 
 
 def _name_contents(contents: Sequence[types.Content]) -> Iterator[str]:
-    """Yields a name for each content: the same before and after texts are joined."""
-    seen = Counter[str]()
+    """Yields a name for each content: its fingerprint, and its number among equal ones.
+
+    A later shape may join the texts of a content. The name stays the same.
+    """
+    counts = Counter[str]()
     for content in join_new_texts(contents, ()):
         digest = fingerprint(content).hex()
-        seen[digest] += 1
-        yield f"{digest}.{seen[digest]}"
+        counts[digest] += 1
+        yield f"{digest}.{counts[digest]}"
 
 
-def _find_end(contents: Sequence[types.Content], name: str) -> int:
-    """Returns how many contents end with the one of this name; 0 if it is not there."""
-    if not name:
+def _find_end(contents: Sequence[types.Content], last_name: str) -> int:
+    """Returns how many contents there are up to the one with this name, inclusive.
+
+    It is 0 if no content has this name.
+    """
+    if not last_name:
         return 0
-    for end, found in enumerate(_name_contents(contents), start=1):
-        if found == name:
+    for end, name in enumerate(_name_contents(contents), start=1):
+        if name == last_name:
             return end
     return 0
 
@@ -143,38 +168,54 @@ def _find_end(contents: Sequence[types.Content], name: str) -> int:
 def _move_files(
     content: types.Content, mover: MediaMover
 ) -> tuple[list[types.Part], list[str]]:
-    """Returns the images and files of a content, and words in place of some of them."""
+    """Returns the files of a content that may be moved, and words about the others.
+
+    Images count as files.
+    """
     is_users = content.role == "user"
-    moved, told = mover.split(media_parts(content), is_users=is_users)
+    moved_files, descriptions = mover.split(media_parts(content), is_users=is_users)
     for part in parts_of(content):
         if part.function_response:
-            files, words = mover.split(result_media(part.function_response))
-            moved += files
-            told += words
-    return moved, told
+            result_files = result_media(part.function_response)
+            moved_result_files, result_descriptions = mover.split(result_files)
+            moved_files += moved_result_files
+            descriptions += result_descriptions
+    return moved_files, descriptions
 
 
 def _join_neighbors(
     contents: Sequence[types.Content], messages: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Makes neighbors one: messages of the user, and results of parallel calls.
+    """Joins neighboring messages of the user, and neighboring contents with results.
 
-    Those that were neighbors among the messages stay apart. Empty texts go.
+    Empty texts are left out.
+
+    Args:
+        contents: The contents to join.
+        messages: Contents that are neighbors here are not joined.
     """
-    places = {id(content): place for place, content in enumerate(messages)}
-    turns: list[types.Content] = []
+    message_indexes = {id(message): index for index, message in enumerate(messages)}
+    joined: list[types.Content] = []
     for content in contents:
-        parts = [p for p in parts_of(content) if p.text != "" or p.thought_signature]
+        parts = [
+            part
+            for part in parts_of(content)
+            if part.text != "" or part.thought_signature
+        ]
         if not parts:
             continue
 
-        before = turns[-1] if turns else types.Content()
-        were_neighbors = places.get(id(before), -2) + 1 == places.get(id(content))
+        before = joined[-1] if joined else types.Content()
+        before_index = message_indexes.get(id(before))
+        were_neighbors = (
+            before_index is not None
+            and message_indexes.get(id(content)) == before_index + 1
+        )
         if _are_alike(before, content) and not were_neighbors:
-            turns[-1] = with_parts(content, [*parts_of(before), *parts])
+            joined[-1] = with_parts(content, [*parts_of(before), *parts])
         else:
-            turns.append(with_parts(content, parts))
-    return turns
+            joined.append(with_parts(content, parts))
+    return joined
 
 
 def _are_alike(before: types.Content, content: types.Content) -> bool:
@@ -186,22 +227,31 @@ def _are_alike(before: types.Content, content: types.Content) -> bool:
 def _sign_calls(
     contents: Sequence[types.Content], refused_end: int
 ) -> list[types.Content]:
-    """Gives the first call of each step of the running turn a signature.
+    """Gives a signature to the first call of each content in the running turn.
 
-    Calls before `refused_end` were refused, so that they lose their own.
+    Of parallel calls, which stand in one content, Gemini wants only the first signed.
+
+    Args:
+        contents: The contents of the request.
+        refused_end: Calls in contents before this index lose their own signature, which
+            was refused. Later calls keep theirs.
     """
     signed = list(contents)
-    for index in range(find_running_turn(contents), len(contents)):
-        parts = list(contents[index].parts or ())
-        calls = [
-            place for place, part in enumerate(parts) if part and part.function_call
+    for content_index in range(find_running_turn(contents), len(contents)):
+        content = contents[content_index]
+        parts = list(content.parts or ())
+        call_indexes = [
+            part_index
+            for part_index, part in enumerate(parts)
+            if part and part.function_call
         ]
-        if not calls:
+        if not call_indexes:
             continue
 
-        first = parts[calls[0]]
-        if index < refused_end or not first.thought_signature:
+        first_index = call_indexes[0]
+        first_call = parts[first_index]
+        if content_index < refused_end or not first_call.thought_signature:
             update = {"thought_signature": _DUMMY_SIGNATURE}
-            parts[calls[0]] = first.model_copy(update=update)
-            signed[index] = with_parts(contents[index], parts)
+            parts[first_index] = first_call.model_copy(update=update)
+            signed[content_index] = with_parts(content, parts)
     return signed

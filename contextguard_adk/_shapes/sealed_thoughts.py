@@ -3,8 +3,11 @@
 Newer Claude models check a thought against the system instruction, the tools, all
 earlier messages, and the thoughts that were sent before it. So each answer gets a seal:
 short digests of what it was written after. Before a call, thoughts whose seal no longer
-holds are left out, whoever made the change. What was left out while a later thought was
-written never comes back: the seal of the later one does not count it.
+holds are left out, whoever made the change. A thought that was left out while a later
+one was written never comes back, because the seal of the later one does not count it.
+
+A thought here means the signed thoughts of one content. A thought is foreign if another
+client, or another family of models, wrote it.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ from contextguard_adk._turn.units import Answered, Listener, Sent
 
 logger = logging.getLogger("contextguard_adk.call")
 
+_WARNED_CHANGE_COUNT = 2
+"""The number of changes after which a warning is logged. One may be intended."""
+
 SEAL_KEY = "context_guard_seal"
 """Where an event's `custom_metadata` holds the seal of its thoughts."""
 
@@ -46,7 +52,7 @@ _Short = Annotated[str, Field(max_length=64)]
 
 
 class Seal(BaseModel):
-    """What an answer with signed thoughts was written after, in short digests.
+    """All that an answer with signed thoughts was written after, in short digests.
 
     Attributes:
         writer: The client and the family of the model that wrote the thoughts.
@@ -54,8 +60,8 @@ class Seal(BaseModel):
         tools: The declared tools.
         messages: All that stands before the last thought of the answer.
         own: The thoughts of the answer.
-        before: The newest thoughts that were sent before them; "" for none.
-        count: How many contents with thoughts were sent before them.
+        before: The newest thought in the request that was answered; "" for none.
+        count: The number of thoughts in that request.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -78,7 +84,7 @@ class LostThoughts:
 
 @dataclass(frozen=True)
 class _Request:
-    """What thoughts in a request are checked against: digests of its fixed part."""
+    """A request whose thoughts are checked against its instruction and its tools."""
 
     thinker: Thinker
     contents: Sequence[types.Content]
@@ -86,11 +92,13 @@ class _Request:
     memo: Memo
 
     @cached_property
-    def system(self) -> str:
+    def system_digest(self) -> str:
+        """A digest of the system instruction."""
         return digest([canonical_json(_plain(self.config.system_instruction))])
 
     @cached_property
-    def tools(self) -> str:
+    def tools_digest(self) -> str:
+        """A digest of the declared tools, whatever their order."""
         return digest(sorted(_spell_tools(self.config)))
 
 
@@ -99,22 +107,27 @@ class _Thoughts:
     """The signed thoughts of one content.
 
     Attributes:
-        index: Where the content stands in the request.
+        content_index: The index of the content in the request.
         name: A digest of their signatures.
-        messages: A digest of what stands before the last of them.
-        seal: That of their answer; None where there is none.
+        messages_digest: A digest of all that stands before the last of them.
+        seal: The seal of their answer; None if it has none.
         is_foreign: Whether another client or family of models wrote them.
     """
 
-    index: int
+    content_index: int
     name: str
-    messages: str
+    messages_digest: str
     seal: Seal | None
     is_foreign: bool
 
 
-class _Written(NamedTuple):
-    """What the event of a thought says of its writer; "" for a family unknown."""
+class _Origin(NamedTuple):
+    """All that the event of a thought tells of its writing.
+
+    Attributes:
+        seal: The seal of the answer; None if it has none.
+        family: The family of the model; "" if unknown.
+    """
 
     seal: Seal | None = None
     family: str = ""
@@ -124,31 +137,33 @@ class Seals(Listener):
     """Seals the answers that hold signed thoughts; warns where seals break."""
 
     def sent(self, event: Sent) -> None:
-        """Warns once if other code keeps changing what thoughts were written after."""
+        """Counts the changes of other code that break seals, and warns once."""
         if event.is_compacted:
             return
 
-        changed = _find_lost_cause(event.turn)
-        if not changed:
+        changed_part = _name_breaking_change(event.turn)
+        if not changed_part:
             return
 
-        known = event.memory.facts.unit(LostThoughts)
-        lost = LostThoughts(known.changed_count + 1)
-        event.memory.keep(lost)
-        if lost.changed_count == 2:
+        earlier_losses = event.memory.facts.unit(LostThoughts)
+        losses = LostThoughts(earlier_losses.changed_count + 1)
+        event.memory.keep(losses)
+        if losses.changed_count == _WARNED_CHANGE_COUNT:
             message = (
                 "Agent %r: %s changed between calls, so that the thoughts of its model "
                 "cannot be sent again. Keep what changes often out of the instruction, "
                 "the tools and older messages."
             )
-            warn_once(logger, message, event.turn.agent, changed)
+            warn_once(logger, message, event.turn.agent, changed_part)
 
     def answered(self, event: Answered) -> None:
-        """Attaches a seal to the answer's event."""
+        """Attaches a seal to the event of an answer with signed thoughts."""
         answer = event.response.content
         call = event.call
-        own = name_thoughts(answer) if answer else ""
-        if answer is None or not (own and call.sent_contents and call.sent_config):
+        answer_name = name_thoughts(answer) if answer else ""
+        if answer is None or not answer_name:
+            return
+        if not call.sent_contents or not call.sent_config:
             return
 
         invocation = event.context.get_invocation_context()
@@ -159,16 +174,18 @@ class Seals(Listener):
         sent = call.sent_contents
         memo = event.run.memo(invocation)
         request = _Request(thinker, sent, call.sent_config, memo)
-        names = [name_thoughts(content) for content in sent if find_signed(content)]
-        *_, messages = digest_before([*sent, answer], memo)
+        sent_names = [
+            name_thoughts(content) for content in sent if find_signed(content)
+        ]
+        *_, answer_digest = digest_before([*sent, answer], memo)
         seal = Seal(
             writer=thinker.client + thinker.family,
-            system=request.system,
-            tools=request.tools,
-            messages=messages,
-            own=own,
-            before=names[-1] if names else "",
-            count=len(names),
+            system=request.system_digest,
+            tools=request.tools_digest,
+            messages=answer_digest,
+            own=answer_name,
+            before=sent_names[-1] if sent_names else "",
+            count=len(sent_names),
         )
         event.attach(SEAL_KEY, seal.model_dump())
 
@@ -179,41 +196,57 @@ def leave_out_thoughts(
     """Leaves out the signed thoughts that the provider would refuse."""
     request = _describe_request(turn, contents)
     found = list(_find_thoughts(request, turn.history.events))
-    kept = {each.index for each in _choose_kept(turn, request, found)}
-    lost = {each.index for each in found} - kept
-    return _leave_out(contents, lost, request.thinker) if lost else contents
+    kept = _choose_accepted(turn, request, found)
+
+    found_indexes = {thoughts.content_index for thoughts in found}
+    kept_indexes = {thoughts.content_index for thoughts in kept}
+    refused_indexes = found_indexes - kept_indexes
+    if not refused_indexes:
+        return contents
+    return _leave_out(contents, refused_indexes, request.thinker)
 
 
 def help_thoughts(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str] | None:
-    """Helps against refusals of thoughts, by what is stored of the model.
+    """Returns the remedies of the session with those against a refusal of thoughts.
 
-    `binds` names a model that checks its thoughts, `free` one that does not. `gone`
-    names the newest thoughts that were refused.
+    None means that the refusal is none of thoughts. These remedies have three names:
+
+    - `binds`: The value is the name of a model that binds its thoughts.
+    - `free`: The value is the name of a model that does not.
+    - `gone`: The value is the name of the newest thoughts that were refused.
     """
-    helped = turn.record.helped or {}
+    remedies = turn.record.helped or {}
     model = turn.model.name
+    # Thoughts of the running turn are missing: the model wants all of them back.
     if refusal == "turn" and _read_thinker(turn).binds:
-        return {**helped, "free": model, "binds": ""}
+        return {**remedies, "free": model, "binds": ""}
 
-    gone = newest_thoughts(contents) or helped.get("gone", "")
+    gone = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
-        return {**helped, "gone": gone, "binds": model, "free": ""}
+        return {**remedies, "gone": gone, "binds": model, "free": ""}
     if refusal == "thoughts":
-        return {**helped, "gone": gone}
+        return {**remedies, "gone": gone}
     return None
 
 
-def _find_lost_cause(turn: Turn) -> str:
-    """Returns what others changed, so that the newest thoughts are lost; else ""."""
-    newest = newest_thoughts(turn.messages)
-    if not newest or newest == newest_thoughts(turn.contents):
+def _name_breaking_change(turn: Turn) -> str:
+    """Names the part of the request by whose change the newest thoughts were lost.
+
+    It is "" if they are still sent, or if no other code has changed the request.
+    """
+    newest_name = newest_thoughts(turn.messages)
+    is_sent = newest_name == newest_thoughts(turn.contents)
+    if not newest_name or is_sent:
         return ""
 
+    # The request as other code has made it, without the changes of the guard.
     request = _describe_request(turn, turn.messages)
-    *_, last = _find_thoughts(request, turn.history.events)
-    return "" if last.is_foreign else _find_change(request, last, is_changed=False)
+    *_, newest = _find_thoughts(request, turn.history.events)
+    if newest.is_foreign:
+        return ""
+    return _find_change(request, newest, is_changed=False)
 
 
 def _describe_request(turn: Turn, contents: Sequence[types.Content]) -> _Request:
@@ -226,87 +259,124 @@ def _read_thinker(turn: Turn) -> Thinker:
     return Thinker.of(turn.model.llm, turn.model.name, binds, turn.record.helped)
 
 
-def _choose_kept(
+def _choose_accepted(
     turn: Turn, request: _Request, found: Sequence[_Thoughts]
 ) -> list[_Thoughts]:
     """Chooses the thoughts that the model would accept.
 
-    Within the running turn only models that check thoughts lose any: other models want
-    them back. Thoughts without a seal are older than the guard; they go once it has
-    changed the request.
+    No model accepts foreign thoughts, or thoughts that were refused before. The others
+    depend on the model:
+
+    - A model that does not bind thoughts accepts all.
+    - A model that binds thoughts accepts those whose seals hold.
+    - If it is unknown whether the model binds thoughts, those of the running turn are
+      sent as well: a model that does not bind them wants them back.
     """
     thinker = request.thinker
-    left = _without_gone(turn, found)
-    own = [each for each in left if not each.is_foreign]
+    candidates = _without_refused(turn, found)
+    native = [thoughts for thoughts in candidates if not thoughts.is_foreign]
     if not thinker.is_checked or thinker.binds is False:
-        return own
+        return native
 
+    # Foreign thoughts are counted by the seals of later answers, and so they take part.
     is_changed = turn.is_changed(request.contents)
-    standing = {
-        each.index
-        for each in _find_standing(left)
-        if not _find_change(request, each, is_changed)
+    valid_indexes = {
+        thoughts.content_index
+        for thoughts in _find_always_sent(candidates)
+        if not _find_change(request, thoughts, is_changed)
     }
+    valid = [thoughts for thoughts in native if thoughts.content_index in valid_indexes]
     if thinker.binds:
-        return [each for each in own if each.index in standing]
+        return valid
 
     turn_start = find_running_turn(request.contents)
-    return [each for each in own if each.index in standing or each.index >= turn_start]
+    earlier_valid = [
+        thoughts for thoughts in valid if thoughts.content_index < turn_start
+    ]
+    running = [thoughts for thoughts in native if thoughts.content_index >= turn_start]
+    return earlier_valid + running
 
 
-def _without_gone(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
-    """Leaves out the thoughts that were refused once, and all before them."""
-    gone = (turn.record.helped or {}).get("gone", "")
-    names = [each.name for each in found]
-    return found[names.index(gone) + 1 :] if gone in names else found
+def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
+    """Leaves out the thoughts that the provider has refused, and all before them."""
+    refused_name = (turn.record.helped or {}).get("gone", "")
+    names = [thoughts.name for thoughts in found]
+    if refused_name not in names:
+        return found
+    return found[names.index(refused_name) + 1 :]
 
 
-def _find_standing(found: Sequence[_Thoughts]) -> list[_Thoughts]:
-    """Finds the thoughts that were sent with all later ones, as their seals tell."""
-    standing: list[_Thoughts] = []
-    for each in found:
-        if each.seal:
-            standing = _find_sent_before(each.seal, standing)
-        standing.append(each)
-    return standing
+def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
+    """Finds the thoughts that were in the request of every later answer.
 
-
-def _find_sent_before(seal: Seal, standing: list[_Thoughts]) -> list[_Thoughts]:
-    """Finds those of some thoughts that were sent when an answer was sealed.
-
-    They are as many as the seal counts, up to the one that it names as the newest.
+    The seal of an answer tells which thoughts were in its request. Thoughts without a
+    seal tell nothing of earlier ones.
     """
-    names = [each.name for each in standing]
-    newest = names[-1] if names else ""
-    if (seal.before, seal.count) == (newest, len(names)):
-        return standing
+    always_sent: list[_Thoughts] = []
+    for thoughts in found:
+        if thoughts.seal:
+            always_sent = _keep_sent(always_sent, thoughts.seal)
+        always_sent.append(thoughts)
+    return always_sent
 
-    end = names.index(seal.before) + 1 if seal.before in names else 0
-    return standing[max(0, end - seal.count) : end]
+
+def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
+    """Keeps the thoughts that were in the request of a sealed answer.
+
+    The seal names the newest of them, and tells their number.
+
+    Args:
+        earlier: Thoughts before the answer, the oldest first.
+        seal: The seal of the answer.
+    """
+    names = [thoughts.name for thoughts in earlier]
+    newest_name = names[-1] if names else ""
+    has_all = seal.before == newest_name and seal.count == len(names)
+    if has_all:
+        return earlier
+
+    if seal.before not in names:
+        return []
+    end = names.index(seal.before) + 1
+    start = max(0, end - seal.count)
+    return earlier[start:end]
 
 
 def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> str:
-    """Says what is not as it was when thoughts were written; "" where all is.
+    """Names a part of the request that has changed since thoughts were written.
 
-    Of thoughts without a seal only `is_changed` tells: whether the guard has changed
-    the request.
+    It is "" if their seal holds. Thoughts without a seal are older than the guard: all
+    that is known of them is whether the guard changes the request.
+
+    Args:
+        request: The request, in which the thoughts stand.
+        thoughts: The thoughts.
+        is_changed: Whether the guard has changed the request.
     """
     seal = thoughts.seal
     if seal is None:
         return "the request" if is_changed else ""
-    if seal.system != request.system:
+
+    if seal.system != request.system_digest:
         return "the system instruction"
-    if seal.tools != request.tools:
+    if seal.tools != request.tools_digest:
         return "the tools"
-    is_same = (seal.messages, seal.own) == (thoughts.messages, thoughts.name)
-    return "" if is_same else f"one of the first {thoughts.index} messages"
+    if seal.messages != thoughts.messages_digest or seal.own != thoughts.name:
+        return f"one of the first {thoughts.content_index} messages"
+    return ""
 
 
 def _leave_out(
-    contents: Sequence[types.Content], lost: Collection[int], thinker: Thinker
+    contents: Sequence[types.Content], indexes: Collection[int], thinker: Thinker
 ) -> list[types.Content]:
-    """Leaves the signed thoughts out of the contents with these indexes."""
-    # These refuse calls without the reasoning before them.
+    """Leaves the signed thoughts out of some contents.
+
+    Args:
+        contents: The contents of the request.
+        indexes: The indexes of the contents that lose their thoughts.
+        thinker: The model of the request.
+    """
+    # These models refuse calls without a text of thoughts before them.
     needs_text = thinker.family in ("deepseek", "kimi")
 
     def leave_out(part: types.Part) -> types.Part | None:
@@ -317,36 +387,58 @@ def _leave_out(
         update = {"thought_signature": None, "text": part.text or " "}
         return part.model_copy(update=update)
 
-    left: list[types.Content] = []
+    remaining: list[types.Content] = []
     for index, content in enumerate(contents):
-        changed = change_thoughts(content, leave_out) if index in lost else content
-        if changed is not None:
-            left.append(changed)
-    return left
+        if index not in indexes:
+            remaining.append(content)
+            continue
+
+        changed = change_thoughts(content, leave_out)
+        if changed is not None:  # Something besides the thoughts is left.
+            remaining.append(changed)
+    return remaining
 
 
 def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thoughts]:
-    """Finds the signed thoughts of a request, with the seals of their events."""
-    thinker = request.thinker
-    written = _read_writers(events)
+    """Finds the signed thoughts of a request, with the seals of their events.
+
+    Args:
+        request: The request.
+        events: The events of the session.
+    """
+    origins = _read_origins(events)
     digests = digest_before(request.contents, request.memo)
-    pairs = zip(request.contents, digests, strict=True)
-    for index, (content, messages) in enumerate(pairs):
+    contents_with_digests = zip(request.contents, digests, strict=True)
+    for index, (content, messages_digest) in enumerate(contents_with_digests):
         signed = find_signed(content)
         if not signed:
             continue
 
-        seal, family = written.get(signed[0].thought_signature, _Written())
-        if seal:
-            is_foreign = seal.writer != thinker.client + thinker.family
-        else:
-            is_foreign = family not in ("", thinker.family) and bool(thinker.family)
-        yield _Thoughts(index, name_thoughts(content), messages, seal, is_foreign)
+        origin = origins.get(signed[0].thought_signature, _Origin())
+        yield _Thoughts(
+            content_index=index,
+            name=name_thoughts(content),
+            messages_digest=messages_digest,
+            seal=origin.seal,
+            is_foreign=_is_foreign(origin, request.thinker),
+        )
 
 
-def _read_writers(events: Sequence[Event]) -> Mapping[bytes | None, _Written]:
-    """Reads who wrote the signed thoughts of these events, by their signatures."""
-    written: dict[bytes | None, _Written] = {}
+def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
+    """Returns whether another client or family wrote a thought than the model's own.
+
+    Without a seal only the families are compared. An unknown family is not foreign.
+    """
+    if origin.seal:
+        return origin.seal.writer != thinker.client + thinker.family
+    if not origin.family or not thinker.family:
+        return False
+    return origin.family != thinker.family
+
+
+def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:
+    """Reads the origins of all signed thoughts in events, by their signatures."""
+    origins: dict[bytes | None, _Origin] = {}
     for event in events:
         signed = find_signed(event.content)
         if not signed:
@@ -354,13 +446,14 @@ def _read_writers(events: Sequence[Event]) -> Mapping[bytes | None, _Written]:
 
         seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
         family = name_family(getattr(event, "model_version", None) or "")
-        # A plugin may hand out an answer again, which was not written there.
+        # The first event counts. In a later one a plugin has repeated the answer.
         for part in signed:
-            written.setdefault(part.thought_signature, _Written(seal, family))
-    return written
+            origins.setdefault(part.thought_signature, _Origin(seal, family))
+    return origins
 
 
 def _read_seal(value: object) -> Seal | None:
+    """Reads a seal from session data, which is untrusted; None if it is none."""
     try:
         return Seal.model_validate(value)
     except ValidationError:
@@ -368,16 +461,21 @@ def _read_seal(value: object) -> Seal | None:
 
 
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
+    """Yields each declared function as JSON, and each tool that declares none."""
     for tool in config.tools or ():
         declared: Sequence[object] = getattr(tool, "function_declarations", None) or ()
-        for each in declared or [tool]:
-            yield canonical_json(_plain(each))
+        for declaration in declared or [tool]:
+            yield canonical_json(_plain(declaration))
 
 
 def _plain(value: Any) -> Any:
-    """Returns the fields that are set; those of a newer release make no difference."""
+    """Returns a Pydantic model as a dict of its set fields, also within a list.
+
+    Fields that are None are left out: a newer release may add some. Other values are
+    returned as they are.
+    """
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, BaseModel):
         return value.model_dump(exclude_none=True, warnings=False)
     return value
