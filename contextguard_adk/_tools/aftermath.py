@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from google.adk.sessions import Session
 from google.genai import types
@@ -18,7 +19,8 @@ from contextguard_adk._tools.recordings import RecordedCall
 from contextguard_adk._tools.replaying.need import Needed, Needs
 from contextguard_adk._tools.requests import Rebuilt
 
-MAX_KINDS = 9
+MAX_KINDS = 9  # The chart has ten colors, one of them for the other tools.
+RESULTS_OF = "results of "
 OTHER_RESULTS = "results of other tools"
 
 
@@ -39,7 +41,10 @@ class Recalled:
 def count_kinds(
     rebuilt: Rebuilt, memo: Memo, fixed_tokens: int, prompt_tokens: int
 ) -> Counter[str]:
-    """Estimates the tokens of a request by kind; their sum is `prompt_tokens`."""
+    """Estimates the tokens of a request by the kind of content.
+
+    The tokens of all kinds are `prompt_tokens` in sum, but for rounding.
+    """
     estimated = Counter({"instruction and tools": fixed_tokens})
 
     for content in rebuilt.messages:
@@ -47,9 +52,12 @@ def count_kinds(
             alone = types.Content(role=content.role, parts=[part])
             estimated[_name_kind(part, content.role)] += memo.estimate_tokens([alone])
 
-    for name, text in rebuilt.beside.items():
-        kind = "the summary" if name == "the summary" else "beside the summary"
-        estimated[kind] += memo.estimate_tokens([types.UserContent(text)])
+    if rebuilt.summary is not None:
+        summary = types.UserContent(rebuilt.summary)
+        estimated["the summary"] = memo.estimate_tokens([summary])
+    for text in rebuilt.beside.values():
+        beside = types.UserContent(text)
+        estimated["beside the summary"] += memo.estimate_tokens([beside])
 
     scale = prompt_tokens / max(1, estimated.total())
     return Counter({kind: round(count * scale) for kind, count in estimated.items()})
@@ -57,7 +65,7 @@ def count_kinds(
 
 def _name_kind(part: types.Part, role: str | None) -> str:
     if part.function_response:
-        return f"results of {part.function_response.name}"
+        return f"{RESULTS_OF}{part.function_response.name}"
     if part.function_call:
         return "tool calls"
     if part.thought:
@@ -70,112 +78,135 @@ def _name_kind(part: types.Part, role: str | None) -> str:
 def arrange_kinds(counted: Sequence[Counter[str]]) -> dict[str, list[int]]:
     """Returns the tokens of each kind from call to call, the largest kind first.
 
-    Where there are more than `MAX_KINDS`, the tools with the smallest results become
-    one kind.
+    `counted` has the tokens by kind of one call after the other. If there are more
+    kinds than `MAX_KINDS`, the tools with the smallest results become one kind.
     """
-    total = sum(counted, Counter[str]())
-    names = [name for name, _ in total.most_common()]
+    total_tokens = sum(counted, Counter[str]())
+    kinds = [kind for kind, _ in total_tokens.most_common()]
 
-    tools = [name for name in names if name.startswith("results of ")]
-    others_count = len(names) - len(tools)
-    most_tools = max(0, MAX_KINDS - others_count)
-    small_tools = set(tools[most_tools:])
+    tool_kinds = [kind for kind in kinds if kind.startswith(RESULTS_OF)]
+    other_count = len(kinds) - len(tool_kinds)
+    most_tools = max(0, MAX_KINDS - other_count)
+    joined_kinds = set(tool_kinds[most_tools:])
 
-    kinds = {
-        name: [tokens[name] for tokens in counted]
-        for name in names
-        if name not in small_tools
+    tokens_by_kind = {
+        kind: [tokens[kind] for tokens in counted]
+        for kind in kinds
+        if kind not in joined_kinds
     }
-    if small_tools:
-        kinds[OTHER_RESULTS] = [
-            sum(tokens[name] for name in small_tools) for tokens in counted
+    if joined_kinds:
+        tokens_by_kind[OTHER_RESULTS] = [
+            sum(tokens[kind] for kind in joined_kinds) for tokens in counted
         ]
-    return kinds
+    return tokens_by_kind
 
 
 def find_missing(
     needs: Needs, needed: Sequence[Needed], rebuilt: Rebuilt
 ) -> list[Needed]:
     """Finds the needed values that a rebuilt request did not hold."""
-    beside = types.UserContent("\n".join(rebuilt.beside.values()) or "-")
-    return needs.find_missing(needed, [*rebuilt.messages, beside])
+    # A content with an empty text is not valid.
+    replacement_text = "\n".join(rebuilt.replacements.values()) or "-"
+    replacement = types.UserContent(replacement_text)
+    return needs.find_missing(needed, [*rebuilt.messages, replacement])
+
+
+class CallNeeds(NamedTuple):
+    """The values that a call needed, and those that its request did not hold."""
+
+    needed: Sequence[Needed]
+    missing: Sequence[Needed]
+
+
+class RemovedNeeds(NamedTuple):
+    """The values in removed messages that later calls needed.
+
+    Attributes:
+        held: The values that the request of each such call held in another place.
+        missing: The values that the request of at least one such call did not hold.
+    """
+
+    held: list[str]
+    missing: list[str]
 
 
 def find_needed_later(
-    needs: Needs,
-    removed: Sequence[types.Content],
-    later: Iterable[tuple[Sequence[Needed], Sequence[Needed]]],
-) -> tuple[list[str], list[str]]:
-    """Finds the values in removed messages that later calls needed.
-
-    `later` has two lists for each later call: the values that it needed, and those of
-    them that its request did not hold. Returns the values that every request held in
-    another place, and the values that some request did not hold.
-    """
-    needed = dict[str, None]()
-    missing = dict[str, None]()
-    for needed_by_call, absent in later:
-        absent_values = {each.value for each in absent}
-        for value in find_values(needs, needed_by_call, removed):
-            if value in absent_values:
-                missing[value] = None
+    needs: Needs, removed: Sequence[types.Content], later_calls: Iterable[CallNeeds]
+) -> RemovedNeeds:
+    """Finds the values in removed messages that later calls needed."""
+    held_once = dict[str, None]()
+    missing_once = dict[str, None]()
+    for call in later_calls:
+        missing_values = {each.value for each in call.missing}
+        for value in find_values(needs, call.needed, removed):
+            if value in missing_values:
+                missing_once[value] = None
             else:
-                needed[value] = None
+                held_once[value] = None
 
-    always_held = [value for value in needed if value not in missing]
-    return always_held, list(missing)
+    always_held = [value for value in held_once if value not in missing_once]
+    return RemovedNeeds(always_held, list(missing_once))
 
 
 def find_values(
     needs: Needs, wanted: Sequence[Needed], contents: Sequence[types.Content]
 ) -> list[str]:
     """Returns the wanted values that stand in some contents."""
-    absent = needs.find_missing(wanted, contents)
-    return [each.value for each in wanted if each not in absent]
+    not_found = needs.find_missing(wanted, contents)
+    return [each.value for each in wanted if each not in not_found]
 
 
 def list_recalled(
     session: Session,
     needs: Needs,
-    calls: Sequence[tuple[RecordedCall, Sequence[Needed]]],
+    model_calls: Sequence[tuple[RecordedCall, Sequence[Needed]]],
 ) -> Iterator[Recalled]:
-    """Lists the calls of `recall_history`, with the values that were needed later."""
-    questions = dict[str | None, str]()
+    """Yields the calls of the recall tool, with the values that were needed later.
+
+    `model_calls` has all recorded model calls, each with the values that it needed.
+    """
+    arguments = dict[str | None, str]()  # By the id of the tool call.
     for index, event in enumerate(session.events):
-        for call in event.get_function_calls():
-            questions[call.id] = payload_text(call.args or {})
+        for tool_call in event.get_function_calls():
+            arguments[tool_call.id] = payload_text(tool_call.args or {})
 
         responses = event.get_function_responses()
-        answers = [answer for answer in responses if answer.name == RECALL_TOOL]
-        if not answers:
+        recall_results = [each for each in responses if each.name == RECALL_TOOL]
+        if not recall_results:
             continue
 
-        later = [needed for recorded, needed in calls if recorded.index > index]
+        later = [needed for call, needed in model_calls if call.index > index]
+        needed_later = list(chain.from_iterable(later))
         content = event.content or types.Content()
-        values = find_values(needs, list(chain.from_iterable(later)), [content])
-        for answer in answers:
+        values = find_values(needs, needed_later, [content])
+        for result in recall_results:
             yield Recalled(
                 index=index,
                 agent=event.author,
-                asked=questions.get(answer.id, ""),
-                result_chars=len(payload_text(answer.response or {})),
+                asked=arguments.get(result.id, ""),
+                result_chars=len(payload_text(result.response or {})),
                 values=list(dict.fromkeys(values)),
             )
 
 
 def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
-    """Describes each part of an agent's message in a few words, with its length."""
-    author = "the user" if content and content.role == "user" else agent
-    if content and is_relay(content):
+    """Describes each part of a message in a few words, with its length.
+
+    `agent` is the author of the message, unless its role or its text says otherwise.
+    """
+    author = agent
+    if content and is_relay(content):  # ADK relays it with the role of the user.
         author = "another agent"
+    elif content and content.role == "user":
+        author = "the user"
 
     for part in parts_of(content):
         call = part.function_call
-        answer = part.function_response
+        result = part.function_response
         if call:
             yield f"call of {call.name}{_describe_chars(call.args)}"
-        elif answer:
-            yield f"result of {answer.name}{_describe_chars(answer.response)}"
+        elif result:
+            yield f"result of {result.name}{_describe_chars(result.response)}"
         elif part.text:
             kind = "thought" if part.thought else "message"
             yield f"{kind} of {author}{_describe_chars(part.text)}"
@@ -184,5 +215,6 @@ def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
 
 
 def _describe_chars(value: object) -> str:
+    """Returns the end of a description: ", 1,234 characters"."""
     text = value if isinstance(value, str) else str(value or "")
     return f", {len(text):,} characters"

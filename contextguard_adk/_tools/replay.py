@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent
 from google.adk.sessions import Session
@@ -42,6 +43,13 @@ from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 
 MAX_LISTED = 100  # Sessions of a list for people; JSON has them all.
+SAMPLE_CALLS = 40  # About so many calls tell the size of an agent's instruction.
+
+# Requests of nearly the same size do not tell the ratio of tokens to bytes / 4.
+LEAST_DIFFERENCE = 0.1
+# No text has a ratio outside this range: a ratio beyond it comes from other changes.
+LEAST_RATIO = 0.5
+MOST_RATIO = 5.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,10 @@ class ReplaySettings:
     window_tokens: int | None = None
 
     def adapt(self, strategy: Strategy | Chooser | None) -> Strategy | Chooser | None:
-        """Returns a strategy with the wanted window that asks no real model."""
+        """Returns a strategy with the wanted window that asks no real model.
+
+        A function that chooses a strategy is returned as it is, and so is None.
+        """
         if not isinstance(strategy, Strategy):
             return strategy
 
@@ -62,9 +73,9 @@ class ReplaySettings:
         summarizer = strategy.summarizer
         if summarizer:
             name = summarizer if isinstance(summarizer, str) else summarizer.model
-            fixed_tokens = strategy.summarizer_context_window
-            tokens = fixed_tokens or resolve_context_window(name).tokens
-            changes["summarizer_context_window"] = tokens
+            configured_tokens = strategy.summarizer_context_window
+            summarizer_tokens = configured_tokens or resolve_context_window(name).tokens
+            changes["summarizer_context_window"] = summarizer_tokens
             changes["summarizer"] = make_summarizer(name)
         if self.window_tokens:
             changes["context_window"] = self.window_tokens
@@ -84,26 +95,27 @@ def run_replay(
         return
 
     # Warnings about settings that are only compared would help nobody.
-    silent = [loop.logger] if compare else []
-    with terminal.quiet_logs(Console(stderr=True), *silent):
+    silenced_loggers = [loop.logger] if compare else []
+    with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
         rows = list[Row]()
         if compare:
             rows += list_rows(settings.guard, settings.window_tokens)
+        # A comparison has the user's settings only if the user gives a file of them.
         if recording["config"] or not compare:
             rows.append(Row("your settings", settings.guard))
-        guards = [row.guard for row in rows]
-        replays = asyncio.run(replay_guards(session, settings, guards))
-        found = Comparison(rows, replays) if compare else replays[0]
+        row_settings = [row.guard for row in rows]
+        replays = asyncio.run(replay_guards(session, settings, row_settings))
+        result = Comparison(rows, replays) if compare else replays[0]
 
     if as_json:
-        print(json.dumps(found.to_json(), indent=2))
+        print(json.dumps(result.to_json(), indent=2))
         return
     print_line(str(recordings.describe_session(session)), "dim")
-    if isinstance(found, Comparison):
-        found.print()
+    if isinstance(result, Comparison):
+        result.print()
     else:
-        figures.print_replayed(found, is_complete)
+        figures.print_replayed(result, is_complete)
 
 
 def read_recording(
@@ -121,35 +133,43 @@ def read_settings(config: str | None) -> PluginSettings:
 
 
 def print_sessions(as_json: bool, source: str, key: SessionKey, **_: Any) -> None:
-    """Prints the sessions that have the given names, the newest first."""
+    """Prints the sessions that have the names of `key`, the newest first.
+
+    `_` takes the options of a replay, which a list does not need.
+    """
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
-    rows = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
+    sessions = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(sessions, indent=2))
         return
 
-    print_line(f"Sessions: {len(rows):,}; times in UTC", "bold")
-    lines = list[tuple[list[str], str]]()
-    for row in rows[:MAX_LISTED]:
-        cells = ["-" if value is None else str(value) for value in row.values()]
-        lines.append((cells, ""))
-    if len(rows) > MAX_LISTED:
-        text = f"... {len(rows) - MAX_LISTED:,} older ones: see --app, --json"
-        lines.append(([text], ""))
-
+    print_line(f"Sessions: {len(sessions):,}; times in UTC", "bold")
     columns: list[Any] = []
-    if rows:
+    if sessions:
         columns = ["app", "user", "session", "updated"]
         columns.append(terminal.number_column("events"))
-    terminal.print_table(columns, lines)
+
+    no_style = ""
+    rows = list[tuple[list[str], str]]()
+    for session in sessions[:MAX_LISTED]:
+        cells = ["-" if value is None else str(value) for value in session.values()]
+        rows.append((cells, no_style))
+    if len(sessions) > MAX_LISTED:
+        text = f"... {len(sessions) - MAX_LISTED:,} older ones: see --app, --json"
+        rows.append(([text], no_style))
+    terminal.print_table(columns, rows)
 
 
 async def replay_session(
-    session: Session, settings: ReplaySettings, known: Sequence[ReplayedCall] = ()
+    session: Session, settings: ReplaySettings, known_calls: Sequence[ReplayedCall] = ()
 ) -> Replayed:
-    """Replays the recorded model calls of a session, after those that are known."""
-    (replayed,) = await replay_guards(session, settings, [settings.guard], known)
+    """Replays the recorded model calls of a session with the guard's settings.
+
+    `known_calls` are the first calls if their figures are known without a replay.
+    """
+    guards = [settings.guard]
+    (replayed,) = await replay_guards(session, settings, guards, known_calls)
     return replayed
 
 
@@ -157,29 +177,42 @@ async def replay_guards(
     session: Session,
     settings: ReplaySettings,
     guards: Sequence[PluginSettings],
-    known: Sequence[ReplayedCall] = (),
+    known_calls: Sequence[ReplayedCall] = (),
 ) -> list[Replayed]:
-    """Replays a session with several guards at once: ADK builds each request once."""
+    """Replays a session with the settings of several guards at once.
+
+    So ADK builds each request once for all guards. Returns one replay for each of them,
+    in their order; each begins with the known calls.
+    """
     calls = list(list_calls(session, settings.agent))
     if not calls:
         of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
-        missing = f"no model response{of_agent} with a recorded prompt token count"
-        raise CommandError(f"session {session.id!r} has {missing}")
+        raise CommandError(
+            f"session {session.id!r} has no model response{of_agent} with a recorded "
+            "prompt token count"
+        )
 
     usages = [read_usage(call.event.usage_metadata) for call in calls]
     has_cache = any(usage.cached_tokens for usage in usages)
     replay = _Replay(session, settings, guards, has_cache)
     needs = Needs(session.events, calls)
-    for agent in dict.fromkeys(call.event.author for call in calls):
-        await replay.infer(agent, [c for c in calls if c.event.author == agent])
+    calls_by_agent = defaultdict[str, list[RecordedCall]](list)
+    for call in calls:
+        calls_by_agent[call.event.author].append(call)
+    for agent, own_calls in calls_by_agent.items():
+        await replay.infer_agent(agent, own_calls)
 
-    numbered = list(enumerate(calls, 1))[len(known) :]
-    shown = terminal.show_progress(numbered, "Replaying")
-    # A step has the same call for each guard.
-    steps = [await replay.step(number, call, needs) for number, call in shown]
+    numbered_calls = list(enumerate(calls, 1))
+    unknown_calls = numbered_calls[len(known_calls) :]
+    # One list for each call, with a replayed call for each guard.
+    replayed_by_call = [
+        await replay.play_call(number, call, needs)
+        for number, call in terminal.show_progress(unknown_calls, "Replaying")
+    ]
+    replayed_by_guard = zip(*replayed_by_call, strict=True)
     return [
-        Replayed(session.id, replay.fixed_tokens, [*known, *calls_of_guard], has_cache)
-        for calls_of_guard in zip(*steps, strict=True)
+        Replayed(session.id, replay.fixed_tokens, [*known_calls, *played], has_cache)
+        for played in replayed_by_guard
     ]
 
 
@@ -191,7 +224,10 @@ class _RecordedTool(BaseTool):
 
 
 class _Replay:
-    """Replays a session with one guard that watches, and with guards that act."""
+    """Replays a session with one guard that watches, and with guards that act.
+
+    The watching guard sees the whole history; an acting guard cuts its own requests.
+    """
 
     def __init__(
         self,
@@ -208,91 +244,106 @@ class _Replay:
         self._acting = [self._make_side(guard) for guard in guards]
         self._agents: dict[str, LlmAgent] = {}
         self._scales: dict[str, Scale] = {}
+        # By agent, the tokens of instruction and tools by bytes / 4.
         self.fixed_tokens: dict[str, int] = {}
 
     def _make_side(self, guard: PluginSettings, observe: bool = False) -> Side:
-        """Makes a copy of the session that a guard watches or changes."""
-        adapt = self._settings.adapt
+        """Makes a copy of the session, with a plugin that has the guard's settings.
+
+        If `observe` is true, the plugin changes no request.
+        """
         side = Side(self._recorded, self._settings.model, self._memo, self._has_cache)
+        adapted_agents = {
+            name: self._settings.adapt(strategy)
+            for name, strategy in guard.agents.items()
+        }
         plugin = ContextGuardPlugin(
-            agents={name: adapt(strategy) for name, strategy in guard.agents.items()},
-            default=adapt(guard.default),
+            agents=adapted_agents,
+            default=self._settings.adapt(guard.default),
             observe=observe,
             state_keys="plain",
             warning_threshold=guard.warning_threshold,
             prices=guard.prices,
             on_call=side.records.append,
         )
+        # All sides share the sizes and fingerprints of the recorded events.
         plugin._guard.recorded = self._memo
         side.plugins.register_plugin(plugin)
         return side
 
-    async def infer(self, name: str, calls: list[RecordedCall]) -> None:
+    async def infer_agent(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest.
 
-        A recording has neither the instruction nor `include_contents`: whether the
-        agent was sent the whole history, or only the running turn ("none").
+        A recording has neither the instruction nor `include_contents`. With "none" the
+        agent was sent only the running turn, with "default" the whole history.
         """
         agent = make_agent(name, tools=_list_tools(self._recorded, name))
         self._agents[name] = agent
         self._scales[name] = Scale()
 
         whole_calls = [call for call in calls if not call.is_guarded]
-        measured = [call for call in whole_calls if call.heuristic_tokens]
-        usable = measured or whole_calls
-        sample = usable[:: max(1, len(usable) // 40)]
+        measured_calls = [call for call in whole_calls if call.heuristic_tokens]
+        is_measured = bool(measured_calls)
+        usable_calls = measured_calls or whole_calls
+        sample_step = max(1, len(usable_calls) // SAMPLE_CALLS)
+        sample = usable_calls[::sample_step]
 
         agent.include_contents = "none"
         turn_counts, _ = await self._count_sample(agent, sample)
-        turn_tokens, turn_error = _fit_counts(turn_counts, bool(measured))
-
+        turn_fit = _fit_counts(turn_counts, is_measured)
         agent.include_contents = "default"
         whole_counts, config_tokens = await self._count_sample(agent, sample)
-        whole_tokens, whole_error = _fit_counts(whole_counts, bool(measured))
+        whole_fit = _fit_counts(whole_counts, is_measured)
 
-        # "none" is the rarer setting: it is taken only if it fits much better.
-        most_error = 0.05 if measured else 1.0
-        self.fixed_tokens[name] = whole_tokens
-        if turn_error < most_error and turn_error < whole_error / 2:
+        # "none" is the rarer setting: it is taken only if it fits much better, and, by
+        # a guard's own counts of bytes / 4, only if it fits almost exactly.
+        max_error = 0.05 if is_measured else 1.0
+        fit = whole_fit
+        if turn_fit.error < min(max_error, whole_fit.error / 2):
             agent.include_contents = "none"
-            self.fixed_tokens[name] = turn_tokens
+            fit = turn_fit
+        self.fixed_tokens[name] = fit.fixed_tokens
 
         if sample:
-            text_chars = 4 * max(0, self.fixed_tokens[name] - config_tokens)
-            agent.instruction = ("instruction " * text_chars)[:text_chars]
+            instruction_tokens = max(0, fit.fixed_tokens - config_tokens)
+            instruction_chars = 4 * instruction_tokens
+            agent.instruction = ("instruction " * instruction_chars)[:instruction_chars]
 
     async def _count_sample(
         self, agent: LlmAgent, sample: Sequence[RecordedCall]
-    ) -> tuple[list[tuple[int, int]], int]:
+    ) -> tuple[list[_Counts], int]:
         """Builds the requests of some calls of an agent that has no instruction yet.
 
-        Returns, for each call, the tokens of the contents by bytes / 4 and the recorded
-        count; and the tokens of the last request's configuration, which has the tools.
+        Returns the counts of each call, and the tokens of the last request's
+        configuration, which has the tools.
         """
         side = Side(self._recorded, self._settings.model, self._memo)
-        counts = list[tuple[int, int]]()
+        counts = list[_Counts]()
         config_tokens = 0
         for call in sample:
             request = await side.build(call, agent)
             content_tokens = self._memo.estimate_tokens(request.contents)
             recorded_tokens = call.heuristic_tokens or call.prompt_tokens
-            counts.append((content_tokens, recorded_tokens))
+            counts.append(_Counts(content_tokens, recorded_tokens))
             config_tokens = estimate_config_tokens(request.config)
         return counts, config_tokens
 
-    async def step(
+    async def play_call(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> list[ReplayedCall]:
-        """Replays a call; returns it once for each acting guard."""
+        """Replays a call; returns one replayed call for each acting guard."""
         name = call.event.author
         agent = self._agents[name]
         scale = self._scales[name]
         ratio_before = scale.last.ratio if scale.last else None
 
+        # The whole history is sent first: the recorded count corrects the scale, by
+        # which the requests of the acting guards are counted.
         watching = self._watching
         watching.llm.call = call
         watching.llm.scale = scale
-        whole = await watching.send(call, agent, await watching.build(call, agent))
+        whole_request = await watching.build(call, agent)
+        whole = await watching.send(call, agent, whole_request)
         window_tokens = self._find_window(whole)
         needed = needs.find(call, whole.request.contents, window_tokens)
 
@@ -337,15 +388,15 @@ class _Replay:
         return replayed
 
     def _find_window(self, whole: Sent) -> int:
-        """Returns the window that every guard's request is held against."""
-        if whole.record:  # There is none of an exempt agent.
+        """Returns the window, in tokens, with which all requests are compared."""
+        if whole.record:  # An agent that no guard watches has no record.
             return whole.record.window_tokens
         if self._settings.window_tokens is not None:
             return self._settings.window_tokens
         return resolve_context_window(whole.request.model or "").tokens
 
     def _price(self, sent: Sent) -> Bill:
-        """Prices a call, with summaries, also of compactions that came to nothing."""
+        """Prices a call and its summaries, those of failed compactions included."""
         model = sent.request.model or ""
         costs = resolve_costs(model, self._settings.guard.prices, None)
         bill = Bill(sent.usage, price_calls([sent.usage], costs))
@@ -360,39 +411,64 @@ def _list_tools(session: Session, agent: str) -> list[Any]:
     for event in session.events:
         if event.author == agent:
             for call in event.get_function_calls():
-                names[call.name or "adk_"] = None
+                names[call.name or ""] = None
 
-    wanted = [name for name in names if not name.startswith((RECALL_TOOL, "adk_"))]
-    return [_RecordedTool(name=name, description=name) for name in wanted]
+    foreign_names = (RECALL_TOOL, "adk_")
+    own_names = [name for name in names if name and not name.startswith(foreign_names)]
+    return [_RecordedTool(name=name, description=name) for name in own_names]
 
 
-def _fit_counts(
-    pairs: Sequence[tuple[int, int]], is_heuristic: bool
-) -> tuple[int, float]:
-    """Infers the tokens that requests have beside their contents, and the error.
+class _Counts(NamedTuple):
+    """The size of a recorded request, without and with its instruction and tools.
 
-    A pair has the tokens of a request's contents by bytes / 4, and its recorded count.
-    The count is a provider's, or, if `is_heuristic`, a guard's bytes / 4 as well.
-    Returns tokens by bytes / 4, and the median error as a ratio of the counts.
+    Attributes:
+        contents: The tokens of the contents by bytes / 4.
+        recorded: The recorded count of the request: a guard's bytes / 4 if there is
+            one, else the provider's tokens.
     """
-    if not pairs:
-        return 0, 0.0
 
-    slopes = [
-        (real_b - real_a) / (bytes_b - bytes_a)
-        for (bytes_a, real_a), (bytes_b, real_b) in combinations(pairs, 2)
-        # Requests of nearly the same size say nothing of the slope.
-        if abs(bytes_b - bytes_a) > 0.1 * max(bytes_a, bytes_b)
-    ]
-    weight = 1.0
-    if slopes and not is_heuristic:
-        weight = min(max(statistics.median(slopes), 0.5), 5.0)
+    contents: int
+    recorded: int
+
+
+class _Fit(NamedTuple):
+    """The size of an agent's instruction and tools, and how well it fits the counts.
+
+    Attributes:
+        fixed_tokens: The tokens of instruction and tools by bytes / 4.
+        error: The median error of the recorded counts, as a ratio of them.
+    """
+
+    fixed_tokens: int
+    error: float
+
+
+def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
+    """Infers the size of instruction and tools from the counts of some requests.
+
+    If `is_heuristic`, the recorded counts are a guard's bytes / 4; else they are a
+    provider's tokens, which are some multiple of bytes / 4. Without counts the size is
+    0, and so is the error.
+    """
+    if not counts:
+        return _Fit(0, 0.0)
+
+    # Two requests with contents of different size tell the tokens per bytes / 4.
+    ratios = list[float]()
+    for one, other in combinations(counts, 2):
+        difference = other.contents - one.contents
+        if abs(difference) > LEAST_DIFFERENCE * max(one.contents, other.contents):
+            ratios.append((other.recorded - one.recorded) / difference)
+    ratio = 1.0
+    if ratios and not is_heuristic:
+        ratio = min(max(statistics.median(ratios), LEAST_RATIO), MOST_RATIO)
 
     # A guard may have cut all requests but the first.
-    uncut = pairs[:1] if is_heuristic else pairs
-    intercept = statistics.median(real - weight * tokens for tokens, real in uncut)
-    fixed_tokens = max(0, round(intercept / weight))
+    uncut = counts[:1] if is_heuristic else counts
+    fixed = statistics.median(each.recorded - ratio * each.contents for each in uncut)
+    fixed_tokens = max(0, round(fixed / ratio))
     errors = [
-        abs(weight * (tokens + fixed_tokens) - real) / real for tokens, real in pairs
+        abs(ratio * (each.contents + fixed_tokens) - each.recorded) / each.recorded
+        for each in counts
     ]
-    return fixed_tokens, statistics.median(errors)
+    return _Fit(fixed_tokens, statistics.median(errors))

@@ -18,6 +18,7 @@ from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._tools import recordings, replay
 from contextguard_adk._tools.aftermath import (
+    CallNeeds,
     Recalled,
     arrange_kinds,
     count_kinds,
@@ -81,26 +82,26 @@ class Compaction:
     usage: Usage
     cost: float | None
     lines: list[str]  # One on each part of the removed messages.
-    # Values in the removed messages that later calls needed: those that requests held
-    # in another place, and those that they did not hold.
-    needed: list[str] = field(default_factory=list)
+    # The values in the removed messages that later calls needed: those that every
+    # request held in another place, and those that a request did not hold.
+    held: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A recorded model call, what it cost with its summaries, and its replay."""
+    """A recorded model call with its request and its replay."""
 
     event: Event
     usage: Usage
     summary_usage: Usage
-    cost: float | None
+    cost: float | None  # In US dollars, with that of summaries; None if unknown.
     news: list[str]  # One line on each part that was said since the last call.
     replayed: ReplayedCall
     compaction: Compaction | None
     rebuilt: Rebuilt
     missing: list[Needed]  # Values that the call needed and its request did not hold.
-    kinds: Counter[str]  # Tokens.
+    kinds: Counter[str]  # The prompt tokens by the kind of content.
 
 
 @dataclass(frozen=True)
@@ -119,61 +120,71 @@ class Report:
     @property
     def missing(self) -> list[tuple[int, Needed]]:
         """The values that requests did not hold, by the number of the call."""
-        found = list[tuple[int, Needed]]()
+        missing = list[tuple[int, Needed]]()
         for call in self.calls:
-            found += [(call.replayed.number, each) for each in call.missing]
-        return found
+            missing += [(call.replayed.number, each) for each in call.missing]
+        return missing
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Collects the recorded facts, and replays the session for the others."""
-    recorded = list(list_calls(session, settings.agent))
-    noted = [recordings.read_facts(call.event) for call in recorded]
-    is_guarded = any(noted) or any(call.is_guarded for call in recorded)
-    known = _with_noted_window(settings, noted)
+    recorded_calls = list(list_calls(session, settings.agent))
+    noted_facts = [recordings.read_facts(call.event) for call in recorded_calls]
+    is_guarded = any(noted_facts) or any(call.is_guarded for call in recorded_calls)
+    report_settings = _with_noted_window(settings, noted_facts)
 
     # The compactions of a guard that was at work are recorded: none are simulated.
-    guard = PluginSettings(default=None) if is_guarded else known.guard
-    [replayed] = await replay.replay_guards(session, known, [guard])
-    pairs = list(zip(recorded, replayed.calls, strict=True))
+    guard = PluginSettings(default=None) if is_guarded else report_settings.guard
+    (replayed,) = await replay.replay_guards(session, report_settings, [guard])
+    pairs = list(zip(recorded_calls, replayed.calls, strict=True))
 
-    needs = Needs(session.events, recorded)
-    reader = _Reader(session, known, is_guarded, needs)
-    read = [
-        await reader.read(call, played, replayed.fixed_tokens[call.event.author])
-        for call, played in pairs
-    ]
-    calls = [_with_later_needs(needs, read, index) for index in range(len(read))]
+    needs = Needs(session.events, recorded_calls)
+    reader = _Reader(session, report_settings, is_guarded, needs)
+    read_calls = list[Call]()
+    for recorded, played in pairs:
+        fixed_tokens = replayed.fixed_tokens[recorded.event.author]
+        read_calls.append(await reader.read(recorded, played, fixed_tokens))
 
-    needed_by_call = [(call, played.needed) for call, played in pairs]
+    indexes = range(len(read_calls))
+    calls = [_with_later_needs(needs, read_calls, index) for index in indexes]
+    needed_by_call = [(recorded, played.needed) for recorded, played in pairs]
     recalled = list(list_recalled(session, needs, needed_by_call))
     return Report(calls, replayed, is_guarded, recalled)
 
 
 def _with_noted_window(
-    settings: ReplaySettings, noted: list[dict[str, Any]]
+    settings: ReplaySettings, noted_facts: list[dict[str, Any]]
 ) -> ReplaySettings:
-    """Takes the window that a guard has noted on events, if it is the only one."""
-    windows = {int(read_number(facts.get("window"))) for facts in noted} - {0}
+    """Takes the window that a guard has noted on events, if all have the same one.
+
+    A window that the user has given stays.
+    """
+    windows = {int(read_number(facts.get("window"))) for facts in noted_facts} - {0}
     if settings.window_tokens is None and len(windows) == 1:
-        return replace(settings, window_tokens=max(1_000, *windows))
+        (window_tokens,) = windows
+        # The command line accepts no smaller one, either.
+        return replace(settings, window_tokens=max(1_000, window_tokens))
     return settings
 
 
 def _with_later_needs(needs: Needs, calls: list[Call], index: int) -> Call:
-    """Adds, to the compaction of a call, the removed values that were needed later."""
+    """Adds, to the compaction of a call, the removed values that were needed later.
+
+    The compacted call itself counts as the first of the later ones. A call without a
+    compaction is returned as it is.
+    """
     call = calls[index]
     if call.compaction is None:
         return call
 
     agent = call.event.author
-    later = [
-        (each.replayed.needed, each.missing)
+    later_calls = [
+        CallNeeds(needed=each.replayed.needed, missing=each.missing)
         for each in calls[index:]
         if each.event.author == agent
     ]
-    needed, missing = find_needed_later(needs, call.rebuilt.removed, later)
-    compaction = replace(call.compaction, needed=needed, missing=missing)
+    values = find_needed_later(needs, call.rebuilt.removed, later_calls)
+    compaction = replace(call.compaction, held=values.held, missing=values.missing)
     return replace(call, compaction=compaction)
 
 
@@ -193,12 +204,16 @@ class _Reader:
         self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
         self._is_guarded = is_guarded
         self._simulated_state: dict[str, Any] = {}
-        self._next = 0
+        self._next_event = 0  # The index of the first event that is not described.
 
     async def read(
         self, call: RecordedCall, played: ReplayedCall, fixed_tokens: int
     ) -> Call:
-        """Describes a call; a compaction is the replay's where no guard was at work."""
+        """Describes a call.
+
+        If a guard was at work, its request and its compaction are those of the
+        recording, else those of the replay.
+        """
         event = call.event
         news = self._list_news(call)
 
@@ -208,6 +223,7 @@ class _Reader:
             missing = find_missing(self._needs, played.needed, rebuilt)
             prompt_tokens = call.prompt_tokens
         else:
+            # A replayed call has state only after a compaction.
             self._simulated_state = played.state or self._simulated_state
             rebuilt = await self._rebuilder.rebuild(call, self._simulated_state)
             facts = asdict(played.compaction) if played.compaction else None
@@ -237,18 +253,18 @@ class _Reader:
         )
 
     def _list_news(self, call: RecordedCall) -> list[str]:
-        """Describes what was said since the last call."""
+        """Describes the messages since the last call's answer, and notes the place."""
         news = list[str]()
-        for event in self._events[self._next : call.index]:
+        for event in self._events[self._next_event : call.index]:
             if not event.partial:
                 news += list_parts(event.content, event.author)
-        self._next = call.index + 1
+        self._next_event = call.index + 1
         return news
 
     def _read_compaction(
         self, facts: object, agent: str, rebuilt: Rebuilt
     ) -> Compaction | None:
-        """Describes a compaction; None where `facts` tell of none."""
+        """Describes a compaction; returns None if `facts` are not those of one."""
         if not isinstance(facts, dict):
             return None
 
@@ -259,30 +275,38 @@ class _Reader:
         return Compaction(facts, usage, cost, lines)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
+        """Returns the price of a usage in US dollars; None if it is unknown."""
         prices = self._settings.guard.prices
         costs = resolve_costs(self._settings.model or model or "", prices, None)
         return price_calls([usage], costs)
 
     def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
-        """Reads the usage and the price of summaries; None where it is unknown."""
-        noted = facts.get("usage")
-        counts = noted if isinstance(noted, dict) else {}
+        """Reads the usage of a compaction's summaries, and their price in US dollars.
+
+        The price is 0.0 if no model was asked, else the noted one, else that of the
+        noted model, and None if that is unknown, too.
+        """
+        noted_usage = facts.get("usage")
+        counts = noted_usage if isinstance(noted_usage, dict) else {}
         names = vars(Usage())
         usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
 
         model = facts.get("model")
         if model == "":
-            return usage, 0.0  # No model was asked.
+            return usage, 0.0
 
-        cost = facts.get("cost")
-        valid_cost = read_number(cost)
-        if usage != Usage() and cost == valid_cost:
-            return usage, valid_cost
-        return usage, self._price(str(model), usage) if model else None
+        noted_cost = facts.get("cost")
+        cost = read_number(noted_cost)
+        is_valid_cost = noted_cost == cost
+        if usage != Usage() and is_valid_cost:
+            return usage, cost
+        if model:
+            return usage, self._price(str(model), usage)
+        return usage, None
 
 
 def _list_facts(call: Call) -> dict[str, str]:
-    """Describes a call for the table, and for the text that a chart shows on hover."""
+    """Describes a call by name and text, for the table and for a chart's hover text."""
     tool_names = [each.name or "?" for each in call.event.get_function_calls()]
     tokens = call.usage.prompt_tokens
     kinds_total = max(1, call.kinds.total())
@@ -300,28 +324,31 @@ def _list_facts(call: Call) -> dict[str, str]:
         "output": f"{call.usage.output_tokens:,}",
         "cost": format_cost(call.cost),
         "made of": ", ".join(largest_kinds),
-        "new in the request": _shorten(call.news, 4) or "-",
-        "tools called": _shorten(tool_names, 8) or "-",
+        "new in the request": _join_first(call.news, 4) or "-",
+        "tools called": _join_first(tool_names, 8) or "-",
     }
 
 
-def _shorten(lines: list[str], most: int) -> str:
+def _join_first(lines: list[str], most: int) -> str:
+    """Joins the first lines, and says how many more there are."""
     more = f"; and {len(lines) - most:,} more" if len(lines) > most else ""
     return "; ".join(line[:200] for line in lines[:most]) + more
 
 
 def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
-    """Returns the data of the charts, safe as JSON.
+    """Returns the data of the charts, by the names that `report.js` reads.
 
-    Beside the recorded requests they show others: where a guard was at work, the whole
-    history that it has cut; else the requests as the guard would have sent them.
+    The charts compare the recorded requests with other ones. If a guard was at work,
+    these are the requests with the whole history; else they are the requests as the
+    guard would have sent them.
     """
-    played = [call.replayed for call in calls]
-    other_tokens = [each.sent_tokens for each in played]
-    other_bills = [each.sent_bill for each in played]
+    replayed = [call.replayed for call in calls]
     if is_guarded:
-        other_tokens = [each.whole_tokens for each in played]
-        other_bills = [each.whole_bill for each in played]
+        other_tokens = [each.whole_tokens for each in replayed]
+        other_bills = [each.whole_bill for each in replayed]
+    else:
+        other_tokens = [each.sent_tokens for each in replayed]
+        other_bills = [each.sent_bill for each in replayed]
 
     return {
         "isGuarded": is_guarded,
@@ -335,7 +362,7 @@ def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
 
 
 def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]:
-    """Returns the prompt tokens of each call, and the limits that they are held to."""
+    """Returns, for each call, the agent, the prompt tokens, and their limits."""
     recorded = [call.usage.prompt_tokens for call in calls]
     return {
         "agents": [call.event.author for call in calls],
@@ -360,7 +387,10 @@ def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
 
 
 def _add_up(costs: list[float | None]) -> list[float] | None:
-    """Adds up dollars from call to call; None if a price is unknown, or all are 0."""
+    """Returns the dollars of each call and all calls before it.
+
+    Returns None if a price is unknown or if all prices are 0.
+    """
     known = [cost for cost in costs if cost is not None]
     if len(known) < len(costs) or not any(known):
         return None
@@ -368,7 +398,7 @@ def _add_up(costs: list[float | None]) -> list[float] | None:
 
 
 def _describe_cost(costs: list[float | None]) -> str:
-    """Describes the cost of calls; where some prices are unknown, the least cost."""
+    """Describes the cost of calls, or the least cost if some prices are unknown."""
     known = [cost for cost in costs if cost is not None]
     if not known or len(known) == len(costs):
         return format_cost(add_costs(costs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,22 +34,36 @@ class Rebuilt:
 
     Attributes:
         messages: The messages as the request had them.
-        left_out: The messages that it did not have, as they were said.
-        removed: The messages left out that the agent's request before it still had.
-        shortened: The messages that it had in part, as they were said.
-        beside: The texts in place of messages, by a name for people.
+        left_out: The whole messages of the history that the request did not have.
+        removed: The messages in `left_out` that the agent's last request still had.
+        shortened: The whole messages of which the request had only a part.
+        summary: The summary in place of messages, perhaps ""; None where the request
+            had the whole history.
+        beside: The other texts in place of messages, by a name for people.
     """
 
     messages: list[types.Content]
     left_out: list[types.Content]
     removed: list[types.Content]
     shortened: list[types.Content]
+    summary: str | None
     beside: dict[str, str]
+
+    @property
+    def replacements(self) -> dict[str, str]:
+        """All texts in place of messages, by a name for people, the summary first."""
+        if self.summary is None:
+            return {}
+        return {"the summary": self.summary, **self.beside}
 
 
 @dataclass(frozen=True)
 class _Last:
-    """The last request of an agent: with an equal key the next one only adds to it."""
+    """The last request of an agent.
+
+    If the next request has an equal key, it has the same contents and new ones at the
+    end.
+    """
 
     key: object
     content_count: int
@@ -71,12 +84,15 @@ class Rebuilder:
         self._guard = guard
         self.memo = Memo(session.events)
         self._side = Side(session, None, self.memo)
-        recorded = [read_facts(event).get("window") for event in session.events]
-        largest = max((int(read_number(each)) for each in recorded), default=0)
-        self._window_tokens = window_tokens or largest
+
+        noted_windows = [read_facts(event).get("window") for event in session.events]
+        largest = max((int(read_number(noted)) for noted in noted_windows), default=0)
+        self._window_tokens = window_tokens or largest  # 0 means unknown.
         self._callers = {e.author for e in session.events if e.get_function_calls()}
+
+        # The state after the events before `_next_event`, which is an index.
         self._state: dict[str, Any] = {}
-        self._next = 0
+        self._next_event = 0
         # By agent and scope.
         self._last: dict[str, _Last] = {}
 
@@ -91,25 +107,29 @@ class Rebuilder:
         """
         event = call.event
         agent = make_agent(event.author)
-        contents = (await self._side.build(call, agent)).contents
+        request = await self._side.build(call, agent)
+        contents = request.contents
+
         self._read_state(call)
-        values = self._state if simulated is None else simulated
-        state = AgentState(values, agent.name, scope=branch_scope(event))
-        preview = self._preview(call)
+        session_state = self._state if simulated is None else simulated
+        state = AgentState(session_state, agent.name, scope=branch_scope(event))
+        preview = self._make_preview(call)
 
         key = event.invocation_id, state.read("record"), state.read("summary")
         last = self._last.get(state.owner)
         if last and last.key == key and last.content_count <= len(contents):
-            new = contents[last.content_count :]
-            rebuilt = _add_messages(last.rebuilt, new, preview)
+            new_contents = contents[last.content_count :]
+            rebuilt = _add_messages(last.rebuilt, new_contents, preview)
         else:
-            whole = self._rebuild(call, contents, agent, state, preview)
-            known = last.rebuilt.left_out if last else []
-            rebuilt = replace(whole, removed=self._find_new(whole.left_out, known))
+            whole = self._rebuild_whole(call, contents, agent, state, preview)
+            left_out_before = last.rebuilt.left_out if last else []
+            removed = self._find_new(whole.left_out, left_out_before)
+            rebuilt = replace(whole, removed=removed)
+
         self._last[state.owner] = _Last(key, len(contents), rebuilt)
         return rebuilt
 
-    def _rebuild(
+    def _rebuild_whole(
         self,
         call: RecordedCall,
         contents: list[types.Content],
@@ -117,103 +137,130 @@ class Rebuilder:
         state: AgentState,
         preview: Preview | None,
     ) -> Rebuilt:
-        run_id = call.event.invocation_id
-        said = None
-        for event in self._session.events[: call.index]:
-            if event.author == "user" and event.invocation_id == run_id:
-                said = event.content
-                break
+        """Rebuilds a request from the stored summary; `removed` stays empty."""
+        record_summary = state.record.summary
+        stored = StoredSummary()
+        if record_summary:
+            stored = state.load_summary(record_summary.scope) or stored
 
-        found = state.record.summary
-        stored = state.load_summary(found.scope) if found else None
-        stored = stored or StoredSummary()
         invocation = self._side.begin(call, agent, PluginManager())
-        history = History(contents, invocation, said, stored, self.memo)
+        question = self._find_question(call)
+        history = History(contents, invocation, question, stored, self.memo)
         history.preview = preview
-        shown = list(history.shown)
-        for index, content in history.shortened_results(stored).items():
-            shown[index] = content
+        messages = list(history.shown)
+        for index, shortened_result in history.shortened_results(stored).items():
+            messages[index] = shortened_result
 
-        here = [i for i in range(len(shown)) if i not in history.covered]
+        covered = history.covered  # The indexes of the contents without a message.
+        held = [index for index in range(len(contents)) if index not in covered]
+        has_replacements = bool(covered or stored.text)
         return Rebuilt(
-            messages=[shown[i] for i in here],
-            left_out=[contents[i] for i in sorted(history.covered)],
+            messages=[messages[i] for i in held],
+            left_out=[contents[i] for i in sorted(covered)],
             removed=[],
-            shortened=[contents[i] for i in here if shown[i] is not contents[i]],
-            beside=dict(_list_beside(history, stored)),
+            shortened=[contents[i] for i in held if messages[i] is not contents[i]],
+            summary=stored.text if has_replacements else None,
+            beside=_render_beside(history, stored) if has_replacements else {},
         )
 
-    def _spell(self, content: types.Content) -> bytes:
-        parts = content.parts or ()
-        return self.memo.remember(fingerprint, content, parts, content.role)
+    def _find_question(self, call: RecordedCall) -> types.Content | None:
+        """Finds the user's message that began the invocation of a call."""
+        for event in self._session.events[: call.index]:
+            is_of_run = event.invocation_id == call.event.invocation_id
+            if is_of_run and event.author == "user":
+                return event.content
+        return None
 
     def _find_new(
-        self, left_out: list[types.Content], known: list[types.Content]
+        self,
+        left_out: list[types.Content],
+        left_out_before: list[types.Content],
     ) -> list[types.Content]:
-        """Returns the messages that are left out since; of equal ones the last."""
-        known_counts = Counter(self._spell(content) for content in known)
+        """Returns the messages that are left out now and were not left out before.
+
+        Equal messages are counted: if two are left out now and one was before, the last
+        one is returned.
+        """
+        before_counts = Counter(self._identify(content) for content in left_out_before)
         new = []
         for content in left_out:
-            spelled = self._spell(content)
-            if known_counts[spelled]:
-                known_counts[spelled] -= 1
+            identity = self._identify(content)
+            if before_counts[identity]:
+                before_counts[identity] -= 1
             else:
                 new.append(content)
         return new
 
+    def _identify(self, content: types.Content) -> bytes:
+        """Returns a fingerprint; equal contents have equal ones."""
+        parts = content.parts or ()
+        return self.memo.remember(fingerprint, content, parts, content.role)
+
     def _read_state(self, call: RecordedCall) -> None:
-        """Reads the state that events bring, up to those of a call's answer."""
-        place = call.event.author, call.event.invocation_id
-        for event in self._session.events[self._next :]:
-            is_same_place = (event.author, event.invocation_id) == place
-            is_answer = is_same_place and not event.get_function_responses()
-            if self._next > call.index and not is_answer:
+        """Reads the state that events bring, up to the last event of a call's answer.
+
+        An answer may be several events in a row, by the same agent and in the same
+        invocation.
+        """
+        for event in self._session.events[self._next_event :]:
+            is_of_answer = (
+                event.author == call.event.author
+                and event.invocation_id == call.event.invocation_id
+                and not event.get_function_responses()
+            )
+            if self._next_event > call.index and not is_of_answer:
                 break
             self._state.update(event.actions.state_delta)
-            self._next += 1
+            self._next_event += 1
 
-    def _preview(self, call: RecordedCall) -> Preview | None:
-        """Returns how results were shown on arrival, if the settings are the same."""
-        name = call.event.author
-        strategy = self._guard.agents.get(name, self._guard.default)
+    def _make_preview(self, call: RecordedCall) -> Preview | None:
+        """Makes the function that shows large tool results on arrival.
+
+        It shows them as they were recorded only if the settings are still the same.
+        None means that results were shown whole.
+        """
+        agent = call.event.author
+        strategy = self._guard.agents.get(agent, self._guard.default)
         if not isinstance(strategy, Strategy):
             strategy = Threshold()
 
-        tokens = self._window_tokens or strategy.context_window
-        if not tokens:
-            tokens = resolve_context_window(call.event.model_version or "").tokens
-        has_recall = name in self._callers
-        return strategy.preview(tokens, has_recall, self.memo.form)
+        window_tokens = self._window_tokens or strategy.context_window
+        if not window_tokens:
+            model = call.event.model_version or ""
+            window_tokens = resolve_context_window(model).tokens
+        has_recall = agent in self._callers
+        return strategy.preview(window_tokens, has_recall, self.memo.form)
 
 
 def _add_messages(
-    last: Rebuilt, new: list[types.Content], preview: Preview | None
+    last: Rebuilt, new_contents: list[types.Content], preview: Preview | None
 ) -> Rebuilt:
     """Returns a request with more messages at its end."""
     messages = [*last.messages]
     shortened = [*last.shortened]
-    for content in new:
-        shown = preview(content) if preview else None
-        messages.append(shown or content)
-        if shown:
+    for content in new_contents:
+        previewed = preview(content) if preview else None
+        messages.append(previewed or content)
+        if previewed:
             shortened.append(content)
     return replace(last, removed=[], messages=messages, shortened=shortened)
 
 
-def _list_beside(history: History, stored: StoredSummary) -> Iterator[tuple[str, str]]:
-    """Yields the texts in place of messages, each with a name for people before it."""
-    if not (history.covered or stored.text):
-        return
+def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
+    """Returns the texts beside the summary, each by a name for people.
 
-    yield "the summary", stored.text
+    They are the sections, and the current request if it is quoted.
+    """
+    texts = dict[str, str]()
     for section in _sections.SECTIONS:
-        known = stored.beside.get(section.name)
-        text = section.render(known, history, history.covered)
-        if text and section.label:
-            yield section.label, text
+        stored_section = stored.beside.get(section.name)
+        section_text = section.render(stored_section, history, history.covered)
+        if section_text and section.label:
+            texts[section.label] = section_text
 
+    # The first part of the head is the summary with the sections.
     head = render_head(history, stored, history.covered)
-    texts = [part.text or "" for part in parts_of(head)[1:]]
-    request = "\n".join(texts)
-    if request:
-        yield "the quoted current request", request
+    quoted_request = "\n".join(part.text or "" for part in parts_of(head)[1:])
+    if quoted_request:
+        texts["the quoted current request"] = quoted_request
+    return texts

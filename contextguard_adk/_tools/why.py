@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,14 +28,21 @@ from contextguard_adk._tools.terminal import CommandError, print_line
 from contextguard_adk.records import REASONS
 
 MAX_PLACES = 5
+
+# The parts of a request that can hold the words, beside the texts of
+# `Rebuilt.replacements`, which have names of their own.
 AS_SAID = "the message itself"
 RECALLED = f"a result of {RECALL_TOOL}"
+
 PAGE = "https://contextguard-adk.github.io/contextguard-adk/why-it-forgot/"
+# Where the words are if a request does not hold them.
 GONE = {
     "replaced": "nowhere in the request: the messages with it were left out",
     "hidden": "nowhere in the request: a result is shown without the part that has it",
     "absent": "nowhere in the request, nor in what the guard left out of it",
 }
+# What a user can do, by the part of the request that holds the words ("beside" for any
+# text of `Rebuilt.replacements`), or by a key of `GONE`.
 HINTS = {
     AS_SAID: "The model has it as it was said: the guard has taken nothing away.",
     RECALLED: "The agent has read it again, until that result is left out as well.",
@@ -63,9 +70,10 @@ class Period:
         agent: The agent, with its scope.
         first_call: The number of the first call, from 1.
         last_call: The number of the last call.
-        holders: The parts of the request that had the words.
-        gone: Where else they were, as a key of `GONE`; "" where a request had them.
-        compaction: The figures of a compaction at the first call; None for none.
+        holders: The names of the parts of the request that had the words.
+        gone: A key of `GONE` if no part had the words; else "".
+        compaction: The figures of a compaction at the first call; None if the call was
+            not compacted.
     """
 
     agent: str
@@ -76,14 +84,14 @@ class Period:
     compaction: dict[str, Any] | None
 
     def describe(self) -> Iterator[str]:
-        """Yields a line on the compaction, if any, and one on the calls."""
+        """Yields a line on the compaction, if there was one, and one on the calls."""
         if self.compaction:
-            reason = one_line(str(self.compaction.get("reason")))
+            reason_key = one_line(str(self.compaction.get("reason")))
+            reason = REASONS.get(reason_key, reason_key)
             before = recordings.read_number(self.compaction.get("tokens_before"))
             after = recordings.read_number(self.compaction.get("tokens_after"))
-            why = REASONS.get(reason, reason)
             yield (
-                f"call {self.first_call:,} was compacted: {why}, "
+                f"call {self.first_call:,} was compacted: {reason}, "
                 f"{before:,.0f} → {after:,.0f} tokens"
             )
 
@@ -96,12 +104,16 @@ class Period:
             yield f"{calls}: {GONE[self.gone]}"
 
     def choose_hint(self) -> str:
-        """Returns what can be done where this is the last period of its agent."""
+        """Returns the hint of `HINTS` for a period.
+
+        Only the last period of an agent tells what its model has now.
+        """
         if self.gone:
             return HINTS[self.gone]
-        for holder in (AS_SAID, RECALLED):
-            if holder in self.holders:
-                return HINTS[holder]
+        if AS_SAID in self.holders:
+            return HINTS[AS_SAID]
+        if RECALLED in self.holders:
+            return HINTS[RECALLED]
         return HINTS["beside"]
 
 
@@ -127,12 +139,13 @@ def run_why(words: str, as_json: bool, **recording: Any) -> None:
 
 
 def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterator[str]:
-    said = repr(one_line(words))
+    """Yields the lines of the answer: places, periods by agent, and hints."""
+    quoted_words = repr(one_line(words))
     if not places:
-        yield f"{said} stands in no event of this session: nobody has said it."
+        yield f"{quoted_words} stands in no event of this session: nobody has said it."
         return
 
-    yield f"{said} stands in:"
+    yield f"{quoted_words} stands in:"
     for place in places[:MAX_PLACES]:
         yield f"  event {place.event:,}, {place.time} UTC: {place.what}"
     more_count = len(places) - MAX_PLACES
@@ -143,12 +156,12 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
     by_agent = defaultdict[str, list[Period]](list)
     for period in periods:
         by_agent[period.agent].append(period)
-    for agent, own in by_agent.items():
+    for agent, own_periods in by_agent.items():
         yield f"Requests of {agent}:"
-        for period in own:
+        for period in own_periods:
             for line in period.describe():
                 yield f"  {line}"
-        yield f"  {own[-1].choose_hint()}"
+        yield f"  {own_periods[-1].choose_hint()}"
     if not periods:
         yield "No model was called with it since, or it was called with no token count."
     yield f"What to do: {PAGE}"
@@ -157,44 +170,58 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
 async def find_periods(
     session: Session, settings: ReplaySettings, finder: _Finder
 ) -> list[Period]:
-    """Rebuilds the requests, and joins calls of an agent that had the words alike."""
+    """Rebuilds the requests, and joins calls whose requests had the words alike.
+
+    Only calls of the same agent in the same scope are joined. Calls before anybody had
+    said the words are left out.
+    """
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
     calls = list(list_calls(session))
     if settings.agent not in {None, *(call.event.author for call in calls)}:
         raise CommandError(f"no model call of agent {settings.agent!r} is recorded")
 
     periods: list[Period] = []
-    last: dict[str, Period] = {}
+    last_periods: dict[str, Period] = {}  # By the agent with its scope.
     numbered = list(enumerate(calls, 1))
     for number, call in terminal.show_progress(numbered, "Reading"):
+        # The rebuilder needs all calls in their order, those of other agents as well.
         rebuilt = await rebuilder.rebuild(call)
-        name = call.event.author
-        if settings.agent not in (None, name):
+        agent = call.event.author
+        if settings.agent not in (None, agent):
             continue
 
         scope = branch_scope(call.event)
-        owner = f"{name}@{scope}" if scope else name
-        before = last.get(owner)
-        holders, gone = finder.search(rebuilt)
-        if before is None and gone == "absent":
-            continue  # Nobody had said it yet.
-        if before and (before.holders, before.gone) == (holders, gone):
-            before.last_call = number
+        owner = f"{agent}@{scope}" if scope else agent
+        last = last_periods.get(owner)
+        holders = finder.list_holders(rebuilt)
+        gone = "" if holders else finder.explain_absence(rebuilt)
+        if last is None and gone == "absent":
+            continue  # Nobody had said the words yet.
+        if last and last.holders == holders and last.gone == gone:
+            last.last_call = number
             continue
 
-        facts = recordings.read_facts(call.event).get("compaction")
-        compaction = facts if before and isinstance(facts, dict) else None
-        period = Period(owner, number, number, holders, gone, compaction)
-        last[owner] = period
+        # A compaction explains a change, and the first period is none.
+        noted = recordings.read_facts(call.event).get("compaction")
+        compaction = noted if last and isinstance(noted, dict) else None
+        period = Period(
+            agent=owner,
+            first_call=number,
+            last_call=number,
+            holders=holders,
+            gone=gone,
+            compaction=compaction,
+        )
+        last_periods[owner] = period
         periods.append(period)
     return periods
 
 
 class _Finder:
-    """Looks for words, whatever their case and the blanks between them."""
+    """Looks for words, and ignores their case and the kind of blanks between them."""
 
     def __init__(self, words: str, session: Session) -> None:
-        self._words = _plain(words)
+        self._words = _normalize(words)
         self._memo = Memo(session.events)
         if not self._words:
             raise CommandError('give the words to look for: why SESSION "words"')
@@ -202,46 +229,49 @@ class _Finder:
     def list_places(self, session: Session) -> Iterator[Place]:
         """Yields the events that hold the words."""
         for number, event in enumerate(session.events, 1):
-            parts = [] if event.partial else parts_of(event.content)
-            found = [part for part in parts if self._has(part)]
-            if found:
+            if event.partial:
+                continue  # A complete event repeats its text.
+            holding_parts = self._list_holding_parts([event.content])
+            if holding_parts:
                 time = f"{recordings.read_time(event.timestamp):%F %T}"
-                yield Place(number, time, _name(event, found[0]))
+                yield Place(number, time, _describe_part(event, holding_parts[0]))
 
-    def search(self, rebuilt: Rebuilt) -> tuple[list[str], str]:
-        """Returns the parts of a request that hold the words, and a key of `GONE`.
-
-        The key is "" where a part holds them.
-        """
-        parts = [part for content in rebuilt.messages for part in parts_of(content)]
-        found = [part for part in parts if self._has(part)]
-        holders = []
-        if any(not _is_recalled(part) for part in found):
+    def list_holders(self, rebuilt: Rebuilt) -> list[str]:
+        """Lists the names of the parts of a request that hold the words."""
+        holding_parts = self._list_holding_parts(rebuilt.messages)
+        holders = list[str]()
+        if any(not _is_recalled(part) for part in holding_parts):
             holders.append(AS_SAID)
-        if any(_is_recalled(part) for part in found):
+        if any(_is_recalled(part) for part in holding_parts):
             holders.append(RECALLED)
-        for name, text in rebuilt.beside.items():
-            if self._words in _plain(text):
+
+        for name, text in rebuilt.replacements.items():
+            if self._words in _normalize(text):
                 holders.append(name)
+        return holders
 
-        if holders:
-            return holders, ""
-        if self._holds(rebuilt.left_out):
-            return holders, "replaced"
-        return holders, "hidden" if self._holds(rebuilt.shortened) else "absent"
+    def explain_absence(self, rebuilt: Rebuilt) -> str:
+        """Returns the key of `GONE` for a request that does not hold the words."""
+        if self._list_holding_parts(rebuilt.left_out):
+            return "replaced"
+        if self._list_holding_parts(rebuilt.shortened):
+            return "hidden"
+        return "absent"
 
-    def _holds(self, contents: list[types.Content]) -> bool:
-        return any(self._has(part) for each in contents for part in parts_of(each))
-
-    def _has(self, part: types.Part) -> bool:
-        # Every request repeats the parts of those before it.
-        return self._memo.remember(self._search, part, (part,))
+    def _list_holding_parts(
+        self, contents: Sequence[types.Content | None]
+    ) -> list[types.Part]:
+        parts = [part for content in contents for part in parts_of(content)]
+        # A request repeats most parts of the request before it: each is searched once.
+        return [
+            part for part in parts if self._memo.remember(self._search, part, (part,))
+        ]
 
     def _search(self, part: types.Part) -> bool:
-        return self._words in _plain(read_part(part))
+        return self._words in _normalize(read_part(part))
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
@@ -250,7 +280,8 @@ def _is_recalled(part: types.Part) -> bool:
     return bool(answer and answer.name == RECALL_TOOL)
 
 
-def _name(event: Event, part: types.Part) -> str:
+def _describe_part(event: Event, part: types.Part) -> str:
+    """Describes a part of an event in a few words, such as "result of search"."""
     call = part.function_call
     result = part.function_response
     if call:
