@@ -320,10 +320,7 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
     - All events that stay are newer, because ADK compacts by time: up to the time of
       the last event that is replaced.
     """
-    result_places = defaultdict[str | None, list[int]](list)
-    for place, event in enumerate(events):
-        for response in event.get_function_responses():
-            result_places[response.id].append(place)
+    result_places = _find_result_places(events)
 
     # A clock may be behind: a later event may have an older time.
     times = [event.timestamp for event in events]
@@ -335,20 +332,27 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
     for place, event in enumerate(events[:most_count]):
         for call in event.get_function_calls():
             # The first result that follows, because call ids may come again.
-            later = (each for each in result_places[call.id] if each > place)
-            result_place = next(later, None)
-            if result_place is None:
-                # Only a long-running call has its result still to come, behind all
-                # events that may go. Nobody waits for the result of another call.
-                is_awaited = call.id in (event.long_running_tool_ids or ())
-                result_place = most_count if is_awaited else place
+            later_places = (each for each in result_places[call.id] if each > place)
+            is_awaited = call.id in (event.long_running_tool_ids or ())
+            # Without a result, only a long-running call still gets one, behind all
+            # events that may go. Nobody waits for the result of another call.
+            place_if_none = most_count if is_awaited else place
+            result_place = next(later_places, place_if_none)
             last_result_place = max(last_result_place, result_place)
 
-        next_place = place + 1
-        is_older_than_rest = event.timestamp < oldest_times[next_place]
+        is_older_than_rest = event.timestamp < oldest_times[place + 1]
         if last_result_place <= place and is_older_than_rest:
-            removable_count = next_place
+            removable_count = place + 1
     return removable_count
+
+
+def _find_result_places(events: Sequence[Event]) -> defaultdict[str | None, list[int]]:
+    """Returns the places of the events with results, in order, by the call's id."""
+    result_places = defaultdict[str | None, list[int]](list)
+    for place, event in enumerate(events):
+        for response in event.get_function_responses():
+            result_places[response.id].append(place)
+    return result_places
 
 
 def _name_summaries(states: Sequence[_EditedState]) -> str:
