@@ -137,7 +137,7 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> None:
         super().__init__(name=name)
         check_arguments(agents, default, registry)
-        given = PluginSettings(
+        arguments = PluginSettings(
             agents=agents or {},
             default=default,
             observe=observe,
@@ -153,7 +153,9 @@ class ContextGuardPlugin(GuardPlugin):
             listener_timeout_seconds=listener_timeout_seconds,
         )
 
-        self.settings, self.is_shared = choose_settings(given, default, strict)
+        chosen = choose_settings(arguments, default, strict)
+        self.settings = chosen.settings
+        self.is_shared = chosen.is_shared
         self.registry = registry
         self._redactor = Redactor(redact)
         self._listeners = Listeners(
@@ -165,7 +167,10 @@ class ContextGuardPlugin(GuardPlugin):
         self._start()
 
     def _start(self) -> None:
-        """Makes a guard that remembers nothing; a copy of the plugin has its own."""
+        """Gives the plugin a guard without any memory.
+
+        A copy of the plugin gets a guard of its own in this way.
+        """
         timeout_seconds = self.settings.listener_timeout_seconds
         self._guard = Guard(
             settings=self.settings,
@@ -177,7 +182,7 @@ class ContextGuardPlugin(GuardPlugin):
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy gets: all but the memory."""
+        """Returns the attributes that a copy gets: all but the guard's memory."""
         return {**vars(self), "_guard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -232,11 +237,11 @@ class ContextGuardPlugin(GuardPlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        """Compacts the request where that is due; otherwise leaves it as it came."""
+        """Compacts the request if a compaction is due; else leaves it as it came."""
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # The memory of an earlier call does not describe this one.
+            # The notes of an earlier model call do not describe this one.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 
@@ -245,6 +250,8 @@ class ContextGuardPlugin(GuardPlugin):
                 await guard_request(
                     self._guard, callback_context, llm_request, strategy
                 )
+
+            # Without a compaction, a switch may bring back a whole history.
             if strategy is None or self.settings.observe:
                 warn_of_switch(self, callback_context, llm_request)
 
@@ -262,13 +269,16 @@ class ContextGuardPlugin(GuardPlugin):
         llm_request: LlmRequest,
         error: Exception,
     ) -> LlmResponse | None:
-        """Sends a request that the provider found too long again, smaller."""
+        """Sends a request again, but smaller, if the provider found it too long.
+
+        Returns the answer; or None, which leaves the error to ADK.
+        """
         with _log_failures(
             f"The recovery failed for agent {callback_context.agent_name!r}"
         ):
             strategy = find_strategy(self, callback_context, llm_request)
             if self.settings.observe or is_recorded_test():
-                strategy = None
+                strategy = None  # Nothing may be sent again.
             return await answer_error(
                 self._guard, callback_context, llm_request, error, strategy, self
             )

@@ -8,7 +8,7 @@ from typing import Any
 from google.genai import types
 
 METADATA_KEY = "context_guard"
-"""Where an event's `custom_metadata` tells of a compaction or a recovery."""
+"""The key in an event's `custom_metadata` that describes a compaction or a recovery."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,14 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """App, user, session and run, for the log: quoted, none can break a line."""
-        place = f"app {self.app!r}, user {self.user!r}, session {self.session_id!r}"
-        return f"{place}, invocation {self.invocation_id!r}"
+        """App, user, session and invocation, for the log.
+
+        Each is quoted, so that no name can break a line.
+        """
+        return (
+            f"app {self.app!r}, user {self.user!r}, session {self.session_id!r}, "
+            f"invocation {self.invocation_id!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,11 +105,12 @@ class CompactionRecord(Origin):
         is_mechanical: Whether a part of the summary was written without a model.
         model: The model that was asked for summaries; "" where none was.
         usage: The tokens of all its answers, also of those that were of no use.
-        cost: The price of these in US dollars; None where it is unknown.
+        cost: The price of all these answers in US dollars; None if it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
-            went on; `duration_seconds` is how long that took.
-        failure: Why no model wrote it, in one word; "" where one did, or none had to.
+            went on; `duration_seconds` is then the time of the writing.
+        failure: Why no model wrote the summary, in one word; "" if a model wrote it, or
+            none was needed.
     """
 
     strategy: str = field()  # It has its place among the positional ones.
@@ -164,7 +170,7 @@ class CallRecord(Origin):
         cost: Its price in US dollars; None where it is unknown.
         summary_usage: The tokens of summary calls since the last record of this agent,
             also for compactions that came to nothing.
-        summary_cost: The price of these in US dollars; None where it is unknown.
+        summary_cost: The price of these calls in US dollars; None if it is unknown.
     """
 
     estimated_tokens: int
@@ -182,7 +188,7 @@ class CallRecord(Origin):
 
 
 def format_cost(dollars: float | None) -> str:
-    """Writes an amount of money for people; only free things cost $0.0000."""
+    """Writes an amount of money for people: "unknown", "<$0.0001" or "$1.2346"."""
     if dollars is None:
         return "unknown"
     if 0 < dollars < 0.0001:
@@ -203,19 +209,20 @@ def describe_compaction(record: CompactionRecord) -> str:
 
 
 def _describe_summaries(record: CompactionRecord) -> str:
+    """Returns "no new summary", or as in "2 summaries by gemini-2.5-flash"."""
     if not record.attempts or not record.summary_tokens:
         return "no new summary"
     count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-    how = ", in part without a model" if record.is_mechanical else ""
-    by = f" by {record.model}" if record.model else ""
-    return f"{count}{how}{by}"
+    mechanical_part = ", in part without a model" if record.is_mechanical else ""
+    writer = f" by {record.model}" if record.model else ""
+    return f"{count}{mechanical_part}{writer}"
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:
-    """Describes a call in short, for `custom_metadata`: small, and safe as JSON.
+    """Describes a call for `custom_metadata`: small, and safe as JSON.
 
     Returns:
-        Nothing for a call without a compaction or a recovery.
+        An empty dict for a call without a compaction or a recovery.
     """
     compaction = record.compaction
     if compaction is None and not record.is_recovered:
@@ -234,12 +241,15 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
 
 
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
-    """Returns the fields of a compaction by the names that `custom_metadata` has."""
-    of_origin = vars(Origin("", "")).keys() - {"strategy"}
-    left_out = of_origin | {"summary_tokens", "duration_seconds", "failure"}
-    renamed = {"attempts": "summaries", "is_mechanical": "mechanical"}
+    """Returns the fields of a compaction by the names that `custom_metadata` has.
+
+    Of the fields of `Origin`, only `strategy` is among them: the event has the others.
+    """
+    origin_names = vars(Origin("", "")).keys() - {"strategy"}
+    left_out = origin_names | {"summary_tokens", "duration_seconds", "failure"}
+    new_names = {"attempts": "summaries", "is_mechanical": "mechanical"}
     return {
-        renamed.get(name, name): value
+        new_names.get(name, name): value
         for name, value in asdict(compaction).items()
         if name not in left_out
     }

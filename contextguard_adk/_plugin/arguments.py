@@ -1,4 +1,4 @@
-"""Says what is wrong with the arguments of the plugin."""
+"""Checks that the arguments of the plugin are of the expected kinds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from contextguard_adk.strategies.base import Strategy, Threshold
 
 
 def check_arguments(agents: object, default: object, registry: object) -> None:
-    """Raises a TypeError that says what is expected in place of a wrong object."""
+    """Raises a TypeError if an argument is another kind of object than is expected.
+
+    The error names the expected kind. The values of settings are checked elsewhere.
+    """
     if not isinstance(agents, Mapping | None):
         raise TypeError(
             "agents must be a mapping of agent names to strategies, such as "
@@ -31,7 +34,7 @@ def check_arguments(agents: object, default: object, registry: object) -> None:
 
 
 def _check_strategy(place: str, value: object) -> None:
-    """Raises a TypeError for what is no strategy, no sync function and not None."""
+    """Raises a TypeError unless a value is a strategy, a sync function or None."""
     if isinstance(value, Strategy | None):
         return
     is_function = callable(value) and not isinstance(value, type)
@@ -45,16 +48,20 @@ def _check_strategy(place: str, value: object) -> None:
 
 
 def _describe_wrong(value: object) -> str:
-    """Names an object that is no strategy, and the strategy that was perhaps meant."""
+    """Describes an object that is no strategy; suggests a strategy for some kinds.
+
+    "str: 'pipeline'. Did you mean Pipeline()? Names of strategies are for files"
+    """
     if isinstance(value, type):
         name = value.__name__
         hint = f". Did you mean {name}()?" if issubclass(value, Strategy) else ""
         return f"the class {name}{hint}"
 
-    given = f"{type(value).__name__}: {short_repr(value)}"
+    description = f"{type(value).__name__}: {short_repr(value)}"
     if isinstance(value, str):
-        kind = STRATEGIES.get(value, Threshold).__name__
-        return f"{given}. Did you mean {kind}()? Names of strategies are for files"
+        name = STRATEGIES.get(value, Threshold).__name__
+        hint = f". Did you mean {name}()? Names of strategies are for files"
+        return f"{description}{hint}"
     if isinstance(value, dict):
-        return f"{given}. Did you mean Threshold(…) with these settings?"
-    return given
+        return f"{description}. Did you mean Threshold(…) with these settings?"
+    return description

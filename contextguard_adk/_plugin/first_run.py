@@ -31,17 +31,19 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
     """Chooses the form of state keys; at an app's first run logs who is guarded."""
     settings = plugin.settings
     guard = plugin._guard
+    # None for a workflow at the root, which ADK hides from plugins.
     root = getattr(invocation.agent, "root_agent", None)
 
-    # Namespaced keys stay once chosen: the state of an AgentTool's run goes to its
-    # caller.
+    # Once chosen, namespaced keys stay: the run of an AgentTool may have no schema, but
+    # hands its state to a caller that has one.
     if settings.state_keys == "auto" and not guard.has_namespaced_keys:
-        # Every app accepts them, so they stay if the search fails.
+        # If the search below raises, the form that every app accepts is in place.
         guard.has_namespaced_keys = True
-        # ADK hides a workflow at the root from plugins; it may declare a schema.
+        # A hidden workflow may declare a schema.
         guard.has_namespaced_keys = root is None or declares_state_schema(root)
 
-    # Only the app's first run shows all its agents; that of an AgentTool shows a part.
+    # Only the first run of an app shows all agents. A later one may be the run of an
+    # AgentTool, which shows a part of them.
     app = invocation.session.app_name
     if app in guard.seen_apps:
         return
@@ -56,32 +58,32 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
 
 
 def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None:
-    """Warns of each name in `agents` that no agent of the app has.
+    """Warns of each name in the setting `agents` that no agent of the app has.
 
-    Where other apps may share the settings, it warns of misspelled names only.
+    If other apps may share the settings, it warns of misspelled names only.
     """
     settings = plugin.settings
-    present = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
-    unnamed = present - settings.agents.keys()
-    others = _describe_default(settings.default)
+    app_names = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
+    names_without_setting = app_names - settings.agents.keys()
+    guarding_of_others = _describe_default(settings.default)
 
-    for name in sorted(settings.agents.keys() - present):
-        is_misspelled = bool(get_close_matches(name, unnamed, n=1, cutoff=0.8))
-        if plugin.is_shared and not is_misspelled:
-            continue  # Another app may have it.
+    for name in sorted(settings.agents.keys() - app_names):
+        similar = get_close_matches(name, names_without_setting, n=1, cutoff=0.8)
+        if plugin.is_shared and not similar:
+            continue  # The agent may be one of another app.
         warn_once(
             logger,
             "`agents` names %r, but app %r has no agent of that name.%s Agents that "
             "`agents` does not name are %s.",
             name,
             app,
-            suggest(name, present),
-            others,
+            suggest(name, app_names),
+            guarding_of_others,
         )
 
 
 def _describe_default(default: object) -> str:
-    """Says how the agents are guarded that the settings do not name."""
+    """Describes how agents without a setting of their own are guarded."""
     if default is None:
         return "not guarded"
     # A function has a name of its own.
@@ -94,16 +96,16 @@ def _log_agents(
 ) -> None:
     """Logs in one line how each agent of an app is guarded."""
     verb = "Observing" if settings.observe else "Guarding"
-    said = _describe_agents(root, settings, registry)
+    descriptions = _describe_agents(root, settings, registry)
     if settings.summaries == "stored":
-        said.append("no new summary is paid for")
-    logger.info("%s app %r: %s.", verb, app, one_line("; ".join(said)))
+        descriptions.append("no new summary is paid for")
+    logger.info("%s app %r: %s.", verb, app, one_line("; ".join(descriptions)))
 
 
 def _log_callbacks(app: str, root: object) -> None:
-    """Logs which agents have callbacks that may mask texts.
+    """Logs which agents have a before_model_callback, which may mask texts.
 
-    A plugin's callback runs before these, so the guard reads the texts unmasked.
+    The guard, a plugin, runs before such a callback, so it reads the texts unmasked.
     """
     agents = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
     names = [
@@ -121,32 +123,36 @@ def _log_callbacks(app: str, root: object) -> None:
 def _describe_agents(
     root: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> list[str]:
-    """Says how each agent is guarded, in a large app each of the first dozen."""
+    """Describes how each agent is guarded; in a large app only the first dozen.
+
+    Agents with a setting of their own come first.
+    """
     agents = _find_agents(root, settings)
-    named_first = sorted(agents, key=lambda name: (name not in settings.agents, name))
-    said = list[str]()
-    for name in named_first[:_MAX_AGENTS]:
-        how = _describe_agent(name, agents[name], settings, registry)
-        said.append(f"{name}: {how}")
+    names = sorted(agents, key=lambda name: (name not in settings.agents, name))
+    descriptions = list[str]()
+    for name in names[:_MAX_AGENTS]:
+        guarding = _describe_agent(name, agents[name], settings, registry)
+        descriptions.append(f"{name}: {guarding}")
 
     left_count = len(agents) - _MAX_AGENTS
     if left_count > 0:
-        said.append(f"and {left_count} more")
+        descriptions.append(f"and {left_count} more")
 
     if root is None:
         others = "every other agent" if agents else "every agent"
-        how = _describe_agent("", None, settings, registry)
-        said.append(f"{others} of the workflow: {how}")
-    return said or ["it has no LLM agent"]
+        guarding = _describe_agent("", None, settings, registry)
+        descriptions.append(f"{others} of the workflow: {guarding}")
+    return descriptions or ["it has no LLM agent"]
 
 
 def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
-    """Finds the LLM agents of an app by name.
+    """Returns the LLM agents of an app by their names.
 
-    ADK hides a workflow at the root from plugins. Then the settings' own names are
-    listed, each without its agent.
+    If the root is None, a workflow that ADK hides from plugins, the names are those in
+    the settings, each with None in place of its agent.
     """
-    from google.adk.agents.llm_agent import LlmAgent  # ADK has it by now.
+    # A slow import, which ADK has done by now.
+    from google.adk.agents.llm_agent import LlmAgent
 
     if root is None:
         return dict.fromkeys(settings.agents)
@@ -156,35 +162,42 @@ def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
 def _describe_agent(
     name: str, agent: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> str:
-    """Says by which strategy an agent is guarded, and in which context window."""
+    """Describes the strategy of an agent and, if it is known, its context window."""
     strategy = settings.agents.get(name, settings.default)
     if strategy is None:
         return "not guarded"
     if not isinstance(strategy, Strategy):
         return "chosen by a function"
 
-    kind = type(strategy).__name__
-    model = _find_model_name(agent)
-    if not model and strategy.context_window is None:
-        return kind
+    strategy_name = type(strategy).__name__
+    model_name = _find_model_name(agent)
+    if not model_name and strategy.context_window is None:
+        return strategy_name
 
     window = resolve_context_window(
-        model, configured=strategy.context_window, registry=registry, is_quiet=True
+        model_name,
+        configured=strategy.context_window,
+        registry=registry,
+        is_quiet=True,
     )
-    source = _SOURCES.get(window.source, f"assumed: unknown model {model!r}")
+    source = _SOURCES.get(window.source, f"assumed: unknown model {model_name!r}")
     due_tokens = plan_strategy(strategy, window.tokens).threshold_tokens
-    costs = resolve_costs(model, settings.prices, registry)
+    costs = resolve_costs(model_name, settings.prices, registry)
     start = describe_start(window.tokens, due_tokens, costs)
-    return f"{kind}, window {window.tokens:,} tokens ({source}){start}"
+    return f"{strategy_name}, window {window.tokens:,} tokens ({source}){start}"
 
 
 def _find_model_name(agent: object) -> str:
-    """Names an agent's model, or its parent's; making the model may take seconds."""
-    while agent is not None:
-        model = getattr(agent, "model", None)
+    """Returns the name of an agent's model, or of the nearest parent's; "" for none.
+
+    ADK's own `canonical_model` would make the model, which may take seconds.
+    """
+    candidate = agent
+    while candidate is not None:
+        model = getattr(candidate, "model", None)
         if isinstance(model, str) and model:
             return model
         if model:
             return getattr(model, "model", "")
-        agent = getattr(agent, "parent_agent", None)
+        candidate = getattr(candidate, "parent_agent", None)
     return ""

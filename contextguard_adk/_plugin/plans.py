@@ -1,4 +1,4 @@
-"""Where the compactions of a strategy begin, before there is any request."""
+"""The sizes of a strategy's budgets, as they are known before any request."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ _LARGE_WINDOW_TOKENS = 200_000
 
 
 def plan_strategy(strategy: Strategy, window_tokens: int) -> Budgets:
-    """Returns the sizes that a strategy keeps to in a context window."""
-    trigger_tokens = strategy.trigger_tokens(window_tokens)
-    planned = plan_budgets(window_tokens, trigger_tokens=trigger_tokens)
+    """Returns the budgets of a strategy in a context window of this size.
 
-    # A pipeline may begin earlier.
+    Their threshold is the size of a request from which on the strategy compacts.
+    """
+    trigger_tokens = strategy.trigger_tokens(window_tokens)
+    budgets = plan_budgets(window_tokens, trigger_tokens=trigger_tokens)
+
+    # A pipeline may compact below the threshold of its budgets.
     early_ratio = getattr(strategy, "compression_threshold", None) or math.inf
-    early_tokens = early_ratio * planned.working_tokens
-    due_tokens = math.ceil(min(planned.threshold_tokens, early_tokens))
-    return replace(planned, threshold_tokens=due_tokens)
+    early_tokens = early_ratio * budgets.working_tokens
+    due_tokens = math.ceil(min(budgets.threshold_tokens, early_tokens))
+    return replace(budgets, threshold_tokens=due_tokens)
 
 
 def describe_start(window_tokens: int, due_tokens: int, costs: Costs | None) -> str:
-    """Says where compactions begin in a large window; "" in any other.
+    """Describes the prompt from which on a strategy compacts: its tokens and its price.
 
-    A prompt of that size may cost more than people expect.
+    Returns "" for a window of at most 200,000 tokens. In a larger one, such a prompt
+    may cost more than people expect.
     """
     if window_tokens <= _LARGE_WINDOW_TOKENS:
         return ""

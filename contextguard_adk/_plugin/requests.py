@@ -31,28 +31,35 @@ def find_strategy(
 ) -> Strategy | None:
     """Returns the strategy for a request; None leaves the request as it is."""
     settings = plugin.settings
-    strategy = settings.agents.get(context.agent_name, settings.default)
-    if strategy is None or not _is_ours(plugin, context, request):
+    configured = settings.agents.get(context.agent_name, settings.default)
+    if configured is None or not _may_guard(plugin, context, request):
         return None
 
-    if not isinstance(strategy, Strategy):
-        strategy = _ask_chooser(strategy, context)
-        if strategy is None:
-            return None
+    strategy: Strategy | None
+    if isinstance(configured, Strategy):
+        strategy = configured
+    else:
+        strategy = _ask_chooser(configured, context)
+    if strategy is None:
+        return None
 
-    in_session = context.session.state.get(SUMMARIES_KEY)
-    if in_session not in (None, "stored", "write"):
+    session_summaries = context.session.state.get(SUMMARIES_KEY)
+    if session_summaries not in (None, "stored", "write"):
         message = 'Session state %r is neither "stored" nor "write": ignored.'
         warn_once(logger, message, SUMMARIES_KEY)
-    if settings.summaries == "stored" or in_session == "stored":
+    if settings.summaries == "stored" or session_summaries == "stored":
         return strategy.model_copy(update={"summaries": "stored"})
     return strategy
 
 
-def _is_ours(
+def _may_guard(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> bool:
-    """Returns whether a request carries a history that this guard may change."""
+    """Whether a request carries a history that this plugin may change.
+
+    It may not if the session switches the guard off, if the provider holds the history,
+    if the run is a live one, or if another guard does the work.
+    """
     invocation = context.get_invocation_context()
     if invocation.session.state.get(OFF_KEY) is True:
         return False
@@ -61,22 +68,23 @@ def _is_ours(
     if is_held_by_provider or is_live:
         return False
 
+    # Of several plugins that guard the agent, the first one does the work.
     app = invocation.session.app_name
     agent = context.agent_name
     plugins = invocation.plugin_manager.plugins
     guards = [each for each in plugins if isinstance(each, GuardPlugin)]
-    working = [
-        each
-        for each in guards
-        if each.settings.agents.get(agent, each.settings.default) is not None
+    guards_of_agent = [
+        guard
+        for guard in guards
+        if guard.settings.agents.get(agent, guard.settings.default) is not None
     ]
-    if working and working[0] is not plugin:
+    if guards_of_agent and guards_of_agent[0] is not plugin:
         warn_once(
             logger,
             "App %r has two guards for the same agents, perhaps one in the App and one "
             "on --extra_plugins: %r does the work, %r is idle.",
             app,
-            working[0].name,
+            guards_of_agent[0].name,
             plugin.name,
         )
         return False
@@ -94,13 +102,16 @@ def _is_ours(
 
 
 def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
-    """Returns the strategy that a function chooses; `Threshold()` where it fails."""
+    """Returns the strategy that a user's function chooses for a request, or None.
+
+    Returns `Threshold()` if the function raises an error, or returns something else.
+    """
     chosen: object
     try:
         chosen = choose(context)
     except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
         log_traceback(logger, "No strategy was chosen", error)
-        chosen = error  # Its type is logged below.
+        chosen = error  # The warning below names its type.
 
     if chosen is None or isinstance(chosen, Strategy):
         return chosen
@@ -117,16 +128,20 @@ def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
 async def guard_request(
     guard: Guard, context: CallbackContext, request: LlmRequest, strategy: Strategy
 ) -> None:
-    """Compacts a request; where that fails, cuts its contents without any state."""
+    """Compacts a request; if that fails, cuts its contents without any state.
+
+    In a recorded test the request is always cut, because state must not be written.
+    """
     observe = guard.settings.observe
-    then = "" if observe else ", whose history is cut to fit"
+    consequence = "" if observe else ", whose history is cut to fit"
     with log_failures(
-        logger, f"The guard failed for agent {context.agent_name!r}{then}"
+        logger, f"The guard failed for agent {context.agent_name!r}{consequence}"
     ):
-        if not is_recorded_test():  # Such a test must not see any state of ours.
+        if not is_recorded_test():
             await guard_call(Call(guard, context, request, strategy, observe))
             return
 
+    # Only a failure, which is logged by now, or a recorded test gets here.
     if observe:
         return
     window = resolve_context_window(
@@ -139,10 +154,10 @@ async def guard_request(
 
 
 def is_recorded_test() -> bool:
-    """Returns whether `adk test` records a conversation or replays one.
+    """Whether `adk test` records a conversation or replays one.
 
-    It compares session state, but its replay reports no usage and cannot answer a
-    request for a summary. So no state is written, and a request that is too large is
+    `adk test` compares session state, but its replay reports no usage and cannot answer
+    a request for a summary. So no state is written, and a request that is too large is
     cut.
     """
     test = os.environ.get("PYTEST_CURRENT_TEST", "")
@@ -152,7 +167,7 @@ def is_recorded_test() -> bool:
 def warn_of_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> None:
-    """Warns where a switch has a compacted session send its whole history again."""
+    """Warns if a compacted session sends its whole history because of a switch."""
     switch = _name_switch(plugin, context, request)
     if switch:
         warn_of_whole_history(plugin._guard, context, request, switch)
@@ -161,11 +176,14 @@ def warn_of_switch(
 def _name_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> str:
-    """Names the user's switch that has the guard change nothing; "" for none."""
+    """Describes the user's switch that keeps the guard from changing this request.
+
+    Returns "" if there is no such switch.
+    """
     if plugin.settings.observe:
         return "where the guard only observes"
     if context.session.state.get(OFF_KEY) is True:
         return f"where {OFF_KEY} is set"
-    if _is_ours(plugin, context, request):
+    if _may_guard(plugin, context, request):
         return "where the agent is not guarded"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import NamedTuple
 
 from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._support.log import warn_once
@@ -19,40 +20,61 @@ from contextguard_adk.strategies.base import Threshold
 logger = logging.getLogger("contextguard_adk.plugin")
 
 GUARD_ALL = Threshold()
-"""The strategy of every agent where nothing else is said."""
+"""The strategy of every agent that no argument and no file gives another one."""
 
 _OFF = ("", "0", "false", "no", "off")
 
 
 class FromFile(Threshold):
-    """Stands as the argument `default` for all the settings of a file."""
+    """Carries the settings of a file in the argument `default` of the plugin.
+
+    `ContextGuardPlugin.from_file` makes it.
+    """
 
     settings: PluginSettings
 
 
+class ChosenSettings(NamedTuple):
+    """The settings of the plugin.
+
+    Attributes:
+        settings: All settings.
+        is_shared: Whether they come from the file that the environment names, which
+            other apps may use as well.
+    """
+
+    settings: PluginSettings
+    is_shared: bool
+
+
 def choose_settings(
-    given: PluginSettings, default: object, is_strict: bool
-) -> tuple[PluginSettings, bool]:
+    arguments: PluginSettings, default: object, is_strict: bool
+) -> ChosenSettings:
     """Chooses between arguments and files.
 
+    The settings come from the first of these that there is:
+
+    1. the file that `from_file` has read
+    2. the arguments, if any differs from its default
+    3. the file that the environment names, unless it is wrong
+    4. the arguments, which are all defaults then
+
     Args:
-        given: The settings as they were given as arguments.
-        default: The strategy of agents that are not named, as it was given.
+        arguments: The settings that were given as arguments.
+        default: The argument `default`, as it was given.
         is_strict: Whether a wrong file raises an error.
 
-    Returns:
-        The settings, and whether they are those of the file that the environment names.
-
     Raises:
-        ConfigError: That file is wrong, and argument or environment say to raise.
+        ConfigError: The file that the environment names is wrong, and `is_strict` or
+            the environment asks for an error.
     """
     if isinstance(default, FromFile):
-        return default.settings, False
+        return ChosenSettings(default.settings, is_shared=False)
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
-        return given, False
+        return ChosenSettings(arguments, is_shared=False)
 
-    changed = _list_changed(given, default)
+    changed = _list_changed(arguments, default)
     if changed:
         warn_once(
             logger,
@@ -63,10 +85,10 @@ def choose_settings(
             ", ".join(changed),
             path,
         )
-        return given, False
+        return ChosenSettings(arguments, is_shared=False)
 
     try:
-        return load_settings(path), True
+        return ChosenSettings(load_settings(path), is_shared=True)
     except ConfigError as error:
         if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
             raise ConfigError(
@@ -74,18 +96,20 @@ def choose_settings(
             ) from error
         message = "%s Every agent is guarded with the defaults until this is mended."
         warn_once(logger, message, str(error), level=logging.ERROR)
-        return given, False
+        return ChosenSettings(arguments, is_shared=False)
 
 
-def _list_changed(given: PluginSettings, default: object) -> list[str]:
-    """Names the arguments that are not as they are where nothing is given."""
-    usual = PluginSettings()
+def _list_changed(arguments: PluginSettings, default: object) -> list[str]:
+    """Returns the names of the arguments that differ from their defaults.
+
+    `default` is among them even if it equals the usual strategy, but was given in code.
+    """
+    usual_settings = PluginSettings()
     changed = [
         name
         for name in ("agents", "default", *GuardSettings.model_fields)
-        if getattr(given, name) != getattr(usual, name)
+        if getattr(arguments, name) != getattr(usual_settings, name)
     ]
-    # A strategy that equals the usual one was given as well.
     if default is not GUARD_ALL and "default" not in changed:
         changed.append("default")
     return changed

@@ -41,7 +41,12 @@ DECLARATION = types.FunctionDeclaration(
 
 _MAX_QUERY_CHARS = 200
 _MIN_EXCERPT_TOKENS = 60
+_MIN_TEXT_TOKENS = 30  # Of an excerpt, below its title.
 _MAX_WINDOW_RATIO = 0.3  # Of the context window, for a file that is attached.
+_SPARE_TOKENS = 20  # Of a page: for the marks around the call that reads on.
+
+# To count a long text takes a while, so a text of more characters is cut uncounted.
+_MAX_CHARS_PER_TOKEN = 8
 
 
 class RecallHistoryTool(BaseTool):
@@ -68,10 +73,10 @@ class RecallHistoryTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Answers one call; a bad argument gets an answer that helps."""
+        """Answers one call; the answer to a wrong argument says which are possible."""
         try:
             items = await self._source.load()
-            # Megabytes take seconds, in which nothing else would run.
+            # A search in megabytes takes seconds, and would block the event loop.
             answer = await asyncio.to_thread(self._answer, items, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
@@ -79,7 +84,9 @@ class RecallHistoryTool(BaseTool):
         return {name: _encodable(text) for name, text in answer.items()}
 
     def _answer(self, items: Items, args: dict[str, Any]) -> dict[str, str]:
-        query = " ".join(str(args.get("query") or "")[:_MAX_QUERY_CHARS].split())
+        """Reads an item, searches for a query, or, without both, lists the items."""
+        query_text = str(args.get("query") or "")[:_MAX_QUERY_CHARS]
+        query = " ".join(query_text.split())
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
 
@@ -92,7 +99,7 @@ class RecallHistoryTool(BaseTool):
     def _answer_item(
         self, items: Sequence[Item], handle: str, offset: int
     ) -> dict[str, str]:
-        """Reads one item, or attaches the file that it is."""
+        """Reads an item that has a text, or attaches an item that is a file."""
         item = next((each for each in items if each.handle == handle), None)
         if item is None:
             usage = "recall_history() lists the items, with query=… it searches them."
@@ -103,14 +110,14 @@ class RecallHistoryTool(BaseTool):
         obstacle = self._find_obstacle(item, item.media)
         if obstacle:
             return {"result": f"[{item.heading}]\n{obstacle}"}
-        said = f"[{item.heading}]\nIt is attached below."
-        return {"result": said, ATTACHED_KEY: item.handle}
+        result = f"[{item.heading}]\nIt is attached below."
+        return {"result": result, ATTACHED_KEY: item.handle}
 
     def _find_obstacle(self, item: Item, media: types.Part) -> str:
-        """Says why a file cannot be attached; "" where it can."""
+        """Returns the reason why a file cannot be attached; "" if it can."""
         if not self._mover.takes(media):
             return NOT_SHOWN
-        if item.content_index < 0:
+        if item.content_index < 0:  # The request does not have its message.
             return "This run does not load its message, so it cannot be attached."
         tokens = estimate_contents_tokens([types.Content(parts=[media])])
         if tokens > _MAX_WINDOW_RATIO * self._window_tokens:
@@ -118,24 +125,26 @@ class RecallHistoryTool(BaseTool):
         return ""
 
     def _read(self, item: Item, offset: int) -> str:
-        """Returns an item from a character on, as much as a page holds."""
-        count = len(item.text)
-        if offset >= count:
+        """Returns a page of an item's text, from the character `offset` on."""
+        text_chars = len(item.text)
+        if offset >= text_chars:
             return f"[{item.heading}]\nOffset {offset} lies behind its end."
 
         head = f"[{item.heading}; from {offset}]\n"
-        again = f"recall_history(item={item.handle!r}, offset={{}})"
-        more = phrases.GOES_ON.format(again)
-        longest_frame = f"{head}\n{more.format(count)}"
+        next_call = f"recall_history(item={item.handle!r}, offset={{}})"
+        next_line = phrases.GOES_ON.format(next_call)
+        longest_frame = f"{head}\n{next_line.format(text_chars)}"
         room_tokens = self._page_tokens - self._count(longest_frame)
-        page = self._fill(item.text[offset:], room_tokens)
+        text = self._fill(item.text[offset:], room_tokens)
 
-        end = offset + len(page)
-        tail = more.format(end) if end < count else phrases.END_OF_ITEM
-        return f"{head}{phrases.quote(page)}\n{tail}"
+        end = offset + len(text)
+        tail = phrases.END_OF_ITEM
+        if end < text_chars:
+            tail = next_line.format(end)
+        return f"{head}{phrases.quote(text)}\n{tail}"
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
-        """Returns a page of the list of items."""
+        """Returns a page of the list of items, from the item number `offset` on."""
         items = [item for item in hidden if item.is_listed]
         if not items:
             return "Nothing was compacted yet."
@@ -144,14 +153,17 @@ class RecallHistoryTool(BaseTool):
 
         frame = _Frame(
             head=f"{len(items)} items, newest first:",
-            again="recall_history(offset={})",
+            next_call="recall_history(offset={})",
             offset=offset,
             total=len(items),
         )
         return self._page(frame, [f"- {item.title}" for item in items[offset:]])
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
-        """Returns a page of excerpts from the items that match a query."""
+        """Returns a page of excerpts from the items that match a query.
+
+        The page begins with the match number `offset`.
+        """
         matches = rank_items(hidden, query)
         if not matches:
             hint = "Try fewer or other words; recall_history() lists the items."
@@ -161,16 +173,16 @@ class RecallHistoryTool(BaseTool):
 
         frame = _Frame(
             head=f"{len(matches)} items match, best and newest first:",
-            again="recall_history(query=…, offset={})",
+            next_call="recall_history(query=…, offset={})",
             offset=offset,
             total=len(matches),
         )
         excerpts = list[str]()
         room_tokens = self._room(frame)
-        for place, match in enumerate(matches[offset:], offset):
-            share_tokens = room_tokens
-            if place < len(matches) - 1:  # The best get most.
-                share_tokens = room_tokens // 2
+        last = len(matches) - 1
+        for number, match in enumerate(matches[offset:], offset):
+            # Each excerpt may take half of the room that is left, so the best get most.
+            share_tokens = room_tokens if number == last else room_tokens // 2
             excerpt = self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share_tokens))
             excerpts.append(excerpt)
             room_tokens -= self._count(excerpt) + 1
@@ -179,69 +191,80 @@ class RecallHistoryTool(BaseTool):
         return self._page(frame, excerpts)
 
     def _excerpt(self, match: Match, most_tokens: int) -> str:
-        """Returns an item whole, or its title and the text around the best match."""
+        """Returns an item whole if it fits; else its title and a part of its text.
+
+        The part is the text around the best match; up to a third of it stands before.
+        """
         item = match.item
-        about = f"{item.label} {item.hint}" if item.args else item.label
-        heading = f"[{item.handle} {phrases.quote_line(about)}]\n"
+        name = f"{item.label} {item.hint}" if item.args else item.label
+        heading = f"[{item.handle} {phrases.quote_line(name)}]\n"
         whole_tokens = most_tokens - self._count(heading)
-        # Counting a very long text takes a while.
-        may_fit = len(item.text) <= 8 * whole_tokens
+        may_fit = len(item.text) <= _MAX_CHARS_PER_TOKEN * whole_tokens
         if may_fit and self._count(item.text) <= whole_tokens:
             return f"{heading}{phrases.quote(item.text)}".rstrip("\n")
 
         position = match.position
         title_tokens = self._count(f"[{item.title}; from {position}]\n")
-        room_tokens = max(30, most_tokens - title_tokens)
+        room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - title_tokens)
+
+        # `_fill` cuts the end of a text, so it gets the text before the match reversed.
         before = item.text[max(0, position - 3 * most_tokens) : position]
         reversed_lead = self._fill(before[::-1], room_tokens // 3)
         start = position - len(reversed_lead)
-        text = self._fill(item.text[start:], room_tokens)
-        return f"[{item.title}; from {start}]\n{phrases.quote(text)}"
+        part = self._fill(item.text[start:], room_tokens)
+        return f"[{item.title}; from {start}]\n{phrases.quote(part)}"
 
     def _page(self, frame: _Frame, blocks: Sequence[str]) -> str:
-        """Returns as many blocks as a page holds, and how to get the next ones."""
+        """Returns as many blocks as fit a page, at least one, between two lines.
+
+        The last line has the call that gets the next page, or says that there is none.
+        """
         room_tokens = self._room(frame)
-        shown = list[str]()
+        page_blocks = list[str]()
         for block in blocks:
             room_tokens -= self._count(block) + 1
-            if room_tokens < 0 and shown:
+            if room_tokens < 0 and page_blocks:
                 break
-            shown.append(block)
+            page_blocks.append(block)
 
-        end = frame.offset + len(shown)
+        end = frame.offset + len(page_blocks)
         tail = phrases.END_OF_LIST
         if end < frame.total:
-            tail = phrases.MORE.format(frame.again.format(end))
-        return "\n".join([frame.head, *shown, tail])
+            tail = phrases.MORE.format(frame.next_call.format(end))
+        return "\n".join([frame.head, *page_blocks, tail])
 
     def _room(self, frame: _Frame) -> int:
         """Returns how many tokens a page has for blocks."""
-        frame_tokens = self._count(frame.head) + self._count(frame.again)
-        return self._page_tokens - frame_tokens - 20
+        frame_tokens = self._count(frame.head) + self._count(frame.next_call)
+        return self._page_tokens - frame_tokens - _SPARE_TOKENS
 
     def _fill(self, text: str, room_tokens: int) -> str:
-        """Returns the longest beginning of a text that fits; at least a character."""
-        page = text[: max(1, room_tokens) * 8]
-        while len(page) > 1 and (tokens := self._count(page)) > room_tokens:
+        """Returns a long beginning of a text that fits the room; at least a character.
+
+        It shortens the text in proportion to its tokens until it fits. One step leaves
+        a tenth at least, because the tokens are spread unevenly.
+        """
+        beginning = text[: max(1, room_tokens) * _MAX_CHARS_PER_TOKEN]
+        while len(beginning) > 1 and (tokens := self._count(beginning)) > room_tokens:
             ratio = max(0.1, room_tokens / tokens)
-            count = min(len(page) - 1, int(len(page) * ratio))
-            page = page[: max(1, count)]
-        return page
+            shorter_chars = min(len(beginning) - 1, int(len(beginning) * ratio))
+            beginning = beginning[: max(1, shorter_chars)]
+        return beginning
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """The lines around a page of blocks.
+    """The lines around a page of blocks, which are excerpts or lines of a list.
 
     Attributes:
         head: The first line.
-        again: The call that reads on, with `{}` in place of its offset.
-        offset: The number of the first block.
+        next_call: The call that gets the next page, with `{}` for its offset.
+        offset: The number of the first block on this page.
         total: How many blocks there are, on all pages.
     """
 
     head: str
-    again: str
+    next_call: str
     offset: int
     total: int
 
@@ -252,9 +275,9 @@ def _encodable(text: str) -> str:
 
 
 def _read_offset(value: object) -> int:
-    """Returns an offset that a model has written; 0 for none."""
+    """Returns an offset that a model has written, at least 0; 0 for no number."""
     try:
         number: int = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         return 0
-    return min(max(0, number), 10**12)
+    return min(max(0, number), 10**12)  # An answer quotes it: few digits are enough.

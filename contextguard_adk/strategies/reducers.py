@@ -204,17 +204,19 @@ class ToolOutputTruncation(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens the tool results that stand in the request."""
-        upto = reduction.last_tool_result()
+        newest = reduction.last_tool_result()
+        last = newest
         if self.preserve_last_tool_result and not reduction.relaxed.preferences:
-            upto = reduction.last_tool_result(before=upto)
-        if upto is None:
+            last = reduction.last_tool_result(before=newest)
+        if last is None:
             return StrategyResult.NO_CHANGE
 
+        upto = last
         truncation = self.truncation(is_tight=reduction.relaxed.lengths)
         if reduction.truncation is not None:
             # A result that an earlier run has shortened does not grow again.
             earlier, earlier_upto = reduction.truncation
-            upto = max(upto, earlier_upto)
+            upto = max(last, earlier_upto)
             if earlier.result_length and not truncation.result_length:
                 truncation = earlier
 
