@@ -114,7 +114,7 @@ async def take_answer(
 
 def _learn(event: Answered) -> None:
     """Tells the listeners of an answer, and remembers what its count shows."""
-    for listener in _listeners.TOLD_ANSWERED:
+    for listener in _listeners.ANSWERED:
         if listener.is_on(event.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.answered(event)
