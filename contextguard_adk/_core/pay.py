@@ -119,6 +119,7 @@ class Payer:
             )
             answer: object = await observers.tell(planned)
             return answer
+
         return None
 
     async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
