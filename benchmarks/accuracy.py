@@ -37,7 +37,10 @@ from rich.progress import track
 
 from benchmarks import _common
 from contextguard_adk import ContextGuardPlugin, Threshold
-from contextguard_adk._measuring.calibration import estimate_prompt_tokens
+from contextguard_adk._measuring.calibration import (
+    MeasuredRequest,
+    estimate_prompt_tokens,
+)
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk.testing import Reply, SimulatedLlm
 from contextguard_adk.testing import provider as _simulated
@@ -245,9 +248,8 @@ def _estimate_first(request: LlmRequest) -> int:
     contents = request.contents
     memo = Memo()
     heuristic = estimate_config_tokens(config) + memo.estimate_tokens(contents)
-    return estimate_prompt_tokens(
-        heuristic, None, None, contents, config=config, memo=memo
-    )
+    measured = MeasuredRequest(heuristic, contents, config, memo)
+    return estimate_prompt_tokens(measured)
 
 
 def _text_kind(kind: str) -> str:

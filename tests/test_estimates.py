@@ -21,6 +21,7 @@ from google.genai import types
 from benchmarks._common import make_pod
 from contextguard_adk import CallRecord, Threshold
 from contextguard_adk._measuring.calibration import (
+    MeasuredRequest,
     estimate_prompt_tokens,
     token_counter,
 )
@@ -66,7 +67,7 @@ TEXTS = {
 def estimate(*contents: types.Content, tokens: int | None = None) -> int:
     """What contents take, judged by their texts alone, of which the end may count."""
     size = estimate_contents_tokens(contents) if tokens is None else tokens
-    return estimate_prompt_tokens(size, None, None, contents, default=0.0)
+    return estimate_prompt_tokens(MeasuredRequest(size, contents), default=0.0)
 
 
 @pytest.mark.parametrize("kind", [*TEXTS, "mixed"])

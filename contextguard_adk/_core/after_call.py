@@ -21,6 +21,7 @@ from contextguard_adk import _listeners
 from contextguard_adk._core.limits import review_limits
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.calibration import (
+    MeasuredRequest,
     estimate_prompt_tokens,
     request_script_discount,
 )
@@ -114,7 +115,7 @@ async def take_answer(
 
 def _learn(event: Answered) -> None:
     """Tells the listeners of an answer, and remembers what its count shows."""
-    for listener in _listeners.TOLD_ANSWERED:
+    for listener in _listeners.ANSWERED:
         if listener.is_on(event.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.answered(event)
@@ -226,14 +227,8 @@ def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
     """Estimates a request: by bytes / 4, or more closely if the count is far higher."""
     if counted_tokens <= sent.heuristic_tokens * _USUAL_RATIO:
         return max(1, sent.heuristic_tokens)
-    return estimate_prompt_tokens(
-        sent.heuristic_tokens,
-        None,
-        None,
-        sent.contents,
-        config=sent.config,
-        memo=memo,
-    )
+    request = MeasuredRequest(sent.heuristic_tokens, sent.contents, sent.config, memo)
+    return estimate_prompt_tokens(request)
 
 
 def _is_repeated(seen: Seen, ratio: float, excess_tokens: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
@@ -26,18 +27,32 @@ from contextguard_adk._runtime.runs import Guard, SentCall, call_key
 from contextguard_adk.strategies.base import Strategy
 
 
+@dataclass(frozen=True)
+class FailedCall:
+    """A model call that has failed, as ADK tells it a plugin.
+
+    Attributes:
+        plugin: The plugin that is told.
+        context: The context of ADK's callback.
+        request: The request, as all callbacks have left it.
+        error: The error of the model's client.
+    """
+
+    plugin: BasePlugin
+    context: CallbackContext
+    request: LlmRequest
+    error: Exception
+
+
 async def answer_error(
-    guard: Guard,
-    context: CallbackContext,
-    request: LlmRequest,
-    error: Exception,
-    strategy: Strategy | None,
-    plugin: BasePlugin,
+    guard: Guard, failed: FailedCall, strategy: Strategy | None
 ) -> LlmResponse | None:
     """Returns the answer to a request that was sent again; None for none.
 
     `strategy` is None where nothing is to be changed.
     """
+    context = failed.context
+    request = failed.request
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
     key = call_key(context)
@@ -45,8 +60,8 @@ async def answer_error(
     if known is not None:
         known.is_answered = True
 
-    overflow = _read_overflow(error, request, known)
-    refusal = parse_refusal(error, request.contents)
+    overflow = _read_overflow(failed.error, request, known)
+    refusal = parse_refusal(failed.error, request.contents)
     if strategy is None or not (overflow or refusal):
         if known is not None:
             known.release()
@@ -57,7 +72,7 @@ async def answer_error(
         return None
 
     sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
-    restored = restore_requests(sent, request, invocation, plugin)
+    restored = restore_requests(sent, request, invocation, failed.plugin)
     call = Call(guard, context, restored.original, strategy)
     call.asked_model = sent.model
     recovery = Recovery(call, sent, restored.rejected, llm)

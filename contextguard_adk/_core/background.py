@@ -30,7 +30,8 @@ def plan(call: Call, turn: Turn) -> Callable[[int], None]:
         update={"config": turn.config.model_copy(), "tools_dict": {}}
     )
     own = replace(turn, request=request, contents=[*turn.contents])
-    return partial(_begin, Payer.of(call), own)
+    payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
+    return partial(_begin, payer, own)
 
 
 def _begin(payer: Payer, turn: Turn, tokens: int) -> None:

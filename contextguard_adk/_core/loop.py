@@ -27,23 +27,16 @@ from contextguard_adk._core.limits import fit_output, use_hearsay, warn_reserved
 from contextguard_adk._core.look import leave_out_rest, look, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
-from contextguard_adk._history.history import History
 from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._runtime.runs import SentCall, call_key
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
 from contextguard_adk._turn.turn import Turn
-from contextguard_adk._turn.units import Compacted, Sent
+from contextguard_adk._turn.units import Compacted, Listener, Sent
 from contextguard_adk.records import CompactionRecord, PressureRecord
 
 logger = logging.getLogger("contextguard_adk.call")
-
-
-async def guard_call(call: Call) -> None:
-    """Changes a request so that it fits, and remembers what is sent."""
-    turn = await settle(call, Bounds())
-    await send(call, turn)
 
 
 async def settle(call: Call, bounds: Bounds) -> Turn:
@@ -87,8 +80,9 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
     call.is_recovery_paid = turn.reason == "overflow"
     # After a rejection another call's summary may be under way.
     await call.wait()
+    payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
     # The task survives the cancellation of this call; a later call uses its summary.
-    was_allowed = await call.memory.pending.write(Payer.of(call).pay(turn))
+    was_allowed = await call.memory.pending.write(payer.pay(turn))
     if was_allowed is False and turn.reason == "requested":
         call.state.answer_request("before_compaction put it off")
     return True
@@ -135,28 +129,23 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
 
+    outcome: Outcome | None
     if paid.is_background:
         early_reason = call.strategy.early_reason
         outcome = background.put_in(turn, paid, history, early_reason)
     else:
-        outcome = _put_back(turn, paid, history)
+        # Its indexes are those of an earlier request: they are found again in this one.
+        draft = replace(
+            paid.draft,
+            covered=history.covered,
+            model_covered=history.model_covered,
+            truncated_upto=history.find_place(paid.stored.truncated_upto),
+        )
+        outcome = compose(turn, draft)
+
     if outcome is None or outcome.tokens >= turn.measure(turn.contents):
         return None
     return outcome
-
-
-def _put_back(turn: Turn, paid: Paid, history: History) -> Outcome:
-    """Returns the request with a summary that was written when it was due.
-
-    Its indexes are those of the request then, so they are found again in this one.
-    """
-    draft = replace(
-        paid.draft,
-        covered=history.covered,
-        model_covered=history.model_covered,
-        truncated_upto=history.find_place(paid.stored.truncated_upto),
-    )
-    return compose(turn, draft)
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
@@ -208,7 +197,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     record = _describe(call, turn, paid, outcome)
     call.compaction = record
     event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
-    for listener in _listeners.TOLD_COMPACTED:
+    for listener in _listeners.COMPACTED:
         if listener.is_on(call.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 await listener.compacted(event)
@@ -247,16 +236,17 @@ async def send(call: Call, turn: Turn) -> None:
     warn_reserved_output(turn.agent, budgets)
 
     if not call.is_observed:
-        is_changed = turn.is_changed(turn.contents)
-        if is_changed:
+        listeners: tuple[Listener, ...] = ()
+        if turn.is_changed(turn.contents):
             request.contents = list(turn.contents)
+            listeners = _listeners.SENT
         declare_tools(call, turn)
         fit_output(call, model, turn.tokens)
-        if is_changed:
-            event = Sent(memory, turn, call.compaction is not None)
-            for watcher in _listeners.TOLD_SENT:
-                with log_failures(logger, f"{type(watcher).__name__} failed"):
-                    watcher.sent(event)
+
+        event = Sent(memory, turn, is_compacted=call.compaction is not None)
+        for listener in listeners:
+            with log_failures(logger, f"{type(listener).__name__} failed"):
+                listener.sent(event)
 
         run_id = call.run.invocation_id
         compacted_run = run_id if call.is_compacted else ""

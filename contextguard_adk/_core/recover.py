@@ -95,7 +95,7 @@ class Recovery:
             call.state.note_help(helped or {})
 
         event = Recovered(call.origin, call.model, kind)
-        for listener in _listeners.TOLD_RECOVERED:
+        for listener in _listeners.RECOVERED:
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.recovered(event)
         return answer

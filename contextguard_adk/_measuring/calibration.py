@@ -5,7 +5,7 @@ The measure is called the heuristic: UTF-8 bytes / 4 of all that the model reads
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from google.genai import types
@@ -94,58 +94,21 @@ def first_margin(model: str, threshold_ratio: float) -> float:
     return max(least_margin, _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO)
 
 
-def estimate_prompt_tokens(
-    heuristic_tokens: int,
-    real_tokens: int | None,
-    last_heuristic_tokens: int | None,
-    contents: Sequence[types.Content],
-    *,
-    default: float | None = None,
-    config: types.GenerateContentConfig | None = None,
-    memo: Memo | None = None,
-    margin: float = FIRST_MARGIN,
-) -> int:
-    """Estimates the prompt tokens of a request before it is sent.
-
-    Without a count and without a `default` the density of all text decides. With a
-    `default` and no count it is the larger of `heuristic_tokens` times `default`, and
-    of the heuristic weighed by density. With a count it is the larger of the documented
-    rule, `max(real, heuristic x correction)`, and of the last count plus the growth
-    since, weighed by its density. The real count is no floor for a request that has
-    shrunk, since it counts contents that are gone. A count below bytes / 4 only stands
-    if the scripts of the text explain it.
-
-    Args:
-        heuristic_tokens: Bytes / 4 of the request.
-        real_tokens: What the provider counted last; None or 0 if it has not.
-        last_heuristic_tokens: Bytes / 4 of the request that it counted.
-        contents: The messages of the request.
-        default: The correction of the model, if one is known without a count.
-        config: The rest of the request; None counts as no text.
-        memo: Measures the contents.
-        margin: The factor of a first estimate.
-    """
-    request = _Request(contents, config, memo or Memo(), heuristic_tokens)
-    if real_tokens and last_heuristic_tokens:
-        return request.estimate_by_count(real_tokens, last_heuristic_tokens)
-
-    if default is None:
-        estimated_tokens = request.estimate_by_density(margin)
-    else:
-        parts = request.newest_parts()
-        dense_tokens = int(weighted_tokens(parts, heuristic_tokens))
-        estimated_tokens = max(int(heuristic_tokens * default), dense_tokens)
-    return max(estimated_tokens, real_tokens or 0)
-
-
 @dataclass(frozen=True)
-class _Request:
-    """A request to be estimated, and the memo that measures its contents."""
+class MeasuredRequest:
+    """A request to be estimated.
 
-    contents: Sequence[types.Content]
-    config: types.GenerateContentConfig | None
-    memo: Memo
+    Attributes:
+        heuristic_tokens: Its bytes / 4.
+        contents: Its messages.
+        config: The rest of it; None counts as no text.
+        memo: Measures the contents.
+    """
+
     heuristic_tokens: int
+    contents: Sequence[types.Content]
+    config: types.GenerateContentConfig | None = None
+    memo: Memo = field(default_factory=Memo)
 
     def newest_parts(self, *, in_ascii: bool = False) -> Iterator[SizedText]:
         """Yields the parts, the last one first; `in_ascii` leaves out other texts."""
@@ -239,6 +202,44 @@ class _Request:
             start -= 1
             missing_tokens -= self.memo.estimate_tokens((self.contents[start],))
         return self.contents[start:]
+
+
+def estimate_prompt_tokens(
+    request: MeasuredRequest,
+    real_tokens: int | None = None,
+    last_heuristic_tokens: int | None = None,
+    *,
+    default: float | None = None,
+    margin: float = FIRST_MARGIN,
+) -> int:
+    """Estimates the prompt tokens of a request before it is sent.
+
+    Without a count and without a `default` the density of all text decides. With a
+    `default` and no count it is the larger of the heuristic times `default`, and
+    of the heuristic weighed by density. With a count it is the larger of the documented
+    rule, `max(real, heuristic x correction)`, and of the last count plus the growth
+    since, weighed by its density. The real count is no floor for a request that has
+    shrunk, since it counts contents that are gone. A count below bytes / 4 only stands
+    if the scripts of the text explain it.
+
+    Args:
+        request: The request.
+        real_tokens: What the provider counted last; None or 0 if it has not.
+        last_heuristic_tokens: Bytes / 4 of the request that it counted.
+        default: The correction of the model, if one is known without a count.
+        margin: The factor of a first estimate.
+    """
+    if real_tokens and last_heuristic_tokens:
+        return request.estimate_by_count(real_tokens, last_heuristic_tokens)
+
+    if default is None:
+        estimated_tokens = request.estimate_by_density(margin)
+    else:
+        parts = request.newest_parts()
+        dense_tokens = int(weighted_tokens(parts, request.heuristic_tokens))
+        scaled_tokens = int(request.heuristic_tokens * default)
+        estimated_tokens = max(scaled_tokens, dense_tokens)
+    return max(estimated_tokens, real_tokens or 0)
 
 
 def request_script_discount(

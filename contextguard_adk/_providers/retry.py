@@ -57,6 +57,7 @@ async def call_with_retries(
         stop=stop_after_attempt(3) | stop_before_delay(patience_seconds),
         reraise=True,
     )
+
     return await tries(make_call)
 
 

@@ -25,6 +25,7 @@ from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, resolve_size
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
+    MeasuredRequest,
     count_quoted_chars,
     estimate_prompt_tokens,
     token_counter,
@@ -175,9 +176,8 @@ class Turn:
         """Estimates a request with these contents, instruction and tools included."""
         memo = self.history.memo
         heuristic_tokens = memo.estimate_tokens(contents) + self.size.config_tokens
-        return estimate_prompt_tokens(
-            heuristic_tokens, None, None, contents, default=self.correction, memo=memo
-        )
+        request = MeasuredRequest(heuristic_tokens, contents, memo=memo)
+        return estimate_prompt_tokens(request, default=self.correction)
 
     def measure_alone(self, contents: Sequence[types.Content]) -> int:
         """Estimates these contents alone."""
