@@ -61,6 +61,7 @@ class Recovery:
             is_rendered=is_same and bool(call.state.record.summary),
             threshold_ratio=0.8,
         )
+
         self._call = call
         self._sent = sent
         self._llm = llm
