@@ -20,10 +20,9 @@ from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._core.look import look, read_counts, render_unshaped
 from contextguard_adk._core.rejections import learn_window
 from contextguard_adk._measuring.tokens import estimate_config_tokens
-from contextguard_adk._providers.apart import Closing, call_apart
+from contextguard_adk._providers.calling import Closing, call_apart, call_with_retries
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
-from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Recovered
@@ -68,6 +67,7 @@ class Recovery:
             is_rendered=is_same and bool(call.state.record.summary),
             threshold_ratio=0.8,
         )
+
         self._call = call
         self._sent = sent
         self._llm = llm

@@ -34,4 +34,5 @@ SUMMARIZED = _find_told("summarized")
 COMPACTED = _find_told("compacted")
 ANSWERED = _find_told("answered")
 RECOVERED = _find_told("recovered")
-"""The listeners to tell of each event: most events concern few, and have to be fast."""
+"""The listeners of each event: most events concern few of them, and have to be fast.
+"""

@@ -78,7 +78,7 @@ def plan_budgets(
 
     A trigger that is None, or not below the window less its buffer, changes nothing.
     """
-    full_tokens = threshold_tokens(window_tokens, reserved_output_tokens)
+    full_tokens = window_tokens - buffer_tokens(window_tokens, reserved_output_tokens)
     # A large reserve of output makes no summary longer.
     summary_tokens = buffer_tokens(window_tokens) // 2
     if trigger_tokens is None or trigger_tokens >= full_tokens:

@@ -236,9 +236,11 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         if entry is None:
             continue
 
-        key = name.lower().translate(_KEY_SPELLING)
-        full[key].append(entry)
-        last_part = _without_prefixes(name.lower())[-1]
+        full_name = name.lower()
+        full_key = full_name.translate(_KEY_SPELLING)
+        full[full_key].append(entry)
+
+        last_part = _without_prefixes(full_name)[-1]
         last_key = _ANY_PROVIDER + last_part.translate(_KEY_SPELLING)
         last[last_key].append(entry)
 
@@ -442,8 +444,8 @@ def _ask(
         answer = error
 
     is_too_small = isinstance(answer, int) and answer < question.least_tokens
-    is_number = not (is_too_small or isinstance(answer, bool))
-    if isinstance(answer, question.kind) and is_number:
+    is_wrong = is_too_small or isinstance(answer, bool)
+    if isinstance(answer, question.kind) and not is_wrong:
         return answer
     if answer is not None:
         message = f"The model registry gave no {question.noun} for %r but %s"

@@ -1,4 +1,7 @@
-"""The memory of the process: the facts about each agent in one scope of a session."""
+"""The memory of the process: facts about each agent, and its summary under way.
+
+An agent has one memory for each scope of a session in which it works.
+"""
 
 from __future__ import annotations
 
