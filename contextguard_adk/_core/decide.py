@@ -84,8 +84,10 @@ def _gains_nothing(turn: Turn) -> bool:
         return True
 
     stored = turn.history.stored
-    known = stored.model_text if stored else ""
-    draft = Draft(known, covered, turn.history.model_covered, len(known), turn.reason)
+    stored_text = stored.model_text if stored else ""
+    draft = Draft(
+        stored_text, covered, turn.history.model_covered, len(stored_text), turn.reason
+    )
     return compose(turn, draft).tokens >= turn.measure(turn.contents)
 
 
@@ -146,9 +148,10 @@ def _is_little_new(turn: Turn) -> bool:
 
 
 def fixed_part_tokens(turn: Turn) -> int:
-    """Returns the size of the part that no compaction removes.
+    """Returns the size of the part that no compaction removes, in tokens.
 
-    It is on the scale of the estimate, which may follow a count of the provider.
+    The estimate of the whole request may follow a count of the provider. This size is
+    lowered to be comparable with it, and never raised.
     """
     memo = turn.history.memo
     fixed_tokens = turn.fixed_tokens

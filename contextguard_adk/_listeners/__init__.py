@@ -1,4 +1,4 @@
-"""Those that are told what the guard did with a call; a file holds one or a few."""
+"""The listeners: objects that are told what the guard did with a model call."""
 
 from __future__ import annotations
 
