@@ -16,7 +16,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.plugin_manager import PluginManager
 
 from contextguard_adk._core.after_call import end_run, take_answer
-from contextguard_adk._core.after_error import answer_error
+from contextguard_adk._core.after_error import FailedCall, answer_error
 from contextguard_adk._plugin.arguments import check_arguments
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.first_run import look_at_app
@@ -279,9 +279,8 @@ class ContextGuardPlugin(GuardPlugin):
             strategy = find_strategy(self, callback_context, llm_request)
             if self.settings.observe or is_recorded_test():
                 strategy = None  # Nothing may be sent again.
-            return await answer_error(
-                self._guard, callback_context, llm_request, error, strategy, self
-            )
+            failed = FailedCall(self, callback_context, llm_request, error)
+            return await answer_error(self._guard, failed, strategy)
         return None
 
     async def on_event_callback(

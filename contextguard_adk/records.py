@@ -198,24 +198,21 @@ def format_cost(dollars: float | None) -> str:
 
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text."""
+    summaries = "no new summary"
+    if record.attempts and record.summary_tokens:
+        count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+        how = ", in part without a model" if record.is_mechanical else ""
+        by = f" by {record.model}" if record.model else ""
+        summaries = f"{count}{how}{by}"
+
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
         f"{record.contents_before:,} → {record.contents_after:,} messages",
-        _describe_summaries(record),
+        summaries,
     ]
     if record.model:
         parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
-
-
-def _describe_summaries(record: CompactionRecord) -> str:
-    """Returns "no new summary", or as in "2 summaries by gemini-2.5-flash"."""
-    if not record.attempts or not record.summary_tokens:
-        return "no new summary"
-    count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-    mechanical_part = ", in part without a model" if record.is_mechanical else ""
-    writer = f" by {record.model}" if record.model else ""
-    return f"{count}{mechanical_part}{writer}"
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:

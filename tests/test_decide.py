@@ -79,7 +79,7 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
         "under way",
     ),
     ("just made", turn_of(facts={"ready": PAID}), Step.PUT_IN, "ready"),
-    ("state was lost", turn_of(300, facts={"put_in": LOST}), Step.PUT_IN, "ready"),
+    ("state was lost", turn_of(300, facts={"unconfirmed": LOST}), Step.PUT_IN, "ready"),
     (
         "background, wanted",
         turn_of(facts={"ready": LATER}, is_settled=True),
@@ -119,7 +119,12 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
         "nothing would be gained",
     ),
     ("small", turn_of(3_000), Step.SEND, "no compaction is wanted"),
-    ("arrived", turn_of(3_000, facts={"put_in": ARRIVED}), Step.SEND, "no compaction"),
+    (
+        "arrived",
+        turn_of(3_000, facts={"unconfirmed": ARRIVED}),
+        Step.SEND,
+        "no compaction",
+    ),
     (
         "begins in the background",
         turn_of(8_100, settings=AHEAD),

@@ -28,9 +28,9 @@ from contextguard_adk._measuring.budgets import excerpt, shorten_to_tokens
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers import overflow, wordings
+from contextguard_adk._providers.calling import is_transient
 from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._providers.registry import LitellmRegistry
-from contextguard_adk._providers.retry import is_transient
 from contextguard_adk._recall.search import rank_items
 from contextguard_adk._runtime.state import PIN_KEY, AgentState
 from contextguard_adk._sections.done import DoneCalls

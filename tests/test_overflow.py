@@ -14,8 +14,8 @@ import pytest
 from google.genai import errors as genai_errors
 from google.genai import types
 
+from contextguard_adk._providers.calling import is_transient
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
-from contextguard_adk._providers.retry import is_transient
 from tests.builders import user
 from tests.growth import MAX_GROWTH, time_growth
 

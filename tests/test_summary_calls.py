@@ -15,7 +15,7 @@ from google.genai import types
 
 from contextguard_adk import Threshold
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk._providers.retry import call_with_retries, is_transient
+from contextguard_adk._providers.calling import call_with_retries, is_transient
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from contextguard_adk.testing import SimulatedProviderError as ProviderError
 from tests.builders import model, user

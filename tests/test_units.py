@@ -45,9 +45,11 @@ def take_out(unit: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     units = getattr(module, name)
     place = unit[1]
     monkeypatch.setattr(module, name, (*units[:place], *units[place + 1 :]))
-    for told in (name for name in vars(module) if name.startswith("TOLD_")):
-        rest = tuple(each for each in getattr(module, told) if each != units[place])
-        monkeypatch.setattr(module, told, rest)
+    if unit[0] == "listener":
+        for event in ("SENT", "SUMMARIZED", "COMPACTED", "ANSWERED", "RECOVERED"):
+            told = getattr(module, event)
+            rest = tuple(each for each in told if each is not units[place])
+            monkeypatch.setattr(module, event, rest)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=name_unit)

@@ -1,4 +1,4 @@
-"""What is done with a model's answer: its token count is stored, the call reported.
+"""Handles a model's answer: stores its token count, and reports the call.
 
 A provider's count is evidence of a request's size, but not always the size: it may
 leave out cached tokens, or add up several requests.
@@ -69,7 +69,11 @@ class _SentRequest(NamedTuple):
 async def take_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
-    """Stores the provider's count, if there is one, and reports the call once."""
+    """Stores the provider's count, if there is one, and reports the call once.
+
+    ADK calls this for each response of a stream. A partial one only shows that the
+    model answers.
+    """
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
     key = call_key(context)
@@ -85,7 +89,7 @@ async def take_answer(
     if response.partial:
         return
 
-    # A count that is stored releases the call, which forgets this function.
+    # Read now: the call forgets this function once its count is stored.
     after_answer = call.after_answer
     may_lose_event = _may_lose_events(context, plugin)
     memo = run.memo(invocation)
@@ -102,7 +106,7 @@ async def take_answer(
     )
     _learn(event)
     if may_lose_event:
-        scope = key[1]
+        _, scope = key
         context.state.update(run.writes.give(scope, invocation.session.state))
 
     if call.is_reported:
@@ -115,7 +119,7 @@ async def take_answer(
 
 def _learn(event: Answered) -> None:
     """Tells the listeners of an answer, and remembers what its count shows."""
-    for listener in _listeners.TOLD_ANSWERED:
+    for listener in _listeners.ANSWERED:
         if listener.is_on(event.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.answered(event)
@@ -150,7 +154,12 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
-    """Compares a count with what was sent; None where the answer was counted before."""
+    """Compares a count with the request that was sent.
+
+    Returns:
+        The count with the guard's own figures; None if a count of this call was stored
+        before.
+    """
     if not call.sent_contents:
         return None
 
@@ -158,6 +167,7 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
     parts = itertools.chain.from_iterable(parts_of(each) for each in sent.contents)
     media_tokens = sum(media_bytes(part) for part in parts) // 4
 
+    # A count is incomplete if neither media nor scripts explain that it is so low.
     least_tokens = sent.heuristic_tokens * _LEAST_RATIO
     is_incomplete = False
     if real_tokens < least_tokens and sent.heuristic_tokens > _LEAST_SENT_TOKENS:
@@ -169,12 +179,15 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
         real_tokens=real_tokens,
         heuristic_tokens=sent.heuristic_tokens,
         text_tokens=sent.heuristic_tokens - media_tokens,
-        is_size=not is_incomplete and _is_size(call, real_tokens, sent, memo),
+        is_size=not is_incomplete and _judge_size(call, real_tokens, sent, memo),
     )
 
 
 def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
-    """Returns the request that was sent: callbacks after the guard may edit it."""
+    """Returns the request as it was sent: callbacks after the guard may edit it.
+
+    Where it was not edited, or no longer exists, it is the request that the guard left.
+    """
     remembered = _SentRequest(
         call.sent_contents, call.sent_config, call.heuristic_tokens
     )
@@ -188,21 +201,31 @@ def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
     contents = request.contents
     is_same_length = len(contents) == len(call.sent_contents)
     pairs = zip(contents, call.sent_contents, strict=False)
-    if is_same_length and all(now is before for now, before in pairs):
+    if is_same_length and all(present is sent for present, sent in pairs):
         return remembered
+
     config_tokens = estimate_config_tokens(request.config)
     tokens = memo.estimate_tokens(contents) + config_tokens
     return _SentRequest(contents, request.config, tokens)
 
 
-def _is_size(call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo) -> bool:
-    """Returns whether a count may be the size of one request, not a sum of several."""
+def _judge_size(
+    call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo
+) -> bool:
+    """Judges whether a count is the size of one request, and remembers its ratio.
+
+    A count that is far above the estimate may be the sum of several requests. It is
+    doubted until the next count repeats it.
+
+    Returns:
+        True if the count is taken for the size of one request.
+    """
     window_tokens = call.stated_window_tokens
     is_above_window = bool(window_tokens) and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
         return False
     if sent.config is not None and sent.config.cached_content:
-        return True  # It also counts the cache, whose contents nobody here sees.
+        return True  # It includes the cache, which no estimate covers.
 
     seen = call.memory.facts.of(call.model)
     counted_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
@@ -215,11 +238,12 @@ def _is_size(call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo) -
         most_ratio = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
     if ratio <= most_ratio:
         lowest_ratio = min(ratio, seen.lowest_ratio or ratio)
-        usual = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest_ratio)
-        call.memory.see(call.model, usual)
+        believed = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest_ratio)
+        call.memory.see(call.model, believed)
         return True
 
-    call.memory.see(call.model, replace(seen, doubted=(ratio, excess_tokens)))
+    doubted = replace(seen, doubted=(ratio, excess_tokens))
+    call.memory.see(call.model, doubted)
     return _is_repeated(seen, ratio, excess_tokens)
 
 
@@ -235,8 +259,8 @@ def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
 def _is_repeated(seen: Seen, ratio: float, excess_tokens: int) -> bool:
     """Returns whether the count before was unusual by the same ratio or excess.
 
-    A vocabulary may take more tokens for a script; a gateway may add the same tokens to
-    all requests.
+    The same ratio shows a vocabulary that takes more tokens for a script. The same
+    excess shows a gateway that adds the same tokens to all requests.
     """
     doubted_ratio, doubted_tokens = seen.doubted
     if ratio <= _MOST_RATIO and _is_near(ratio, doubted_ratio, _SAME_RATIO):
@@ -250,14 +274,18 @@ def _is_near(value: float, before: float, most_ratio: float) -> bool:
 
 
 def _note_count(event: Answered, count: Count) -> None:
-    """Stores a count; the call's contents are forgotten, as no recovery needs them."""
+    """Stores a count, and forgets the call's contents: no recovery needs them now.
+
+    A count that is not a request's size clears the stored one.
+    """
     call = event.call
     memory = call.memory
     real_tokens = count.real_tokens
     cached_ratio = event.usage.cached_tokens / real_tokens
     memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
     call.release()
-    if not count.is_size:  # The count before may have been wrong as well.
+    if not count.is_size:
+        # The count before may have been wrong as well.
         event.state.write("real_tokens", None)
         return
 
@@ -266,12 +294,12 @@ def _note_count(event: Answered, count: Count) -> None:
         accepted[call.client] = real_tokens
 
     seen = memory.facts.of(call.model)
-    shown = replace(
+    counted = replace(
         seen,
         accepted_tokens=max(real_tokens, seen.accepted_tokens),
         counted=(real_tokens, count.heuristic_tokens),
     )
-    memory.see(call.model, shown)
+    memory.see(call.model, counted)
     memory.facts = replace(memory.facts, counting_model=call.model)
     event.state.write("real_tokens", real_tokens)
     event.state.write("last_heuristic", count.heuristic_tokens)

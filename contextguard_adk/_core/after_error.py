@@ -1,9 +1,10 @@
-"""What is done when a model call fails: a request that can be mended is sent again."""
+"""Handles a failed model call: a request that can be mended is sent again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
@@ -26,30 +27,51 @@ from contextguard_adk._runtime.runs import Guard, SentCall, call_key
 from contextguard_adk.strategies.base import Strategy
 
 
-async def answer_error(
-    guard: Guard,
-    context: CallbackContext,
-    request: LlmRequest,
-    error: Exception,
-    strategy: Strategy | None,
-    plugin: BasePlugin,
-) -> LlmResponse | None:
-    """Returns the answer to a request that was sent again; None for none.
+@dataclass(frozen=True)
+class FailedCall:
+    """A model call that has failed, as ADK tells it a plugin.
 
-    `strategy` is None where nothing is to be changed.
+    Attributes:
+        plugin: The plugin that is told.
+        context: The context of ADK's callback.
+        request: The request, as all callbacks have left it.
+        error: The error of the model's client.
     """
+
+    plugin: BasePlugin
+    context: CallbackContext
+    request: LlmRequest
+    error: Exception
+
+
+async def answer_error(
+    guard: Guard, failed: FailedCall, strategy: Strategy | None
+) -> LlmResponse | None:
+    """Sends a failed request again if that can help.
+
+    Args:
+        guard: The memory of the plugin.
+        failed: The failed call.
+        strategy: The strategy of the agent; None where nothing may be changed.
+
+    Returns:
+        The answer, or an error of the requests that were sent; None if nothing was sent
+        or accepted. Then ADK raises the first error.
+    """
+    context = failed.context
+    request = failed.request
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
     key = call_key(context)
-    known = run.calls.get(key)
-    if known is not None:
-        known.is_answered = True
+    noted_call = run.calls.get(key)  # None if the guard did not see the request.
+    if noted_call is not None:
+        noted_call.is_answered = True
 
-    overflow = _read_overflow(error, request, known)
-    refusal = parse_refusal(error, request.contents)
+    overflow = _read_overflow(failed.error, request, noted_call)
+    refusal = parse_refusal(failed.error, request.contents)
     if strategy is None or not (overflow or refusal):
-        if known is not None:
-            known.release()
+        if noted_call is not None:
+            noted_call.release()
         return None
 
     llm = await resolve_llm(invocation)
@@ -57,7 +79,7 @@ async def answer_error(
         return None
 
     sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
-    restored = restore_requests(sent, request, invocation, plugin)
+    restored = restore_requests(sent, request, invocation, failed.plugin)
     call = Call(guard, context, restored.original, strategy)
     call.asked_model = sent.model
     recovery = Recovery(call, sent, restored.rejected, llm)
@@ -66,8 +88,8 @@ async def answer_error(
             recovery.learn(overflow)
         return None
 
-    # In a task of its own: an error in there would else have the rejection
-    # as its context, and be taken for another one.
+    # Python gives an error that is raised here the rejection as its `__context__`, and
+    # the error would be read as another rejection. A task has no such context.
     answer = await asyncio.create_task(recovery.recover(overflow, refusal))
     if sent.is_recovered:
         run.calls[key] = sent
@@ -81,7 +103,11 @@ async def answer_error(
 def _read_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
-    """Reads whether the request was too long, for its window or a rate limit."""
+    """Reads whether the request was too long, for its window or a rate limit.
+
+    Returns:
+        None if it was not, or if the error cannot tell.
+    """
     if sent is None:
         return read_overflow(error, request, 0)
 
@@ -93,7 +119,8 @@ def _read_overflow(
     if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
         return overflow
 
-    # Such limits do not count what a cache serves.
+    # A rate limit does not count the tokens that a cache serves. If a larger prompt was
+    # accepted, this one was not too long by itself.
     is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
     return None if is_accepted else overflow
 
@@ -102,8 +129,8 @@ class Restored(NamedTuple):
     """A rejected request, before and after the guard had changed it.
 
     Attributes:
-        original: As the guard was given it.
-        rejected: As the provider was sent it.
+        original: The request before the guard changed it.
+        rejected: The request that the provider was sent.
         may_be_masked: Whether a later callback may have masked a part that is missing
             here. Then nothing is sent again.
     """
@@ -133,10 +160,11 @@ def restore_requests(
 
     config = _uncache(sent, rejected.config) if is_cached else rejected.config
     update = {"config": config.model_copy()}
-    before = {**update, "contents": [*sent.original_contents, *added]}
-    after = {**update, "contents": [*sent.sent_contents, *added]}
+    original_update = {**update, "contents": [*sent.original_contents, *added]}
+    rejected_update = {**update, "contents": [*sent.sent_contents, *added]}
     return Restored(
-        rejected.model_copy(update=before), rejected.model_copy(update=after)
+        original=rejected.model_copy(update=original_update),
+        rejected=rejected.model_copy(update=rejected_update),
     )
 
 
@@ -156,9 +184,10 @@ def _may_be_masked(
     if run.plugin_manager.plugins[-1] is not plugin:
         return True
 
-    sent_last = sent.sent_contents[-len(rejected.contents) :]
-    present_ids = {id(content) for content in rejected.contents}
-    return present_ids != {id(content) for content in sent_last}
+    # A cache holds the first contents: the others must be the very last ones sent.
+    last_sent = sent.sent_contents[-len(rejected.contents) :]
+    last_sent_ids = {id(content) for content in last_sent}
+    return {id(content) for content in rejected.contents} != last_sent_ids
 
 
 def _find_added(
@@ -166,24 +195,26 @@ def _find_added(
 ) -> tuple[list[types.Content], bool]:
     """Returns the contents that were added later, and whether all sent ones are there.
 
-    Contents are compared by what they say: an agent's own callback may have copied
-    them.
+    Contents are compared by their fingerprints, because an agent's own callback may
+    have copied them.
     """
     missing = Counter(fingerprint(content) for content in sent.sent_contents)
     added: list[types.Content] = []
     for content in rejected.contents:
-        said = fingerprint(content)
-        if missing[said]:
-            missing[said] -= 1
+        digest = fingerprint(content)
+        if missing[digest]:
+            missing[digest] -= 1
         elif not any(content is original for original in sent.original_contents):
             added.append(content)
-    return added, not missing.total()
+
+    is_complete = missing.total() == 0
+    return added, is_complete
 
 
 def _uncache(
     sent: SentCall, config: types.GenerateContentConfig
 ) -> types.GenerateContentConfig:
-    """Puts back what a cache has in place of the config's own."""
+    """Returns a config with the instruction and tools that a cache had replaced."""
     names = ("cached_content", "system_instruction", "tools", "tool_config")
     return config.model_copy(
         update={name: getattr(sent.sent_config, name) for name in names}
@@ -191,7 +222,7 @@ def _uncache(
 
 
 def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
-    """Describes a request that the guard did not get to measure."""
+    """Describes a request that the guard did not see before it was sent."""
     heuristic_tokens = estimate_config_tokens(request.config)
     heuristic_tokens += memo.estimate_tokens(request.contents)
     estimated_tokens = int(heuristic_tokens * DEFAULT_CORRECTION)

@@ -12,25 +12,33 @@ from google.genai import types
 from contextguard_adk import _shapes
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
-from contextguard_adk._core.limits import learn, reserve_output, resolve_model
+from contextguard_adk._core.limits import reserve_output, resolve_model
 from contextguard_adk._core.look import look
 from contextguard_adk._core.loop import declare_tools, settle
+from contextguard_adk._core.rejections import learn
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._summaries.compose import shape
 from contextguard_adk._turn.units import Contents
 
+_OUTPUT_RATIO = 0.98  # Of the room that the prompt leaves; a little stays free.
+
+# The least request may take this part of the room beside instruction and tools, but at
+# least a tenth of the window: the estimates of rejected requests were too low.
+_LEAST_ROOM_RATIO = 0.4
+_LEAST_WINDOW_RATIO = 0.1
+
 
 @dataclass
 class Rejected:
-    """A request that was rejected, and what was tried and learned since.
+    """A request that was rejected, and the requests that were tried in its place.
 
     Attributes:
         call: The model call that it belongs to.
         request: The request as it was rejected. Requests that are sent again have its
             config, and other contents.
-        bounds: What the next request has to respect.
+        bounds: The bounds of the next request.
         tried_tokens: Bytes / 4 of each request that was sent, newest last.
         sent_ratio: The first estimate of the request, per byte / 4.
     """
@@ -60,29 +68,40 @@ class Rejected:
         return self.measure(self.shape(contents)) < self.tried_tokens[-1]
 
     def learn_ratio(self, overflow: Overflow) -> None:
-        """Takes tokens of the model per byte / 4 from what a rejection names."""
+        """Corrects the tokens of the model per byte / 4 by the newest rejection.
+
+        The next request is measured by the new ratio.
+        """
         ratio = self._read_ratio(overflow)
         correction = min(max(ratio, 1.0), MAX_RATIO)
-        if correction > DEFAULT_CORRECTION:
-            # Only a provider that reports no usage will need it again.
-            learn(self.call, correction=round(correction, 2))
         self.bounds = replace(self.bounds, correction=correction)
+        if correction > DEFAULT_CORRECTION:
+            # A later run needs the ratio only if the provider reports no usage.
+            learn(self.call, correction=round(correction, 2))
 
     def _read_ratio(self, overflow: Overflow) -> float:
+        """Returns the tokens of the model per byte / 4 of the newest request.
+
+        There are three cases, in this order:
+        - The rejection names the size of the request.
+        - By the known ratio, the request is larger than the limit: that ratio holds.
+        - Otherwise the known ratio is too low. The request is taken to be a tenth
+          larger than the limit.
+        """
         call = self.call
         sent_tokens = max(1, self.tried_tokens[-1])
         prompt_tokens = overflow.prompt_tokens
         if prompt_tokens is not None:
-            if overflow.period:  # It counts what was reserved as well.
+            if overflow.period:  # A rate limit counts the reserved output as well.
                 model = resolve_model(call, self.bounds)
                 prompt_tokens -= model.reserved_output_tokens
             return prompt_tokens / sent_tokens
 
         known_ratio = call.counts.measured_correction or DEFAULT_CORRECTION
-        least_tokens = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
-        if known_ratio * sent_tokens > least_tokens:
+        limit_tokens = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
+        if known_ratio * sent_tokens > limit_tokens:
             return known_ratio
-        return least_tokens * 1.1 / sent_tokens  # It is more than the limit.
+        return limit_tokens * 1.1 / sent_tokens
 
 
 class Attempt(NamedTuple):
@@ -102,7 +121,8 @@ async def lower_output(
 ) -> list[types.Content] | None:
     """Reserves less output, and sends the same contents.
 
-    It does not apply unless the sum of input and output was too much.
+    It applies only if the sum of input and output was too much, and if the input leaves
+    enough room for an answer.
     """
     limit_tokens = overflow.limit_tokens
     prompt_tokens = overflow.prompt_tokens
@@ -113,8 +133,9 @@ async def lower_output(
 
     call = rejected.call
     left_tokens = limit_tokens - prompt_tokens
-    if not reserve_output(call, int(left_tokens * 0.98)):
+    if not reserve_output(call, int(left_tokens * _OUTPUT_RATIO)):
         return None
+
     learn(call, output_tokens=overflow.output_tokens or left_tokens)
     update = {"config": call.request.config}
     rejected.request = rejected.request.model_copy(update=update)
@@ -124,16 +145,17 @@ async def lower_output(
 async def relieve_shapes(
     rejected: Rejected, overflow: Overflow
 ) -> list[types.Content] | None:
-    """Has a shape take less, as the one of images and files; sends the same contents.
+    """Lets one shape take less, as that of images and files; sends the same contents.
 
-    It does not apply where no shape can take less.
+    A shape is a form of contents that providers want. The attempt does not apply where
+    no shape can take less.
     """
     contents = list(rejected.request.contents)
     turn = look(rejected.call, rejected.bounds)
     for row in _shapes.SHAPES:
-        kept = row.relieve(turn, overflow, contents) if row.relieve else None
-        if kept is not None:
-            rejected.call.memory.keep(kept)
+        relief = row.relieve(turn, overflow, contents) if row.relieve else None
+        if relief is not None:
+            rejected.call.memory.keep(relief)  # The shape reads it when it is applied.
             return contents
     return None
 
@@ -141,18 +163,19 @@ async def relieve_shapes(
 async def compact(rejected: Rejected, overflow: Overflow) -> list[types.Content] | None:
     """Compacts harder than last time, or puts in a summary that is ready.
 
-    It does not apply where this recovery has paid for a summary, or where the stored
-    one is in the contents already: a new one would summarize it. Nor does it where the
-    request gets no smaller.
+    It does not apply in three cases:
+    - This recovery has already let the strategy compact.
+    - The contents hold the stored summary, which a new one would summarize.
+    - The request gets no smaller.
     """
     call = rejected.call
     if call.is_recovery_paid or rejected.bounds.is_rendered:
         return None
 
     rejected.learn_ratio(overflow)
-    before = call.state.record.summary
+    summary_before = call.state.record.summary
     turn = await settle(call, rejected.bounds)
-    if call.state.record.summary is before:
+    if call.state.record.summary is summary_before:
         return None
 
     declare_tools(call, turn)
@@ -165,16 +188,20 @@ async def keep_least(
 ) -> list[types.Content] | None:
     """Keeps summary, current request and the newest contents, in 40 % of the room.
 
-    It does not apply where the request gets no smaller.
+    The room is the smaller of the window and the newest request, without instruction
+    and tools. The attempt does not apply where the request gets no smaller.
     """
     rejected.learn_ratio(overflow)
     ratio = rejected.ratio
     turn = look(rejected.call, rejected.bounds)
     window_tokens = turn.budgets.window_tokens
-    most_tokens = min(window_tokens, rejected.tried_tokens[-1] * ratio)
-    # Instruction and tools stay. They may take fewer tokens than the ratio says.
-    left_tokens = most_tokens - turn.size.config_tokens * ratio
-    room_tokens = int(max(left_tokens * 0.4, window_tokens * 0.1))
+    request_tokens = min(window_tokens, rejected.tried_tokens[-1] * ratio)
+
+    # Instruction and tools may take fewer tokens than the ratio says, so there is some
+    # room even if they seem to fill the request.
+    left_tokens = request_tokens - turn.size.config_tokens * ratio
+    least_tokens = window_tokens * _LEAST_WINDOW_RATIO
+    room_tokens = int(max(left_tokens * _LEAST_ROOM_RATIO, least_tokens))
 
     contents = minimize(turn, room_tokens, ratio)
     return contents if rejected.is_smaller(contents) else None

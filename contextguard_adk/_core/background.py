@@ -1,8 +1,9 @@
 """Summaries that are written ahead of time, in the background.
 
 The setting `ahead` of a strategy says how near the threshold a request has to come.
-Once such a request is answered, what `plan` has returned begins to write a summary. It
-waits in the agent's memory until a compaction is due; then `put_in` puts it in place.
+Once such a request is answered, the function that `plan` has returned begins to write
+a summary. The summary waits on the shelf (`SessionFacts.ready`) until a compaction is
+due. Then `compose_paid` puts it in place.
 """
 
 from __future__ import annotations
@@ -23,37 +24,48 @@ from contextguard_adk._turn.turn import Turn
 
 
 def plan(call: Call, turn: Turn) -> Callable[[int], None]:
-    """Returns a function to call with the prompt's tokens once the call is answered."""
+    """Returns a function that begins to write a summary, if one is still wanted.
+
+    It is to be called once the call is answered, with the size of the prompt in tokens.
+    """
     turn.history.release()
-    # The plan must not keep the run alive: the request's tools may hold it.
+    # The function must not keep the run alive: the request's tools may hold it.
     request = turn.request.model_copy(
         update={"config": turn.config.model_copy(), "tools_dict": {}}
     )
-    own = replace(turn, request=request, contents=[*turn.contents])
-    return partial(_begin, Payer.of(call), own)
+    detached = replace(turn, request=request, contents=[*turn.contents])
+    payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
+    return partial(_begin, payer, detached)
 
 
 def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
-    """Starts writing a summary, if one is still wanted for so many prompt tokens."""
+    """Starts to write a summary, if one is still wanted now that the call is answered.
+
+    Args:
+        payer: Lets the strategy compact.
+        turn: The call, as it was before its answer.
+        tokens: The size of its prompt.
+    """
     memory = payer.memory
-    answered = replace(
+    counted = replace(
         turn,
         size=replace(turn.size, tokens=tokens),
         facts=replace(memory.facts, compacted_run=""),
         is_writing=memory.pending.is_under_way,
     )
-    known = replace(answered, nearness=payer.strategy.fullness(answered))
-    if not may_begin_in_background(known):
+    answered = replace(counted, nearness=payer.strategy.fullness(counted))
+    if not may_begin_in_background(answered):
         return
 
-    is_full = known.fullness >= (known.settings.ahead or 1.0)
-    if is_full and not is_worth_it(_at_threshold(known)):
+    # Otherwise a strategy wants it that goes by something else than the size.
+    is_near_threshold = answered.fullness >= (answered.settings.ahead or 1.0)
+    if is_near_threshold and not is_worth_it(_at_threshold(answered)):
         return
 
-    reason: Reason = "tokens" if is_full else payer.strategy.early_reason
-    due = replace(_as_if_due(known), reason=reason)
+    reason: Reason = "tokens" if is_near_threshold else payer.strategy.early_reason
+    due = replace(_as_if_due(answered), reason=reason)
     memory.facts = replace(memory.facts, is_background_tried=True)
-    memory.pending.start(_write(payer, due, known.budgets.threshold_tokens))
+    memory.pending.start(_write(payer, due, answered.budgets.threshold_tokens))
 
 
 def _at_threshold(turn: Turn) -> Turn:
@@ -63,11 +75,12 @@ def _at_threshold(turn: Turn) -> Turn:
 
 
 def _as_if_due(turn: Turn) -> Turn:
-    """Returns the turn as if its size were the threshold.
+    """Returns the turn with budgets so small that its request is due for compaction.
 
-    It keeps no message word for word: those that come later will be kept.
+    It keeps no message word for word, because later messages will be kept.
     """
     budgets = turn.budgets
+    # 0.99: the request is slightly larger than its threshold, whatever the rounding.
     ratio = min(1.0, 0.99 * turn.tokens / budgets.threshold_tokens)
     smaller = replace(
         budgets,
@@ -79,7 +92,11 @@ def _as_if_due(turn: Turn) -> Turn:
 
 
 async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
-    """Writes a summary, which waits in the memory until a compaction is due."""
+    """Writes a summary, and puts it on the shelf until a compaction is due.
+
+    Nothing goes on the shelf if there is no place for the task, if the user's function
+    puts the compaction off, or if no model has written a summary.
+    """
     has_place = await payer.guard.tasks.take_place()
     if not has_place:
         return
@@ -88,7 +105,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
         return
 
     draft, facts, ask = await payer.compact(planned)
-    # A pipeline may do without a summary, which costs nothing when it is due.
+    # A pipeline may compact without a model. That costs nothing when it is due.
     if draft is None or not ask.attempts or draft.is_mechanical:
         return
 
@@ -103,39 +120,41 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
     payer.memory.facts = replace(payer.memory.facts, ready=paid)
 
 
-def put_in(
-    turn: Turn, paid: Paid, history: History, early_reason: Reason
+def compose_paid(
+    turn: Turn, paid: Paid, history_with_paid: History, early_reason: Reason
 ) -> Outcome | None:
     """Returns the request with a summary in place that was written ahead of time.
 
     Args:
         turn: The model call.
         paid: The summary.
-        history: The request's history with that summary.
+        history_with_paid: The request's history as this summary covers it.
         early_reason: The reason of a compaction before the threshold is reached.
 
     Returns:
-        None if the summary covers nothing new.
+        None if the summary covers no more messages than the stored one.
     """
-    if not turn.history.covered < history.covered:
+    paid_covered = history_with_paid.covered
+    is_more_covered = turn.history.covered < paid_covered
+    if not is_more_covered:
         return None
 
-    covered = turn.whole(history.covered - turn.kept.indexes)
+    kept = turn.kept.indexes
+    replaced = turn.whole(paid_covered - kept)
     draft = replace(
         turn.draft,
         text=paid.draft.text,
         model_chars=paid.draft.model_chars,
         reason=turn.reason if turn.is_due else early_reason,
-        covered=covered,
-        model_covered=covered,
+        covered=replaced,
+        model_covered=replaced,
     )
     outcome = compose(turn, draft)
 
     # The messages since then stay for now; the next compaction will remove them.
-    kept = turn.kept.indexes
-    newer = [history.shown[i] for i in turn.uncovered if i not in kept]
-    left_tokens = outcome.tokens - turn.measure_alone(newer)
+    newer = [history_with_paid.shown[i] for i in turn.uncovered if i not in kept]
+    rest_tokens = outcome.tokens - turn.measure_alone(newer)
     # Some of them may be shortened in the request, and take less than was subtracted.
-    left_tokens = max(turn.fixed_tokens, left_tokens)
+    left_tokens = max(turn.fixed_tokens, rest_tokens)
     stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(outcome, stored=stored)

@@ -49,9 +49,9 @@ class Call:
         llm: The client of the agent's model; None if it is not known.
         scope: The scope in which a summary of this agent is valid.
         origin: Whose request it is, for the log and for records.
-        asked_model: The model that was asked in truth, if a fallback has changed the
-            request's; else "".
-        history: The request's history, once it was read.
+        asked_model: The model that was asked first, where a fallback may have put its
+            own name in the request since; "" where the request names it.
+        history: The request's history; None until it is read.
         counts: The provider's last count, and its correction.
         compaction: The record of this call's compaction; None for none.
         is_compacted: Whether it was compacted by a summary that was paid for in it.
@@ -92,13 +92,13 @@ class Call:
             invocation_id=invocation.invocation_id,
         )
 
-        # What is remembered: in session state, in the process, and of the run.
+        # The memories: session state, the process, and the run.
         self.state = guard.state(context)
         self.memory = guard.memory(invocation, self.agent, self.scope)
         self.run = guard.run(invocation)
         self.memo = self.run.memo(invocation)
 
-        # What is found out during the call.
+        # Findings of the call.
         self.asked_model = ""
         self.history: History | None = None
         self.counts = Counts()
@@ -123,9 +123,10 @@ class Call:
         Two agents may ask models of one name at different servers, or with different
         keys. The id is 0 where the agent names its model by a string.
         """
+        # An agent without a model of its own has that of its nearest parent.
         agent: Any = self.invocation.agent
         while agent is not None and not getattr(agent, "model", None):
-            agent = getattr(agent, "parent_agent", None)  # It inherits the model.
+            agent = getattr(agent, "parent_agent", None)
         model = getattr(agent, "model", None)
         object_id = id(model) if isinstance(model, BaseLlm) else 0
         return self.model, object_id

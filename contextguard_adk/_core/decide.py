@@ -65,15 +65,6 @@ def _is_wanted(turn: Turn) -> bool:
     return turn.is_demanded or turn.nearness >= 1
 
 
-def _is_early_and_unpaid(turn: Turn) -> bool:
-    """Returns whether the request is below the threshold, and no summary is paid for.
-
-    Excerpts without a model would lose more than such a request has to.
-    """
-    is_early = not (turn.is_due or turn.is_demanded)
-    return is_early and turn.settings.summaries == "stored"
-
-
 def _was_just_compacted(turn: Turn) -> bool:
     """Returns whether the call before was compacted for its size, and this one fits."""
     was_for_size = bool(turn.facts.compacted_run) and turn.facts.was_full
@@ -93,8 +84,10 @@ def _gains_nothing(turn: Turn) -> bool:
         return True
 
     stored = turn.history.stored
-    known = stored.model_text if stored else ""
-    draft = Draft(known, covered, turn.history.model_covered, len(known), turn.reason)
+    stored_text = stored.model_text if stored else ""
+    draft = Draft(
+        stored_text, covered, turn.history.model_covered, len(stored_text), turn.reason
+    )
     return compose(turn, draft).tokens >= turn.measure(turn.contents)
 
 
@@ -115,12 +108,6 @@ def may_begin_in_background(turn: Turn) -> bool:
     return ahead <= turn.nearness < math.inf
 
 
-def _has_no_room_to_compact(turn: Turn) -> bool:
-    """Returns whether no compaction can make a rejected request fit."""
-    is_full = turn.fixed_tokens >= turn.budgets.window_tokens
-    return turn.reason == "overflow" and is_full
-
-
 def _has_hardly_grown(turn: Turn) -> bool:
     """Returns whether the last try gained nothing, and the request is hardly larger."""
     tried_tokens = turn.facts.fruitless_tokens
@@ -132,11 +119,6 @@ def _has_hardly_grown(turn: Turn) -> bool:
         # Far below the window nothing presses, and each try is paid for.
         least_tokens = max(least_tokens, tried_tokens // 8)
     return turn.tokens - tried_tokens < least_tokens
-
-
-def _is_trigger_too_low(turn: Turn) -> bool:
-    """Returns whether the part that no compaction removes is half of the request."""
-    return turn.tokens < min(turn.budgets.full_tokens, 2 * fixed_part_tokens(turn))
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
@@ -166,9 +148,10 @@ def _is_little_new(turn: Turn) -> bool:
 
 
 def fixed_part_tokens(turn: Turn) -> int:
-    """Returns the size of the part that no compaction removes.
+    """Returns the size of the part that no compaction removes, in tokens.
 
-    It is on the scale of the estimate, which may follow a count of the provider.
+    The estimate of the whole request may follow a count of the provider. This size is
+    lowered to be comparable with it, and never raised.
     """
     memo = turn.history.memo
     fixed_tokens = turn.fixed_tokens
@@ -192,7 +175,13 @@ _WORTH = (
     Row(_was_just_compacted, Step.SEND, "the call before was compacted"),
     Row(_has_hardly_grown, Step.SEND, "it has hardly grown since a fruitless try"),
     Row(lambda turn: not turn.is_due, Step.COMPACT, "the strategy wants it"),
-    Row(_is_trigger_too_low, Step.SEND, "half of it cannot be compacted"),
+    Row(
+        lambda turn: (
+            turn.tokens < min(turn.budgets.full_tokens, 2 * fixed_part_tokens(turn))
+        ),
+        Step.SEND,
+        "half of it cannot be compacted",
+    ),
     FIXED_PART_TOO_LARGE,
     Row(_is_little_new, Step.SEND, "there is little to summarize"),
     Row(lambda turn: True, Step.COMPACT, "the threshold is reached"),
@@ -226,13 +215,28 @@ TABLE = (
         "nothing would be gained",
     ),
     Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
-    Row(_is_early_and_unpaid, Step.SEND, "only stored summaries are used"),
+    Row(
+        # Excerpts without a model would lose more than such a request has to.
+        lambda turn: (
+            turn.settings.summaries == "stored"
+            and not (turn.is_due or turn.is_demanded)
+        ),
+        Step.SEND,
+        "only stored summaries are used",
+    ),
     Row(
         lambda turn: turn.has_room and may_begin_in_background(turn),
         Step.SEND,
         "a summary is begun in the background once this call is answered",
     ),
-    Row(_has_no_room_to_compact, Step.SEND, "the fixed part alone fills the window"),
+    Row(
+        lambda turn: (
+            turn.reason == "overflow"
+            and turn.fixed_tokens >= turn.budgets.window_tokens
+        ),
+        Step.SEND,
+        "the fixed part alone fills the window",
+    ),
     Row(lambda turn: turn.is_demanded, Step.COMPACT, "it is demanded"),
     *_WORTH,
 )

@@ -37,6 +37,8 @@ from contextguard_adk._summaries.compose import (
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
+_HEAD_RATIO = 0.5  # Of the room, for the summary; the newest contents get the rest.
+
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
 
@@ -174,8 +176,9 @@ def _guess_frame(contents: Sequence[types.Content]) -> Frame:
 
 
 def _find_newest_message(contents: Sequence[types.Content]) -> int | None:
-    texts = [index for index, content in enumerate(contents) if is_user_text(content)]
-    return texts[-1] if texts else None
+    """Returns the index of the user's newest message; None if there is none."""
+    indexes = [index for index, content in enumerate(contents) if is_user_text(content)]
+    return indexes[-1] if indexes else None
 
 
 def _keep_newest(
@@ -224,13 +227,16 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
 
     Args:
         turn: The model call.
-        room_tokens: What the contents may take.
+        room_tokens: The most tokens of these contents together.
         correction: Tokens of the model per byte / 4.
     """
     history = turn.history
-    head = _render_short_head(turn, room_tokens * 0.5, correction)
-    before = [] if head is None else [head.content]
-    frame = Frame(_find_request(turn, head), history.running_turn, before)
+    head = _render_short_head(turn, room_tokens * _HEAD_RATIO, correction)
+    frame = Frame(
+        request_index=_find_unquoted_request(turn, head),
+        running_turn=history.running_turn,
+        head=[] if head is None else [head.content],
+    )
     scale = Scale(correction, history.memo)
     return reduce_contents(history.shown, room_tokens, scale, frame)
 
@@ -263,17 +269,24 @@ def _render_short_head(
     return head
 
 
-def _find_request(turn: Turn, head: _Head | None) -> int | None:
-    """Returns where the user's request stands; None where the head quotes it."""
-    history = turn.history
-    request = history.request_index
-    if head is None:
-        return _find_newest_message(history.shown) if request is None else request
-    if request is None or not head.stored.has_continuation:
-        return request
+def _find_unquoted_request(turn: Turn, head: _Head | None) -> int | None:
+    """Returns the index of the user's request, which has to be kept.
 
-    is_quoted = head.stored.request == history.fingerprint(request).hex()
-    return None if is_quoted else request
+    If the index is unknown and there is no head, the newest message of the user is
+    taken for the request.
+
+    Returns:
+        None if the head quotes the request, or if there is none.
+    """
+    history = turn.history
+    request_index = history.request_index
+    if request_index is None:
+        return _find_newest_message(history.shown) if head is None else None
+    if head is None or not head.stored.has_continuation:
+        return request_index
+
+    is_quoted = head.stored.request == history.fingerprint(request_index).hex()
+    return None if is_quoted else request_index
 
 
 def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:

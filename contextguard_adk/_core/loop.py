@@ -23,11 +23,14 @@ from contextguard_adk._core.decide import (
     fixed_part_tokens,
     may_begin_in_background,
 )
-from contextguard_adk._core.limits import fit_output, use_hearsay, warn_reserved_output
+from contextguard_adk._core.limits import (
+    fit_output,
+    use_stored_limits,
+    warn_reserved_output,
+)
 from contextguard_adk._core.look import leave_out_rest, look, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
-from contextguard_adk._history.history import History
 from contextguard_adk._runtime.memory import Paid
 from contextguard_adk._runtime.runs import SentCall, call_key
 from contextguard_adk._summaries.compose import compose
@@ -40,17 +43,11 @@ from contextguard_adk.records import CompactionRecord, PressureRecord
 logger = logging.getLogger("contextguard_adk.call")
 
 
-async def guard_call(call: Call) -> None:
-    """Changes a request so that it fits, and remembers what is sent."""
-    turn = await settle(call, Bounds())
-    await send(call, turn)
-
-
 async def settle(call: Call, bounds: Bounds) -> Turn:
     """Acts as the table of `decide` says until the request may be sent.
 
     Returns:
-        The call, with the contents that are to be sent.
+        The turn of the last look: the call as a value, with the contents to send.
     """
     call.counts = read_counts(call)
     is_settled = False
@@ -87,23 +84,30 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
     call.is_recovery_paid = turn.reason == "overflow"
     # After a rejection another call's summary may be under way.
     await call.wait()
+    payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
     # The task survives the cancellation of this call; a later call uses its summary.
-    was_allowed = await call.memory.pending.write(Payer.of(call).pay(turn))
+    was_allowed = await call.memory.pending.write(payer.pay(turn))
     if was_allowed is False and turn.reason == "requested":
         call.state.answer_request("before_compaction put it off")
     return True
 
 
 async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
-    """Takes a summary from the shelf, and puts it in the request where it holds."""
+    """Puts a summary in the request if it still holds and makes the request smaller.
+
+    The summary is one that the session has lost, else the one on the shelf.
+
+    Returns:
+        Whether the provider has rejected the request: then the recovery, not this loop,
+        decides about another compaction.
+    """
     memory = call.memory
-    lost = turn.facts.find_lost(turn.record.summary)
-    if lost is None:
+    paid = turn.facts.find_lost(turn.record.summary)
+    if paid is not None:
+        memory.facts = replace(memory.facts, unconfirmed=None)
+    else:
         paid = turn.facts.ready
         memory.facts = replace(memory.facts, ready=None)
-    else:
-        paid = lost
-        memory.facts = replace(memory.facts, put_in=None)
 
     outcome = None if paid is None else _try_in_place(call, turn, paid)
     if paid is not None and outcome is not None:
@@ -122,48 +126,44 @@ _ACTS: Mapping[Step, _Act] = {
     Step.COMPACT: _compact,
     Step.PUT_IN: _put_in,
 }
-"""What each step does; an act returns whether the call must not compact again."""
+"""What each step does. An act returns True if the call must not compact again."""
 
 
 def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Returns the request with a summary in place; None where it gains nothing.
+    """Returns the request with a summary in place.
 
-    None also where the summary no longer holds: the history or the stored summary has
-    changed since it was written.
+    Returns:
+        None in two cases: the history or the stored summary has changed since this
+        summary was written, or the request would get no smaller.
     """
     history = turn.history.with_summary(paid.stored)
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
         return None
 
+    outcome: Outcome | None
     if paid.is_background:
         early_reason = call.strategy.early_reason
-        outcome = background.put_in(turn, paid, history, early_reason)
+        outcome = background.compose_paid(turn, paid, history, early_reason)
     else:
-        outcome = _put_back(turn, paid, history)
+        # Its indexes are those of an earlier request: they are found again in this one.
+        draft = replace(
+            paid.draft,
+            covered=history.covered,
+            model_covered=history.model_covered,
+            truncated_upto=history.find_named(paid.stored.truncated_upto),
+        )
+        outcome = compose(turn, draft)
+
     if outcome is None or outcome.tokens >= turn.measure(turn.contents):
         return None
     return outcome
-
-
-def _put_back(turn: Turn, paid: Paid, history: History) -> Outcome:
-    """Returns the request with a summary that was written when it was due.
-
-    Its indexes are those of the request then, so they are found again in this one.
-    """
-    draft = replace(
-        paid.draft,
-        covered=history.covered,
-        model_covered=history.model_covered,
-        truncated_upto=history.find_named(paid.stored.truncated_upto),
-    )
-    return compose(turn, draft)
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     """Brings a compaction to the session: the only place that does."""
     state = call.state
     memory = call.memory
-    put_in = replace(
+    unconfirmed = replace(
         paid,
         draft=outcome.draft,
         stored=outcome.stored,
@@ -172,17 +172,17 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         is_reported=True,
         paid_seconds=time.monotonic(),
     )
-    call.run.put_in(memory, put_in, state.key("record"))
+    call.run.note_unconfirmed(memory, unconfirmed, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
-    use_hearsay(call)
+    use_stored_limits(call)
     memory.facts = replace(memory.facts, fruitless_tokens=None)
 
     if turn.is_settled and turn.reason != "overflow":
         call.is_compacted = True
-        # The counts are of contents that are gone; the correction that they have
-        # shown stays.
-        shown = call.counts.measured_correction
-        call.counts = Counts(correction=shown, measured_correction=shown)
+        # The count is of contents that are gone. The correction, which follows from
+        # it, still holds.
+        correction = call.counts.measured_correction
+        call.counts = Counts(correction=correction, measured_correction=correction)
         was_full = turn.reason != "requested"
         memory.facts = replace(memory.facts, was_full=was_full)
 
@@ -191,7 +191,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     call.request.cache_metadata = None  # It describes a prefix that is gone.
 
     if not paid.is_reported:
-        await _report(call, turn, put_in, outcome)
+        await _report(call, turn, unconfirmed, outcome)
 
 
 async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
@@ -208,7 +208,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     record = _describe(call, turn, paid, outcome)
     call.compaction = record
     event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
-    for listener in _listeners.TOLD_COMPACTED:
+    for listener in _listeners.COMPACTED:
         if listener.is_on(call.guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 await listener.compacted(event)
@@ -221,7 +221,8 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
     waited_seconds = now_seconds - call.started_seconds
     call.started_seconds = now_seconds
 
-    # `outcome.tokens` has no count of the provider behind it, `turn.tokens` may.
+    # `outcome.tokens` is an estimate. `turn.tokens` may follow a count of the provider,
+    # so the estimate is brought to its scale.
     scale = turn.tokens / max(1, turn.measure(turn.contents))
     return CompactionRecord(
         **vars(turn.origin),
@@ -238,42 +239,17 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
 
 
 async def send(call: Call, turn: Turn) -> None:
-    """Changes the request to what was decided, and remembers it for the answer."""
-    memory = call.memory
-    request = call.request
-    model = turn.model
-    budgets = turn.budgets
-    original = request.contents
-    warn_reserved_output(turn.agent, budgets)
+    """Changes the request as decided, and remembers it until its answer comes.
 
+    Where the guard only observes, the request stays as it is.
+    """
+    original_contents = call.request.contents
+    warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
-        is_changed = turn.is_changed(turn.contents)
-        if is_changed:
-            request.contents = list(turn.contents)
-        declare_tools(call, turn)
-        fit_output(call, model, turn.tokens)
-        if is_changed:
-            event = Sent(memory, turn, call.compaction is not None)
-            for watcher in _listeners.TOLD_SENT:
-                with log_failures(logger, f"{type(watcher).__name__} failed"):
-                    watcher.sent(event)
-
-        run_id = call.run.invocation_id
-        compacted_run = run_id if call.is_compacted else ""
-        memory.facts = replace(memory.facts, compacted_run=compacted_run)
-        put_in = memory.facts.put_in
-        if put_in is not None and put_in.run_id != run_id:
-            # The session has the summary of another run by now.
-            memory.facts = replace(memory.facts, put_in=None)
+        _change_request(call, turn)
+        _note_run(call)
     elif turn.is_due:
-        logger.info(
-            "Observing agent %r: a compaction would be due at %d tokens, the "
-            "threshold is %d; %s.",
-            turn.agent,
-            turn.tokens,
-            budgets.threshold_tokens,
-            turn.origin.place,
-        )
+        _log_observed(turn)
 
     after_answer = None
     is_first_try = not (call.is_observed or turn.is_settled)
@@ -284,20 +260,66 @@ async def send(call: Call, turn: Turn) -> None:
     call.run.calls[call_key(call.context)] = SentCall(
         heuristic_tokens=turn.size.heuristic_tokens,
         estimated_tokens=turn.tokens,
-        window_tokens=budgets.window_tokens,
-        threshold_tokens=budgets.threshold_tokens,
-        model=model.name,
+        window_tokens=turn.budgets.window_tokens,
+        threshold_tokens=turn.budgets.threshold_tokens,
+        model=turn.model.name,
         client=call.client,
-        original_contents=tuple(original),
+        original_contents=tuple(original_contents),
         sent_contents=tuple(turn.contents),
-        sent_config=_copy_config(request.config),
-        request=weakref.ref(request),
-        stated_window_tokens=model.stated_window_tokens,
+        sent_config=_copy_config(call.request.config),
+        request=weakref.ref(call.request),
+        stated_window_tokens=turn.model.stated_window_tokens,
         is_observed=call.is_observed,
-        memory=memory,
+        memory=call.memory,
         origin=turn.origin,
         compaction=call.compaction,
         after_answer=after_answer,
+    )
+
+
+def _change_request(call: Call, turn: Turn) -> None:
+    """Gives the request its contents, tools and output limit; tells the listeners."""
+    is_changed = turn.is_changed(turn.contents)
+    if is_changed:
+        call.request.contents = list(turn.contents)
+    declare_tools(call, turn)
+    fit_output(call, turn.model, turn.tokens)
+    if not is_changed:
+        return
+
+    event = Sent(call.memory, turn, is_compacted=call.compaction is not None)
+    for listener in _listeners.SENT:
+        with log_failures(logger, f"{type(listener).__name__} failed"):
+            listener.sent(event)
+
+
+def _note_run(call: Call) -> None:
+    """Remembers whether this run's last call was compacted.
+
+    It also forgets the unconfirmed summary of an earlier run, because the session has
+    that summary by now.
+    """
+    run_id = call.run.invocation_id
+    facts = call.memory.facts
+    unconfirmed = facts.unconfirmed
+    if unconfirmed is not None and unconfirmed.run_id != run_id:
+        unconfirmed = None
+
+    compacted_run = run_id if call.is_compacted else ""
+    call.memory.facts = replace(
+        facts, compacted_run=compacted_run, unconfirmed=unconfirmed
+    )
+
+
+def _log_observed(turn: Turn) -> None:
+    """Logs the compaction that a guard which only observes leaves out."""
+    logger.info(
+        "Observing agent %r: a compaction would be due at %d tokens, the "
+        "threshold is %d; %s.",
+        turn.agent,
+        turn.tokens,
+        turn.budgets.threshold_tokens,
+        turn.origin.place,
     )
 
 
@@ -320,10 +342,12 @@ def declare_tools(call: Call, turn: Turn) -> None:
             continue
         if tool.must_stay_declared(turn) and not turn.record.has_recall:
             call.state.note_recall()
-        made = tool.make(turn, call.invocation)
-        if made.name not in call.request.tools_dict:
-            call.request.append_tools([made])
-        call.request.tools_dict[made.name] = made
+
+        adk_tool = tool.make(turn, call.invocation)
+        if adk_tool.name not in call.request.tools_dict:
+            call.request.append_tools([adk_tool])
+        # One that was declared before reads an older turn.
+        call.request.tools_dict[adk_tool.name] = adk_tool
 
 
 def _warn_fixed_part(turn: Turn) -> None:

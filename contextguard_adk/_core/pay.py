@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contextguard_adk import _listeners
-from contextguard_adk._core.call import Call
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.stored import Draft
 from contextguard_adk._runtime.memory import AgentMemory, Paid
@@ -45,11 +44,6 @@ class Payer:
     memory: AgentMemory
     strategy: Strategy
     agent: object
-
-    @classmethod
-    def of(cls, call: Call) -> Payer:
-        """Returns the payer of a model call."""
-        return cls(call.guard, call.memory, call.strategy, call.invocation.agent)
 
     async def pay(self, turn: Turn) -> bool:
         """Lets the strategy compact; what it makes goes on the shelf if it gains.
@@ -125,6 +119,7 @@ class Payer:
             )
             answer: object = await observers.tell(planned)
             return answer
+
         return None
 
     async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
@@ -141,7 +136,7 @@ class Payer:
         finally:
             facts = ask.end()
             event = Summarized(turn.origin, facts)
-            for listener in _listeners.TOLD_SUMMARIZED:
+            for listener in _listeners.SUMMARIZED:
                 with log_failures(logger, f"{type(listener).__name__} failed"):
                     listener.summarized(event)
 

@@ -16,25 +16,30 @@ from google.genai import types
 from contextguard_adk import _listeners, _shapes
 from contextguard_adk._core.attempts import ATTEMPTS, Rejected
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.limits import learn_window, plan_call, resolve_model
+from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._core.look import look, read_counts, render_unshaped
+from contextguard_adk._core.rejections import learn_window
 from contextguard_adk._measuring.tokens import estimate_config_tokens
-from contextguard_adk._providers.apart import Closing, call_apart
+from contextguard_adk._providers.calling import Closing, call_apart, call_with_retries
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
 from contextguard_adk._providers.refusals import parse_refusal
-from contextguard_adk._providers.retry import call_with_retries
 from contextguard_adk._runtime.runs import SentCall
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
-_ANY_KIND = "any"  # Of refusals; no provider's words are read as this kind.
+# The kind of refusal for which a shape gives the form that helps against all kinds. No
+# provider's words are read as this kind.
+_ANY_KIND = "any"
+
+
+_RETRY_SECONDS = 30  # The user waits for the answer.
 
 
 @dataclass(frozen=True)
 class SeenRefusals:
-    """The kinds of refusals that the log has told of."""
+    """The kinds of refusals of which the log has warned."""
 
     kinds: frozenset[str] = frozenset()
 
@@ -62,6 +67,7 @@ class Recovery:
             is_rendered=is_same and bool(call.state.record.summary),
             threshold_ratio=0.8,
         )
+
         self._call = call
         self._sent = sent
         self._llm = llm
@@ -72,30 +78,33 @@ class Recovery:
             tried_tokens=[sent.heuristic_tokens],
             sent_ratio=sent.estimated_tokens / max(1, sent.heuristic_tokens),
         )
-        self._tried_kind = "form"  # Of the newest attempt, for the metric.
-        self._answered = set[str]()  # Kinds of refusals.
+        self._attempt_kind = "form"  # Of the newest attempt, for the metric.
+        self._answered_kinds = set[str]()  # Kinds of refusals.
         call.counts = read_counts(call)
 
     async def recover(
         self, overflow: Overflow | None, refusal: str
     ) -> LlmResponse | None:
-        """Asks again, smaller or in another form; None if nothing was accepted.
+        """Asks again, smaller or in another form.
 
-        In that case the record forgets the forms that were tried.
+        Returns:
+            The answer, or the error that ended the attempts; None if none was accepted.
+            Unless there is an answer, the record forgets the forms that were tried.
         """
         call = self._call
-        helped = call.state.record.helped
+        forms_before = call.state.record.helped
         if overflow:
             answer = await self._send_smaller(overflow)
         else:
             answer = await self._send_in_other_form(refusal)
 
-        kind = self._tried_kind if self._sent.is_recovered else "failed"
-        if kind == "failed" and call.state.record.helped != helped:
-            call.state.note_help(helped or {})
+        is_recovered = self._sent.is_recovered
+        if not is_recovered and call.state.record.helped != forms_before:
+            call.state.note_help(forms_before or {})
 
-        event = Recovered(call.origin, call.model, kind)
-        for listener in _listeners.TOLD_RECOVERED:
+        metric_kind = self._attempt_kind if is_recovered else "failed"
+        event = Recovered(call.origin, call.model, metric_kind)
+        for listener in _listeners.RECOVERED:
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.recovered(event)
         return answer
@@ -109,14 +118,16 @@ class Recovery:
         )
 
     async def _send_smaller(self, overflow: Overflow) -> LlmResponse | None:
-        """Asks the model again, with ever smaller requests; None if all were rejected.
+        """Asks the model again, with ever smaller requests.
 
-        Where another error ends it, the answer is that error.
+        Returns:
+            The answer, or another error that ended the attempts; None if all requests
+            were rejected.
         """
         self.learn(overflow)
         newest = overflow
         for attempt in ATTEMPTS:
-            self._tried_kind = attempt.kind
+            self._attempt_kind = attempt.kind
             contents = await attempt.prepare(self._rejected, newest)
             if contents is None:
                 continue
@@ -144,11 +155,13 @@ class Recovery:
         )
 
     async def _send_in_other_form(self, refusal: str) -> LlmResponse | None:
-        """Asks again in the form that helps against a refusal; None if nothing did."""
+        """Asks again in the form that helps against a refusal; None if none helped."""
         contents: Sequence[types.Content] = self._rejected.request.contents
-        if refusal == "turn":  # The guard may have left out what it misses.
+        if refusal == "turn":
+            # A shape of the guard may have left out the contents that the provider
+            # misses.
             contents = render_unshaped(look(self._call, self._rejected.bounds))
-        if not self._find_help(refusal, contents):
+        if not self._note_new_form(refusal, contents):
             return None
 
         outcome = await self._send(contents)
@@ -156,38 +169,50 @@ class Recovery:
             return await self._send_smaller(outcome)
         return outcome if self._sent.is_recovered else None
 
-    def _find_help(self, refusal: str, contents: Sequence[types.Content]) -> bool:
-        """Stores a form that helps against a refusal; False where there is no new one.
+    def _note_new_form(self, refusal: str, contents: Sequence[types.Content]) -> bool:
+        """Stores a new form that helps against a refusal, and warns of the refusal.
 
         Each kind of refusal is answered once for a request. The last try is a form that
         helps against any kind.
+
+        Args:
+            refusal: The kind of the refusal; "" if the error is none.
+            contents: The contents that were refused, before any shape.
+
+        Returns:
+            False if no shape has a new form.
         """
         if not refusal:
             return False
 
         state = self._call.state
         for kind in (refusal, _ANY_KIND):
-            if kind in self._answered:
+            if kind in self._answered_kinds:
                 continue
-            helps = self._ask_shapes(kind, contents)
-            if helps is None or helps == (state.record.helped or {}):
+            forms = self._find_forms(kind, contents)
+            if forms is None or forms == (state.record.helped or {}):
                 continue
 
-            self._answered.add(kind)
-            state.note_help(helps)
+            self._answered_kinds.add(kind)
+            state.note_help(forms)
             self._warn_of_refusal(refusal)
             return True
         return False
 
-    def _ask_shapes(
-        self, refusal: str, contents: Sequence[types.Content]
+    def _find_forms(
+        self, kind: str, contents: Sequence[types.Content]
     ) -> dict[str, str] | None:
-        """Returns the help of the shape that changes least; None where none helps."""
+        """Returns the forms of contents that help against a kind of refusal.
+
+        They have the format of `AgentRecord.helped`; None if no shape can help.
+        """
         turn = look(self._call, self._rejected.bounds)
-        for row in reversed(_shapes.SHAPES):
-            helps = row.help(turn, refusal, contents) if row.help else None
-            if helps is not None:
-                return helps
+        # The last shapes of the table change the contents least, so they are asked
+        # first.
+        for shape in reversed(_shapes.SHAPES):
+            forms = shape.help(turn, kind, contents) if shape.help else None
+            if forms is not None:
+                return forms
         return None
 
     def _warn_of_refusal(self, refusal: str) -> None:
@@ -209,14 +234,20 @@ class Recovery:
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Asks the model; returns its answer, a new rejection, or another error."""
+        """Asks the model with the given contents, again if another form may help.
+
+        Returns:
+            The answer, or another error as a response; the `Overflow` of a request that
+            is still too long; None if the model has not answered at all.
+        """
         rejected = self._rejected
         shaped = rejected.shape(contents)
         heuristic_tokens = rejected.measure(shaped)
         rejected.tried_tokens.append(heuristic_tokens)
         request = self._build_request(shaped)
         try:
-            answer = await call_with_retries(partial(self._ask, request), 30)
+            ask = partial(self._ask, request)
+            answer = await call_with_retries(ask, _RETRY_SECONDS)
         except Exception as error:  # noqa: BLE001 - a client may raise anything.
             sent_tokens = int(heuristic_tokens * rejected.ratio)
             overflow = read_overflow(error, request, sent_tokens)
@@ -224,8 +255,8 @@ class Recovery:
                 return overflow
 
             refusal = parse_refusal(error, request.contents)
-            if self._find_help(refusal, contents):
-                return await self._send(contents)
+            if self._note_new_form(refusal, contents):
+                return await self._send(contents)  # Now in the new form.
             return self._describe_error(error)
 
         if answer is not None:
@@ -254,9 +285,9 @@ class Recovery:
         return await call_apart(lambda: _read_answer(self._llm, request))
 
     def _describe_error(self, error: Exception) -> LlmResponse:
-        """Returns an error as ADK describes it.
+        """Returns an error as a response, in the form that ADK gives it.
 
-        Raised, it would take along what was learned.
+        It is not raised, because ADK would then drop what was written to session state.
         """
         name = type(error).__name__
         logger.warning(
@@ -270,7 +301,7 @@ class Recovery:
         return LlmResponse(error_code=code, error_message=str(error))
 
     def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
-        """Updates what is remembered of the call to the request that was accepted."""
+        """Lets the record of the sent call describe the request that was accepted."""
         call = self._call
         bounds = Bounds()
         model = resolve_model(call, bounds)

@@ -20,13 +20,13 @@ def warn_of_whole_history(
 ) -> None:
     """Warns once for an agent of a session whose stored summary is left aside.
 
-    It warns when the request is as large again as the one that was compacted.
+    It warns when the request has reached the size at which the session was compacted.
 
     Args:
         guard: The guard of the app.
-        context: That of the model call.
+        context: The context of ADK's callback.
         request: The request, which nobody changes.
-        why: The reason, as words after a comma.
+        why: The reason, to follow a comma: "Agent 'a' in session 's', {why}: …".
     """
     state = guard.state(context)
     compacted_tokens = state.read("summarized_at")
@@ -49,4 +49,6 @@ def warn_of_whole_history(
     )
     session = invocation.session.id
     about = f"Agent {context.agent_name!r} in session {session!r}, {why}"
-    warn_once(logger, message, about, f"{tokens:,}", f"{compacted_tokens:,.0f}")
+    sent_figure = f"{tokens:,}"
+    compacted_figure = f"{compacted_tokens:,.0f}"
+    warn_once(logger, message, about, sent_figure, compacted_figure)

@@ -1,4 +1,4 @@
-"""Those that are told what the guard did with a call; a file holds one or a few."""
+"""The listeners: objects that are told what the guard did with a model call."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _find_told(event: str) -> tuple[Listener, ...]:
     return tuple(each for each in LISTENERS if getattr(type(each), event) is not empty)
 
 
-TOLD_SENT = _find_told("sent")
-TOLD_SUMMARIZED = _find_told("summarized")
-TOLD_COMPACTED = _find_told("compacted")
-TOLD_ANSWERED = _find_told("answered")
-TOLD_RECOVERED = _find_told("recovered")
-"""The listeners that an event concerns; most ignore it, and requests have to be fast.
+SENT = _find_told("sent")
+SUMMARIZED = _find_told("summarized")
+COMPACTED = _find_told("compacted")
+ANSWERED = _find_told("answered")
+RECOVERED = _find_told("recovered")
+"""The listeners of each event: most events concern few of them, and have to be fast.
 """

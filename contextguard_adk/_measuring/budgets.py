@@ -102,8 +102,8 @@ def plan_budgets(
         trigger_tokens: The size at which the strategy wants a compaction. None, or a
             size that is not below the window less its buffer, changes nothing.
     """
-    full_tokens = threshold_tokens(window_tokens, reserved_output_tokens)
-    # Half of the buffer without the reserved output, which makes no summary longer.
+    full_tokens = window_tokens - buffer_tokens(window_tokens, reserved_output_tokens)
+    # A large reserve of output makes no summary longer.
     summary_tokens = buffer_tokens(window_tokens) // 2
     if trigger_tokens is None or trigger_tokens >= full_tokens:
         return Budgets(

@@ -8,9 +8,9 @@ import os
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 
-from contextguard_adk._core.call import Call
+from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import cut_request
-from contextguard_adk._core.loop import guard_call
+from contextguard_adk._core.loop import send, settle
 from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._plugin.base import GuardPlugin
@@ -138,7 +138,9 @@ async def guard_request(
         logger, f"The guard failed for agent {context.agent_name!r}{consequence}"
     ):
         if not is_recorded_test():
-            await guard_call(Call(guard, context, request, strategy, observe))
+            call = Call(guard, context, request, strategy, observe)
+            turn = await settle(call, Bounds())
+            await send(call, turn)
             return
 
     # Only a failure, which is logged by now, or a recorded test gets here.

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from google.genai import types
 
 from contextguard_adk._measuring.tokens import part_text
-from contextguard_adk._providers.retry import read_status
+from contextguard_adk._providers.calling import read_status
 
 _WORDS = {
     # A signed thought stands after other messages than those it was written after.

@@ -267,10 +267,11 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         if entry is None:
             continue
 
-        full_key = name.lower().translate(_KEY_SPELLING)
+        full_name = name.lower()
+        full_key = full_name.translate(_KEY_SPELLING)
         by_full_name[full_key].append(entry)
 
-        last_part = _without_prefixes(name.lower())[-1]
+        last_part = _without_prefixes(full_name)[-1]
         last_key = _ANY_PROVIDER + last_part.translate(_KEY_SPELLING)
         by_last_part[last_key].append(entry)
 

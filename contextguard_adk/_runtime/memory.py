@@ -1,4 +1,7 @@
-"""The memory of the process: the facts about each agent in one scope of a session."""
+"""The memory of the process: facts about each agent, and its summary under way.
+
+An agent has one memory for each scope of a session in which it works.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +55,15 @@ class Paid:
     """A summary that was paid for, and that the session is not known to have.
 
     First it waits on the shelf (`SessionFacts.ready`). Then it is put in a request and
-    written to session state, and is remembered (`SessionFacts.put_in`) until an event
-    has carried it to the session: events may get lost.
+    written to session state. It stays unconfirmed (`SessionFacts.unconfirmed`) until an
+    event has carried it to the session, because events may get lost.
 
     Attributes:
         draft: The decision of the strategy. Its indexes count the contents of the
             request for which it was made.
         stored: The form in which it is stored; it names the contents that it replaces.
         facts: The fields of its `CompactionRecord` that tell what writing it took.
-        run_id: The run that wrote it, or that put it in.
+        run_id: The run that wrote it; once it is in a request, the run that put it in.
         is_background: Whether it was written ahead of time, and waits until a
             compaction is due.
         is_reported: Whether listeners were told of it.
@@ -68,7 +71,8 @@ class Paid:
             None for none. Until its event arrives, the session still has that one.
         key: The key of session state under which it was written.
         event_count: The number of events that the session had when it was put in.
-        paid_seconds: The time when it was written or put in, on the monotonic clock.
+        paid_seconds: The time when it was written, on the monotonic clock; once it is
+            in a request, the time when it was put in.
     """
 
     draft: Draft
@@ -134,7 +138,8 @@ class SessionFacts:
 
     Attributes:
         ready: A summary on the shelf: it was paid for and is in no request yet.
-        put_in: The last summary that was put in, until the session is seen to have it.
+        unconfirmed: The last summary that was put in a request, until the session is
+            seen to have it; None for none.
         is_background_tried: Whether a summary was begun ahead of time since the last
             compaction.
         compacted_run: The run whose last call was compacted; "" if it was not.
@@ -152,7 +157,7 @@ class SessionFacts:
     """
 
     ready: Paid | None = None
-    put_in: Paid | None = None
+    unconfirmed: Paid | None = None
     is_background_tried: bool = False
     compacted_run: str = ""
     was_full: bool = False
@@ -166,14 +171,18 @@ class SessionFacts:
     units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
-        """Returns the summary that was put in, if the session has lost it.
+        """Returns the unconfirmed summary if the session has lost it; else None.
 
         It is lost if the session still has the summary that it replaced. Any other
         summary in the session is this one, or one that another process has saved.
+
+        Args:
+            stored: The summary that the session has; None for none.
         """
-        paid = self.put_in
-        is_lost = paid is not None and paid.replaced == stored
-        return paid if is_lost else None
+        unconfirmed = self.unconfirmed
+        if unconfirmed is not None and unconfirmed.replaced == stored:
+            return unconfirmed
+        return None
 
     def of(self, model: str) -> Seen:
         """Returns the facts that the answers of a model have shown."""
@@ -194,7 +203,7 @@ class SummaryTasks:
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
-        # "" stands for a task that takes no place among the summaries ahead of time.
+        # Each task's state; "" for one that is not among the summaries ahead of time.
         self._tasks: dict[asyncio.Task[Any], Literal["", "queued", "working"]] = {}
         self._lock = threading.Lock()
 
@@ -204,9 +213,9 @@ class SummaryTasks:
         # A user may close the loop while the task is under way: that is no news.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         with self._lock:
-            dead = [each for each in self._tasks if each.get_loop().is_closed()]
-            for each in dead:
-                del self._tasks[each]
+            dead_tasks = [each for each in self._tasks if each.get_loop().is_closed()]
+            for dead_task in dead_tasks:
+                del self._tasks[dead_task]
             self._tasks[task] = ""
         task.add_done_callback(self._forget)
         return task
@@ -214,11 +223,11 @@ class SummaryTasks:
     async def take_place(self) -> bool:
         """Waits until few enough summaries are being written ahead of time.
 
-        Then the running task takes a place, and holds it for as long as it runs.
+        Then the task that calls this takes a place, and holds it until it ends.
 
         Returns:
-            False if tasks of other event loops hold all places: nothing here would
-            notice their end.
+            True once the task has a place; False if tasks of other event loops hold all
+            places, because nothing on this loop would notice their end.
         """
         task = asyncio.current_task()
         loop = asyncio.get_running_loop()
@@ -237,10 +246,10 @@ class SummaryTasks:
                     return True
                 self._tasks[task] = "queued"
 
-            near = [each for each in working if each.get_loop() is loop]
-            if not near:
+            on_this_loop = [each for each in working if each.get_loop() is loop]
+            if not on_this_loop:
                 return False
-            await asyncio.wait(near, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(on_this_loop, return_when=asyncio.FIRST_COMPLETED)
 
     def is_queued(self, task: asyncio.Task[Any]) -> bool:
         """Returns whether a task waits for a place."""
@@ -254,20 +263,20 @@ class SummaryTasks:
         loop = asyncio.get_running_loop()
         with self._lock:
             tasks = list(self._tasks)
-        near = [task for task in tasks if task.get_loop() is loop]
+        on_this_loop = [task for task in tasks if task.get_loop() is loop]
 
         for task in tasks:
-            if self.is_queued(task) or task not in near:
+            if self.is_queued(task) or task not in on_this_loop:
                 with contextlib.suppress(RuntimeError):  # Its event loop is closed.
                     task.get_loop().call_soon_threadsafe(task.cancel)
 
-        if not near:
+        if not on_this_loop:
             return
-        _, late = await asyncio.wait(near, timeout=0.9)
-        for task in late:
+        _, unfinished = await asyncio.wait(on_this_loop, timeout=0.9)
+        for task in unfinished:
             task.cancel()
-        if late:
-            await asyncio.wait(late, timeout=0.1)
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=0.1)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Forgets a task that has ended; logs its failure at DEBUG."""
@@ -305,13 +314,16 @@ class PendingSummary:
     async def wait(self, timeout_seconds: float) -> None:
         """Waits until no summary is under way on this event loop.
 
-        A summary ahead of time is cancelled if it takes longer than the timeout, or if
-        it has not begun because too many others are being written.
+        A summary that a call waits for from the beginning has no timeout. A summary
+        ahead of time is cancelled if it takes longer than the timeout, or if it has not
+        begun because too many others are being written.
         """
         while self.is_under_way and (task := self.task):
             most_seconds = None if self._is_awaited else timeout_seconds
             if not self.tasks.is_queued(task):
                 await asyncio.wait([task], timeout=most_seconds)
+
+            # A task that has ended is no longer `self.task`, see `_forget`.
             if self.task is task:
                 self.task = None
                 task.cancel()
@@ -367,27 +379,30 @@ class AgentMemory:
         oldest_seconds = time.monotonic() - _LATE_SECONDS
         if _is_late(self.facts.ready, oldest_seconds):
             self.facts = replace(self.facts, ready=None)
-        if _is_late(self.facts.put_in, oldest_seconds):
-            self.facts = replace(self.facts, put_in=None)
+        if _is_late(self.facts.unconfirmed, oldest_seconds):
+            self.facts = replace(self.facts, unconfirmed=None)
 
     def add_costs(self, usage: Usage, cost: float | None) -> None:
         """Adds the tokens of summary calls, and their price in US dollars."""
-        known = self.facts
+        facts = self.facts
         self.facts = replace(
-            known,
-            summary_usage=known.summary_usage + usage,
-            summary_cost=add_costs((known.summary_cost, cost)),
+            facts,
+            summary_usage=facts.summary_usage + usage,
+            summary_cost=add_costs((facts.summary_cost, cost)),
         )
 
     def take_costs(self) -> tuple[Usage, float | None]:
         """Returns the tokens of summary calls and their price; sets both to zero."""
-        known = self.facts
-        self.facts = replace(known, summary_usage=Usage(), summary_cost=0.0)
-        return known.summary_usage, known.summary_cost
+        facts = self.facts
+        self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
+        return facts.summary_usage, facts.summary_cost
 
 
 def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
-    """Returns whether a summary is older; one from the background may wait longer."""
+    """Returns whether a summary was paid for before a time, on the monotonic clock.
+
+    False where there is none. A summary from the background may wait for any time.
+    """
     if paid is None or paid.is_background:
         return False
     return paid.paid_seconds < oldest_seconds

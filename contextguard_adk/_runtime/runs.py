@@ -58,21 +58,20 @@ def call_key(context: CallbackContext) -> CallKey:
 def summary_scope(invocation: InvocationContext) -> str:
     """Names the scope in which a summary is valid.
 
-    It is that of one run for an agent that does not see earlier runs.
+    An agent that does not see earlier runs has a scope for each run.
     """
-    place = _branch_and_isolation(invocation)
-    return digest([invocation.session.id, *place, *name_run(invocation)])
+    branch = invocation.branch or ""
+    isolation_scope = getattr(invocation, "isolation_scope", "") or ""
+    session_id = invocation.session.id
+    return digest([session_id, branch, isolation_scope, *name_run(invocation)])
 
 
-def branch_scope(place: InvocationContext | Event) -> str:
-    """Names branch and isolation scope; "" where there are none."""
-    names = _branch_and_isolation(place)
-    return digest(names) if any(names) else ""
-
-
-def _branch_and_isolation(place: Any) -> list[str]:
+def branch_scope(source: InvocationContext | Event) -> str:
+    """Names the branch and isolation scope of a run or an event; "" for neither."""
+    branch = source.branch or ""
     # Only ADK 2.0 has isolation scopes.
-    return [place.branch or "", getattr(place, "isolation_scope", "") or ""]
+    isolation_scope = getattr(source, "isolation_scope", "") or ""
+    return digest([branch, isolation_scope]) if branch or isolation_scope else ""
 
 
 def digest(names: Sequence[str]) -> str:
@@ -161,30 +160,32 @@ class Run:
         if self._shared_memo is not None:
             return self._shared_memo
         agent = getattr(invocation.agent, "name", "")
-        known = self._memos.get(agent)
-        if known is not None:
-            return known
+        agent_memo = self._memos.get(agent)
+        if agent_memo is None:
+            form = json_form(find_llm(invocation.agent))
+            agent_memo = Memo(self._events, self.invocation_id, form)
+            self._memos[agent] = agent_memo
+        return agent_memo
 
-        form = json_form(find_llm(invocation.agent))
-        memo = Memo(self._events, self.invocation_id, form)
-        self._memos[agent] = memo
-        return memo
+    def note_unconfirmed(self, memory: AgentMemory, paid: Paid, key: str) -> None:
+        """Remembers a summary in a request until an event has carried it.
 
-    def put_in(self, memory: AgentMemory, paid: Paid, key: str) -> None:
-        """Takes a summary off the shelf; remembers it until an event has carried it.
+        It takes the summary off the shelf. From now on another one may be begun ahead
+        of time.
 
         Args:
-            memory: What the process remembers of the agent.
+            memory: The memory of the agent.
             paid: The summary.
-            key: The key of session state that brings it to the session.
+            key: The key of session state under which the summary was written.
         """
         replaced = paid.replaced
-        before = memory.facts.put_in
-        if before is not None:
-            # The session still holds what stood there before the earlier one.
-            replaced = before.replaced
+        earlier = memory.facts.unconfirmed
+        if earlier is not None:
+            # No event has carried the earlier summary, so the session still has the
+            # one that the earlier summary replaced.
+            replaced = earlier.replaced
 
-        put_in = replace(
+        unconfirmed = replace(
             paid,
             replaced=replaced,
             key=key,
@@ -192,33 +193,36 @@ class Run:
             run_id=self.invocation_id,
         )
         memory.facts = replace(
-            memory.facts, put_in=put_in, ready=None, is_background_tried=False
+            memory.facts, unconfirmed=unconfirmed, ready=None, is_background_tried=False
         )
         self._compacted.append(memory)
 
-    def describe(self, key: CallKey, name: str, said: object) -> None:
-        """Lets the next event of an agent carry something in `custom_metadata`."""
-        if said:
-            self.metadata.setdefault(key, {})[name] = said
+    def describe(self, key: CallKey, name: str, value: object) -> None:
+        """Lets the next event of an agent carry a value in `custom_metadata`."""
+        if value:
+            self.metadata.setdefault(key, {})[name] = value
 
     def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
         """Lets an event carry the values and the metadata that wait for it."""
-        key = event.author, branch_scope(event)
-        delta = self.writes.take(key[1], state) | event.actions.state_delta
+        agent = event.author
+        scope = branch_scope(event)
+        delta = self.writes.take(scope, state) | event.actions.state_delta
         if delta:
-            # ADK's web UI labels an event by the first key.
-            names = sorted(delta, key=lambda name: not name.startswith(COMPACTED_KEY))
+            # ADK's web UI labels an event by the first key: the line about the last
+            # compaction comes first.
+            keys = sorted(delta, key=lambda each: not each.startswith(COMPACTED_KEY))
             update: dict[str, Any] = {
-                "state_delta": {name: delta[name] for name in names},
+                "state_delta": {each: delta[each] for each in keys},
                 "artifact_delta": {**event.actions.artifact_delta},
             }
             # A copy, as the partial events of the call share these actions.
             event.actions = event.actions.model_copy(update=update)
 
+        # With its final response an agent is no longer at work in its scope.
         if self.writes.owners and event.is_final_response():
-            self.writes.owners.discard("@".join(key))
+            self.writes.owners.discard(f"{agent}@{scope}")
 
-        metadata = self.metadata.pop(key, None)
+        metadata = self.metadata.pop((agent, scope), None)
         if metadata is not None:
             # A new dict, as the old one may be that of the model's own response.
             event.custom_metadata = {**(event.custom_metadata or {}), **metadata}
@@ -226,12 +230,15 @@ class Run:
     def forget_delivered(self) -> None:
         """Forgets the summaries that an event has brought to the session."""
         for memory in self._compacted:
-            paid = memory.facts.put_in
-            if paid is None or paid.run_id != self.invocation_id:
+            unconfirmed = memory.facts.unconfirmed
+            # Another run may have put in a newer one, and will look for that itself.
+            if unconfirmed is None or unconfirmed.run_id != self.invocation_id:
                 continue
-            newer = self._events[paid.event_count :]
-            if any(paid.key in event.actions.state_delta for event in newer):
-                memory.facts = replace(memory.facts, put_in=None)
+
+            key = unconfirmed.key
+            newer_events = self._events[unconfirmed.event_count :]
+            if any(key in event.actions.state_delta for event in newer_events):
+                memory.facts = replace(memory.facts, unconfirmed=None)
 
 
 @dataclass
@@ -268,23 +275,25 @@ class Guard:
     def memory(
         self, invocation: InvocationContext, agent: str, scope: str
     ) -> AgentMemory:
-        """Returns the memory of an agent in a scope of a session.
+        """Returns the memory of an agent in a scope of a session, a new one if needed.
 
-        Of the memories without a summary only the newest 1,024 are kept.
+        It also forgets old memories. Of the idle ones, which have no summary and are
+        writing none, only the newest 1,024 are kept.
         """
         key = name_session(invocation), agent, scope
-        found = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
-        self._memories[key] = found
+        wanted = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
+        self._memories[key] = wanted  # From now on it is the newest.
 
-        idle = []
-        for each, memory in self._memories.snapshot():
-            if memory.facts.ready or memory.facts.put_in:
-                memory.drop_late()
-            elif memory.pending.task is None:
-                idle.append(each)
-        for each in idle[:-MAX_IDLE_SESSIONS]:
-            self._memories.pop(each, None)
-        return found
+        idle_keys = []
+        for each_key, each in self._memories.snapshot():
+            if each.facts.ready or each.facts.unconfirmed:
+                each.drop_late()
+            elif each.pending.task is None:
+                idle_keys.append(each_key)
+
+        for idle_key in idle_keys[:-MAX_IDLE_SESSIONS]:
+            self._memories.pop(idle_key, None)
+        return wanted
 
     def run(self, invocation: InvocationContext) -> Run:
         """Returns what is remembered of a run.
@@ -298,7 +307,9 @@ class Guard:
         sessions, runs = self._runs.setdefault(state_id, (set(), {}))
         if session_id not in sessions:
             sessions.add(session_id)
-            finalizer = weakref.finalize(session, self._leave, state_id, session_id)
+            finalizer = weakref.finalize(
+                session, self._forget_session, state_id, session_id
+            )
             finalizer.atexit = False
 
         run = runs.get(invocation.invocation_id)
@@ -314,8 +325,8 @@ class Guard:
         runs.pop(run.invocation_id, None)
         return run
 
-    def _leave(self, state_id: int, session_id: int) -> None:
-        """Forgets a session object, and with the last one of a state its runs."""
+    def _forget_session(self, state_id: int, session_id: int) -> None:
+        """Forgets a session object; with the last one of a state, also its runs."""
         sessions, runs = self._runs[state_id]
         sessions.discard(session_id)
         if not sessions:
@@ -335,7 +346,11 @@ class Guard:
         )
 
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
-        """Lets an event carry the values that no event before it has carried."""
+        """Lets an event carry the values that no event before it has carried.
+
+        It also lets it carry the name of a saved artifact, unless the event has text or
+        a long-running call. A partial event carries nothing.
+        """
         run = self.run(invocation)
         if event.partial:
             _leave_out_pending(event, run.writes)
@@ -348,6 +363,7 @@ class Guard:
         has_text = any(part and part.text for part in parts)
         if has_text or event.long_running_tool_ids:
             return
+
         key = name_session(invocation), event.author, branch_scope(event)
         saved = self.artifacts.pop(key, None)
         if saved is not None:

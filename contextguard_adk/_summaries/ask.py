@@ -9,10 +9,10 @@ from typing import Any
 
 from contextguard_adk import _sections
 from contextguard_adk._history.stored import Draft
+from contextguard_adk._providers.calling import is_transient, name_error
 from contextguard_adk._providers.clients import answers_freely, find_llm
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
-from contextguard_adk._providers.retry import is_transient, name_error
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._summaries import compose

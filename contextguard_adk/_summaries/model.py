@@ -14,7 +14,14 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from contextguard_adk._history.contents import content_text, parts_of
-from contextguard_adk._providers.apart import BrokenCallError, Closing, call_apart
+from contextguard_adk._providers.calling import (
+    BrokenCallError,
+    Closing,
+    call_apart,
+    call_with_retries,
+    is_transient,
+    read_status,
+)
 from contextguard_adk._providers.clients import read_tokens, read_usage, thinking_tokens
 from contextguard_adk._providers.overflow import parse_overflow
 from contextguard_adk._providers.registry import (
@@ -22,11 +29,6 @@ from contextguard_adk._providers.registry import (
     ModelRegistry,
     resolve_context_window,
     resolve_output_limit,
-)
-from contextguard_adk._providers.retry import (
-    call_with_retries,
-    is_transient,
-    read_status,
 )
 from contextguard_adk._summaries.judge import Answer, judge
 from contextguard_adk._summaries.prompts import SUMMARY_INSTRUCTION

@@ -1,10 +1,15 @@
-"""Tries a model call again after a failure of the provider that may soon pass."""
+"""Calls a client so that it can neither end nor delay a turn, and calls it again.
+
+A call runs in a task of its own. It is tried again after a failure that may soon pass.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
@@ -22,6 +27,9 @@ from contextguard_adk.errors import UnusableAnswerError
 
 T = TypeVar("T")
 
+GRACE_SECONDS = 1.0
+"""How long a client that is cancelled may take to end by itself."""
+
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 529})
 _TIMEOUT_STATUSES = frozenset({408, 504})
 
@@ -34,6 +42,70 @@ _TRANSIENT_NAME = re.compile(
 _RETRY_DELAY = re.compile(r"""retryDelay['"]:\s*['"](\d+(?:\.\d+)?)s""")
 _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
 _MOST_TRIES = 3
+
+
+class Closing(aclosing[Any]):
+    """Closes an async generator, also after its event loop has gone."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Closes it; Python 3.11 says of a dropped generator that it still runs."""
+        with suppress(RuntimeError):
+            await super().__aexit__(*error)
+
+
+class BrokenCallError(Exception):
+    """A client raised something that is no `Exception`; the text names its class."""
+
+
+async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
+    """Awaits a client's call in a task of its own.
+
+    A cancellation of the caller takes effect at once, even if the client ignores its
+    own. An `Exception` or a `KeyboardInterrupt` of the client is raised unchanged.
+
+    Raises:
+        BrokenCallError: The client has cancelled itself, or raised something else.
+    """
+    work = _contain(ask)
+    task = asyncio.create_task(work)
+    # If the user closes the loop during the call, asyncio would report the task.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        # Nobody waits for the task any more: asyncio would report its error.
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        loop = asyncio.get_running_loop()
+        loop.call_later(GRACE_SECONDS, _end_stubborn, task, work)
+        raise
+
+    if task.cancelled():
+        raise BrokenCallError("CancelledError")
+
+    error = task.exception()
+    if error is None or isinstance(error, Exception | KeyboardInterrupt):
+        return task.result()
+    raise BrokenCallError(type(error).__name__) from error
+
+
+async def _contain(ask: Callable[[], Awaitable[T]]) -> T:
+    """Awaits the call; turns `SystemExit`, which would stop the event loop."""
+    try:
+        return await ask()
+    except SystemExit as error:
+        raise BrokenCallError("SystemExit") from error
+
+
+def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:
+    """Ends a call that has swallowed its cancellation."""
+    if task.done():
+        return
+
+    with suppress(Exception):  # The client may raise anything as it is closed.
+        work.close()
+    task.cancel()  # This wakes the task, which finds its work closed and ends.
 
 
 async def call_with_retries(
