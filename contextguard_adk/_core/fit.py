@@ -247,8 +247,8 @@ def _render_short_head(
 ) -> _Head | None:
     """Returns the message with the summary, as short as it has to be.
 
-    None where no summary fits: a notice takes its place. Sections that stand alone,
-    as pins, stay in any case.
+    None where no summary fits: a notice takes its place. Sections that need no summary
+    stay in any case.
     """
     history = turn.history
     head: _Head | None = None

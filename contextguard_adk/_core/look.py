@@ -233,7 +233,7 @@ def render_unshaped(turn: Turn) -> list[types.Content]:
     history = turn.history
     if history.stored is not None:
         return render(turn, history.stored, history.covered)
-    return list(history.shown if history.previews else history.contents)
+    return list(history.shown if history.shown_in_part else history.contents)
 
 
 def _declare(

@@ -39,13 +39,13 @@ from contextguard_adk._history.fingerprints import (
 from contextguard_adk._history.origin import KnownEvents, find_history
 from contextguard_adk._history.rewritten import find_rewritten
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._history.truncation import Preview, truncate_content
+from contextguard_adk._history.truncation import Preview, Truncation, truncate_content
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.redaction import Redactor
 
 _OF_SUMMARY = (
     "shown",
-    "previews",
+    "shown_in_part",
     "_covered_places",
     "covered",
     "model_covered",
@@ -74,7 +74,7 @@ class History:
                    the conversation, for a summarizer or for session state.
     shown          The contents with previews in place of large tool results: the form
                    that the agent's model reads.
-    previews       The previews of large tool results, by the index of the content.
+    shown_in_part  The previews of large tool results, by the index of the content.
     indexes        The indexes of the contents that come from session events. Only these
                    are ever compacted: the other contents belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
@@ -143,14 +143,15 @@ class History:
     def shown(self) -> list[types.Content]:
         """The contents with the previews that the agent's model reads."""
         contents = list(self.contents)
-        for index, preview in self.previews.items():
+        for index, preview in self.shown_in_part.items():
             contents[index] = preview
         return contents
 
     @cached_property
-    def previews(self) -> dict[int, types.Content]:
+    def shown_in_part(self) -> dict[int, types.Content]:
         """The previews of large tool results, by the index of the content.
 
+        The model reads them in place of these contents from its first request on.
         Results that a model has summarized need none.
         """
         form = self.preview
@@ -169,6 +170,10 @@ class History:
         if not previews:
             return {}  # Most requests have none: then `indexes` need not be found.
         return {index: previews[index] for index in self.indexes if index in previews}
+
+    def has_short_strings(self, truncation: Truncation) -> bool:
+        """Whether results are shown with such short strings from the first request."""
+        return self.preview is not None and self.preview.strings == truncation
 
     def _make_preview(self, index: int, form: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
@@ -199,7 +204,7 @@ class History:
                 break
 
             shown = self.shown[index]
-            key = (index, index in self.previews, truncation, stored.has_recall)
+            key = (index, index in self.shown_in_part, truncation, stored.has_recall)
             if key not in self._shortened:
                 whole = self.contents[index] if stored.has_recall else None
                 self._shortened[key] = truncate_content(shown, truncation, whole)

@@ -41,14 +41,14 @@ class Entry:
         heading: The line that names the author.
         body: The text below it.
         weight: Its share of the tokens, in proportion to the other entries' weights.
-        is_pinned: Whether it always stays.
+        is_required: Whether it always stays.
         handle: The name under which the recall tool finds the whole text.
     """
 
     heading: str
     body: str = ""
     weight: float = 1.0
-    is_pinned: bool = False
+    is_required: bool = False
     handle: str = ""
 
     @property
@@ -63,7 +63,7 @@ class Entry:
 def render_entries(
     contents: Sequence[types.Content],
     indexes: Iterable[int],
-    pinned: Collection[int] = (),
+    required: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
@@ -72,7 +72,7 @@ def render_entries(
     Args:
         contents: The contents of a request.
         indexes: The contents that are rendered.
-        pinned: The indexes of contents whose entries are never dropped.
+        required: The indexes of contents whose entries are never dropped.
         wholes: The same contents before they were shortened, for the handles of the
             parts; None for no handles.
         outputs: The indexes of texts that executed code has printed.
@@ -96,7 +96,7 @@ def render_entries(
             heading,
             quote(said.text),
             weight=weight,
-            is_pinned=said.index in pinned,
+            is_required=said.index in required,
             handle=said.handle,
         )
         entries.append(entry)
@@ -177,17 +177,17 @@ class _Sized(NamedTuple):
 def _choose_kept(
     sized: Sequence[_Sized], budget_tokens: float
 ) -> tuple[list[_Sized], list[Entry]]:
-    """Chooses the pinned entries, and the newest of the others.
+    """Chooses the required entries, and the newest of the others.
 
     As many are chosen as fit once all bodies have their least size. Returns the kept
     and the dropped entries, both in their order.
     """
     least_tokens = [each.heading_tokens + each.least_body_tokens for each in sized]
-    pinned_places = [i for i, each in enumerate(sized) if each.entry.is_pinned]
-    other_places = [i for i, each in enumerate(sized) if not each.entry.is_pinned]
+    required_places = [i for i, each in enumerate(sized) if each.entry.is_required]
+    other_places = [i for i, each in enumerate(sized) if not each.entry.is_required]
 
-    kept_places = set(pinned_places)
-    used_tokens = sum(least_tokens[place] for place in pinned_places)
+    kept_places = set(required_places)
+    used_tokens = sum(least_tokens[place] for place in required_places)
     for place in reversed(other_places):
         used_tokens += least_tokens[place]
         if used_tokens > budget_tokens:

@@ -89,7 +89,7 @@ def _find_hidden(history: History) -> set[int]:
     `_NOT_IN_REQUEST` is among them.
     """
     stored = history.stored
-    hidden = {_NOT_IN_REQUEST, *history.covered, *history.previews}
+    hidden = {_NOT_IN_REQUEST, *history.covered, *history.shown_in_part}
     if stored is None:
         return hidden
 

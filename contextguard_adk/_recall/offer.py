@@ -93,4 +93,4 @@ class Recall:
 
 def _has_more(turn: Turn) -> bool:
     """Whether the history has more than the request shows."""
-    return turn.history.stored is not None or bool(turn.history.previews)
+    return turn.history.stored is not None or bool(turn.history.shown_in_part)

@@ -218,9 +218,7 @@ class ToolOutputTruncation(Reducer):
             if earlier.result_length and not truncation.result_length:
                 truncation = earlier
 
-        # The preview has shortened these strings from their first request on.
-        preview = reduction.turn.history.preview
-        if preview is not None and preview.strings == truncation:
+        if reduction.turn.history.has_short_strings(truncation):
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, upto)
 

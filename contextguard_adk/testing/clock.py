@@ -33,28 +33,41 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Has a thread call something; until it has returned, time does not jump."""
+        """Has a thread call a function; until it has returned, time does not jump."""
         future = super().run_in_executor(executor, func, *args)
-        self._clock.awaited.add(future)
-        future.add_done_callback(self._clock.awaited.discard)
+        self._clock.thread_futures.add(future)
+        future.add_done_callback(self._clock.thread_futures.discard)
         return future
 
 
 class _Clock(selectors.DefaultSelector):
-    """Counts the time for which it should wait."""
+    """The selector of a loop, which adds up the time instead of waiting for it.
+
+    A loop calls `select` with the seconds until its next timer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.passed_seconds = 0.0
-        self.awaited = set[Any]()  # What threads work on.
+        self.thread_futures = set[Any]()  # Of functions that threads still run.
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        """Returns what is ready now; without a timer, or for a thread, it waits."""
+        """Returns the events that are ready, and lets the time pass to the next timer.
+
+        There are three cases:
+        - No timer is set (None), or one is due (0): no virtual time passes.
+        - No thread works: the time of the timer passes at once.
+        - A thread works: this waits for real. The time of the timer has passed only if
+          no event came before it.
+        """
         if timeout is None or timeout <= 0:
             return super().select(timeout)
 
-        ready = super().select(timeout if self.awaited else 0)
-        is_woken = bool(ready and self.awaited)
-        if not is_woken:
+        if not self.thread_futures:
             self.passed_seconds += timeout
-        return ready
+            return super().select(0)
+
+        events = super().select(timeout)
+        if not events:
+            self.passed_seconds += timeout
+        return events

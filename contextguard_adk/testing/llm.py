@@ -179,13 +179,16 @@ class SimulatedLlm(BaseLlm):
         if self.prompt_cache:
             self._serve_from_cache(record, llm_request)
 
-        # Calls that come while this one waits do not change whether it reports usage.
+        # This is asked before the wait, in which other calls may come.
         agent_calls = self.calls - self.summaries
         first_reporting_call = {"last": 0, "late": 4, "never": math.inf}[self.usage]
         reports_usage = agent_calls >= first_reporting_call
         await asyncio.sleep(self.latency_seconds)
 
-        scripted = self._take_reply(llm_request, record.is_summary)
+        if record.is_summary:
+            scripted = self._next_summary(llm_request)
+        else:
+            scripted = self._next_reply(llm_request)
         reply = await scripted if inspect.isawaitable(scripted) else scripted
         if isinstance(reply, Exception):
             raise reply
@@ -248,31 +251,42 @@ class SimulatedLlm(BaseLlm):
     def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
         """Counts the tokens that a prompt shares with earlier ones, and keeps it."""
         prompt = provider.list_prompt_texts(request)
-        shared_tokens = [
-            provider.count_shared_tokens(before, prompt, self.token_ratio)
-            for before in self._cached
+        shared_counts = [
+            provider.count_shared_tokens(cached, prompt, self.token_ratio)
+            for cached in self._cached
         ]
-        record.cached_tokens = min(max(shared_tokens, default=0), record.prompt_tokens)
+        longest_shared = max(shared_counts, default=0)
+        record.cached_tokens = min(longest_shared, record.prompt_tokens)
+        # In place: ADK's copies of the model share the list.
         self._cached[:] = [*self._cached[-3:], prompt]
 
-    def _take_reply(
-        self, request: LlmRequest, is_summary: bool
-    ) -> Reply | Awaitable[Reply]:
-        """Returns the next reply of the script, or the built-in answer."""
-        source = self.summary_replies if is_summary else self.script
-        if callable(source):
-            return source(request)
+    def _next_summary(self, request: LlmRequest) -> Reply | Awaitable[Reply]:
+        """Returns the next of `summary_replies`, or excerpts if there is none."""
+        if callable(self.summary_replies):
+            return self.summary_replies(request)
 
-        kind = "summary_replies" if is_summary else "replies"
-        index = self._counts[kind]
-        self._counts[kind] += 1
-        if source and index < len(source):
-            return source[index]
-        if is_summary:
-            return provider.summarize(request, self.token_ratio)
-        if source is not None:
-            return "Done."
-        return _acknowledge(request)
+        replies = self.summary_replies or ()
+        index = self._counts["summary_replies"]
+        self._counts["summary_replies"] += 1
+        if index < len(replies):
+            return replies[index]
+        return provider.summarize(request, self.token_ratio)
+
+    def _next_reply(self, request: LlmRequest) -> Reply | Awaitable[Reply]:
+        """Returns the next reply of `script`, "Done." after the last one.
+
+        Without a script the user's newest text is acknowledged.
+        """
+        if callable(self.script):
+            return self.script(request)
+        if self.script is None:
+            return _acknowledge(request)
+
+        index = self._counts["replies"]
+        self._counts["replies"] += 1
+        if index < len(self.script):
+            return self.script[index]
+        return "Done."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
         """Makes a complete response of a scripted reply; ADK may change it."""
@@ -306,12 +320,15 @@ class SimulatedLlm(BaseLlm):
 
 
 def _acknowledge(request: LlmRequest) -> str:
-    """Answers the last line of the user's newest message."""
-    newest_text = ""
-    for content in request.contents:
-        if content.role == "user":
-            for part in content.parts or ():
-                newest_text = part.text or newest_text
+    """Returns an answer that repeats the last line of the user's newest text."""
+    user_texts = [
+        part.text
+        for content in request.contents
+        if content.role == "user"
+        for part in content.parts or ()
+        if part.text
+    ]
+    newest_text = user_texts[-1] if user_texts else ""
 
     # The guard may have put other texts before the user's own, which stands last.
     newest_line = newest_text.rstrip().rpartition("\n")[2]
@@ -319,16 +336,17 @@ def _acknowledge(request: LlmRequest) -> str:
 
 
 def _to_response(reply: _Answer) -> LlmResponse:
-    """Copies a scripted reply into a response."""
-    if isinstance(reply, str | types.Part | list):
+    """Makes a response of a scripted reply, which may be one; always of a copy."""
+    if isinstance(reply, LlmResponse):
+        return reply.model_copy(deep=True)
+
+    if isinstance(reply, types.Content):
+        content = reply.model_copy(deep=True)
+    else:
         parts = types.ModelContent(reply).parts if reply else None
         # Each part is copied by itself: the same part twice is two calls.
         copies = [part.model_copy(deep=True) for part in parts or ()]
         content = types.Content(role="model", parts=copies)
-    elif isinstance(reply, types.Content):
-        content = reply.model_copy(deep=True)
-    else:
-        return reply.model_copy(deep=True)
     return LlmResponse(content=content, finish_reason=types.FinishReason.STOP)
 
 
@@ -346,17 +364,18 @@ def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
     parts = response.content.parts if response.content else None
     for part in parts or ():
         text = part.text or ""
-        chunk_chars = max(1, math.ceil(len(text) / 3))
-        texts = [
-            text[start : start + chunk_chars]
-            for start in range(0, len(text), chunk_chars)
+        # A text is sent in thirds; a part without one, such as a tool call, as a whole.
+        third_chars = max(1, math.ceil(len(text) / 3))
+        chunks = [
+            types.Part(text=text[start : start + third_chars], thought=part.thought)
+            for start in range(0, len(text), third_chars)
         ]
-        pieces = [types.Part(text=piece, thought=part.thought) for piece in texts]
+        if not text:
+            chunks = [part.model_copy(deep=True)]
 
-        # A part without text, such as a tool call, is one chunk.
-        for piece in pieces or [part.model_copy(deep=True)]:
+        for chunk in chunks:
             yield LlmResponse(
-                content=types.Content(role="model", parts=[piece]),
+                content=types.Content(role="model", parts=[chunk]),
                 partial=True,
                 model_version=response.model_version,
             )

@@ -86,21 +86,21 @@ def find_violation(contents: list[types.Content]) -> str | None:
     if contents[0].role == "model":
         return 'contents.0: first message must use the "user" role'
 
-    calls: list[types.FunctionCall] = []
-    # Calls of the last content are unanswered: an end shows it.
+    open_calls: list[types.FunctionCall] = []  # The next content must answer them.
+    # A content after the last one shows whether the last one leaves a call open.
     end = types.Content(role="user", parts=[types.Part(text="end")])
     for index, content in enumerate([*contents, end]):
         parts = content.parts or []
         responses = [p.function_response for p in parts if p.function_response]
-        problems = (*_list_flaws(content), *_list_broken_pairs(calls, responses))
-        if problems:
-            return f"contents.{index}: {problems[0]}"
-        calls = [p.function_call for p in parts if p.function_call]
+        flaws = [*_list_flaws(content), *_list_broken_pairs(open_calls, responses)]
+        if flaws:
+            return f"contents.{index}: {flaws[0]}"
+        open_calls = [p.function_call for p in parts if p.function_call]
     return None
 
 
 def _list_flaws(content: types.Content) -> Iterator[str]:
-    """Yields what is wrong with a content by itself."""
+    """Yields the flaws of a content, whatever stands before and after it."""
     if content.role not in ("user", "model"):
         yield "Please use a valid role: user, model."
     if not content.parts:
@@ -110,13 +110,13 @@ def _list_flaws(content: types.Content) -> Iterator[str]:
 
 
 def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
-    payloads = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
+    fields = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
     # Gemini closes a turn with a signature on an empty part and wants it back.
-    if not part.thought_signature:
-        if not payloads:
-            yield "required oneof field 'data' must have one initialized field"
-        if payloads == ["text"] and not part.text:
-            yield "text content blocks must be non-empty"
+    may_be_empty = bool(part.thought_signature)
+    if not fields and not may_be_empty:
+        yield "required oneof field 'data' must have one initialized field"
+    if fields == ["text"] and not part.text and not may_be_empty:
+        yield "text content blocks must be non-empty"
 
     if part.function_response and role != "user":
         yield "a function response turn must use the user role"
@@ -127,13 +127,15 @@ def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
 def _list_broken_pairs(
     calls: list[types.FunctionCall], responses: list[types.FunctionResponse]
 ) -> Iterator[str]:
-    """Yields the responses without a call, and the calls without a response."""
+    """Yields a flaw for each response without a call, and one for all open calls."""
     unanswered = list(calls)
     # Responses with an id find their calls first; the others take what is left.
-    for response in sorted(responses, key=lambda response: not response.id):
-        answered = _find_answered(unanswered, response)
-        if answered:
-            unanswered.remove(answered)
+    with_id = [response for response in responses if response.id]
+    without_id = [response for response in responses if not response.id]
+    for response in [*with_id, *without_id]:
+        answered_call = _find_answered(unanswered, response)
+        if answered_call:
+            unanswered.remove(answered_call)
         else:
             name = f"{response.name!r} (id {response.id})"
             yield f"a function response must answer a function call; none for {name}"
@@ -198,14 +200,18 @@ def read_system(request: LlmRequest) -> types.Content:
 
 
 def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
-    """Lists a prompt's texts in order, each with the place that it belongs to."""
-    tools = [_to_json_text(tool) for tool in request.config.tools or []]
-    system = list_content_texts([read_system(request)])
-    texts = [("head", text) for text in (*tools, *system)]
+    """Lists a prompt's texts in order, each after the place that it belongs to.
+
+    The place of tools and system instruction is "head"; that of a content is its index
+    and its role, such as "3 user".
+    """
+    tool_texts = [_to_json_text(tool) for tool in request.config.tools or []]
+    system_texts = list_content_texts([read_system(request)])
+    prompt = [("head", text) for text in (*tool_texts, *system_texts)]
     for index, content in enumerate(request.contents):
         place = f"{index} {content.role}"
-        texts += [(place, text) for text in list_content_texts([content])]
-    return texts
+        prompt += [(place, text) for text in list_content_texts([content])]
+    return prompt
 
 
 def count_request_tokens(
@@ -226,28 +232,36 @@ def count_request_tokens(
 
 
 def count_shared_tokens(
-    before: list[tuple[str, str]], now: list[tuple[str, str]], token_ratio: float | None
+    old_prompt: list[tuple[str, str]],
+    new_prompt: list[tuple[str, str]],
+    token_ratio: float | None,
 ) -> int:
     """Counts the tokens with which two prompts begin in common; 0 if the heads differ.
 
-    The head of a prompt is its tools and its system instruction.
+    The head of a prompt is its tools and its system instruction. The prompts are those
+    of `list_prompt_texts`.
     """
-    shared: list[str] = []
-    places: set[str] = set()
-    for (old_place, old), (place, new) in zip(before, now, strict=False):
-        if "head" in (old_place, place) and (old_place, old) != (place, new):
+    shared_texts: list[str] = []
+    shared_places: set[str] = set()
+    for old_item, new_item in zip(old_prompt, new_prompt, strict=False):
+        old_place, old_text = old_item
+        new_place, new_text = new_item
+        if "head" in (old_place, new_place) and old_item != new_item:
             return 0
-        if old_place != place:
+        if old_place != new_place:
             break
 
-        places.add(place)
-        if old != new:
-            shared.append(os.path.commonprefix([old, new]))  # noqa: RUF071 - characters
+        shared_places.add(new_place)
+        if old_text != new_text:
+            start = os.path.commonprefix([old_text, new_text])  # noqa: RUF071 - chars
+            shared_texts.append(start)
             break
-        shared.append(new)
+        shared_texts.append(new_text)
 
-    overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(places - {"head"})
-    return count_tokens(shared, token_ratio) + overhead
+    overhead = 0
+    if not token_ratio:
+        overhead = _TOKENS_PER_CONTENT * len(shared_places - {"head"})
+    return count_tokens(shared_texts, token_ratio) + overhead
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
@@ -270,7 +284,10 @@ def _count_slice(text: str) -> int:
 
 @functools.lru_cache(maxsize=4)
 def load_encoding(name: str) -> tiktoken.Encoding:
-    """Loads a vocabulary that litellm ships: tiktoken would download it."""
+    """Loads a vocabulary, if possible the copy that litellm ships.
+
+    Without it, tiktoken takes its own cache, or downloads the vocabulary.
+    """
     import tiktoken
 
     spec = importlib.util.find_spec("litellm")
@@ -279,16 +296,17 @@ def load_encoding(name: str) -> tiktoken.Encoding:
     # The file is named by the SHA-1 of the address that tiktoken downloads it from.
     is_shipped = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
 
+    # tiktoken takes the folder of its files from the environment alone.
     with _loading:
-        before = os.environ.get("TIKTOKEN_CACHE_DIR")
+        old_folder = os.environ.get("TIKTOKEN_CACHE_DIR")
         if is_shipped:
             os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
         try:
             return tiktoken.get_encoding(name)
         finally:
             os.environ.pop("TIKTOKEN_CACHE_DIR", None)
-            if before is not None:
-                os.environ["TIKTOKEN_CACHE_DIR"] = before
+            if old_folder is not None:
+                os.environ["TIKTOKEN_CACHE_DIR"] = old_folder
 
 
 def _to_json_text(value: Any) -> str:
@@ -307,7 +325,14 @@ def looks_like_summary_request(request: LlmRequest) -> bool:
 
 
 def read_summary_material(request: LlmRequest) -> str:
-    """Returns the material that a request wants summarized, without the request."""
+    """Returns the material that a request wants summarized, without the request.
+
+    The last content tells how the request has it:
+    - It asks for a summary of the contents before it: they are the material.
+    - It is the prompt of ADK's `LlmEventSummarizer`: the material ends it.
+    - It is the guard's prompt: the material stands in fenced blocks.
+    - It is any other text: all of it is the material.
+    """
     text = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(text):
         return _LISTED.sub("", "\n".join(list_content_texts(request.contents[:-1])))
@@ -326,7 +351,11 @@ def read_summary_material(request: LlmRequest) -> str:
 
 
 def _read_blocks(text: str, marker: str) -> list[str]:
-    """Reads the blocks between an opening line with the marker and its closing one."""
+    """Reads the blocks between an opening line with the marker and its closing line.
+
+    With the marker "7f3a", a block stands between the lines "<transcript-7f3a>" and
+    "</transcript-7f3a>".
+    """
     blocks: list[str] = []
     block_lines: list[str] = []
     closing_line = ""  # Of the open block, if there is one.
@@ -344,7 +373,11 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 
 
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
-    """Keeps head and tail of each line, as much as the summary may take."""
+    """Summarizes by excerpts: keeps the head and the tail of each line.
+
+    While the excerpts are too long for the summary, each line is shortened to a half;
+    then lines are left out.
+    """
     max_tokens = request.config.max_output_tokens or 1_000
     line_chars = 240
     stripped = [line.strip() for line in read_summary_material(request).splitlines()]

@@ -21,6 +21,8 @@ _SECRET = re.compile(r"(sk-|[sr]k_live_|gh[a-z]_|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{1
 _SECRET_FIELD = re.compile(r"passw|secret|api_?key|credential|authori[sz]ation", re.I)
 _ANCHOR = re.compile(r"[A-Za-z0-9_]+")
 
+# An escaped backslash before an "n" is read as a backslash and a line break, so a value
+# such as "C:\new" is not found in its escaped form.
 ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 
@@ -49,40 +51,49 @@ class Needs:
     """The values that the recorded calls of a session took from the conversation."""
 
     def __init__(self, events: Sequence[Event], calls: Iterable[RecordedCall]) -> None:
+        # The values that each call needed, by the index of the call's event.
         self._values = {call.index: _list_values(events, call) for call in calls}
+
+        # Each recorded part has a number, which is its index in `_texts` as well. The
+        # parts are kept because the identity of a payload is that of its part.
         self._parts = [part for event in events for part in parts_of(event.content)]
         self._numbers = {_key(part): n for n, part in enumerate(self._parts)}
         self._texts = [read_part(part) for part in self._parts]
 
         # To look for each value in each text would take minutes. A value can stand only
         # in the texts that have its longest word, its anchor.
-        anchors = {_anchor(v) for values in self._values.values() for v in values}
-        self._texts_with = defaultdict[str, list[int]](list)
+        anchors = set[str]()
+        for values in self._values.values():
+            anchors.update(_anchor(value) for value in values)
+        self._numbers_by_anchor = defaultdict[str, list[int]](list)
         for number, text in enumerate(self._texts):
             # The anchor of a value without words is "", and any text may hold it.
-            for word in anchors.intersection(["", *_ANCHOR.findall(text)]):
-                self._texts_with[word].append(number)
-        self._holders: dict[str, list[int]] = {}  # By value, the texts that have it.
+            for anchor in anchors.intersection(["", *_ANCHOR.findall(text)]):
+                self._numbers_by_anchor[anchor].append(number)
+
+        # By value, the numbers of the parts that hold it.
+        self._holders: dict[str, list[int]] = {}
 
     def find(
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
-        """Finds the values in the whole request that a call needed."""
-        places = self._locate(self._values[call.index], whole)
-        if not places:
+        """Finds the values that a call needed and that the whole request holds."""
+        indexes = self._locate(self._values[call.index], whole)
+        if not indexes:
             return []
 
         far_end = self._find_far_end(whole, window_tokens)
         needed = list[Needed]()
-        for value, place in places.items():
-            later_answers = [c for c in whole[place + 1 :] if c.role == "model"]
-            each = Needed(
+        for value, index in indexes.items():
+            # Each content of the model after the value is the answer of a call.
+            answers_since = [c for c in whole[index + 1 :] if c.role == "model"]
+            one = Needed(
                 value=value,
-                place=_describe_holder(whole[place], value),
-                calls_ago=1 + len(later_answers),
-                is_far=place < far_end,
+                place=_describe_holder(whole[index], value),
+                calls_ago=1 + len(answers_since),
+                is_far=index < far_end,
             )
-            needed.append(each)
+            needed.append(one)
         return needed
 
     def find_missing(
@@ -95,47 +106,45 @@ class Needs:
     def _locate(
         self, values: list[str], contents: Sequence[types.Content]
     ) -> dict[str, int]:
-        """Finds the last content in which each value stands, by its index."""
+        """Returns the index of the last content that holds a value, by value.
+
+        Values that no content holds are left out.
+        """
         if not values:
             return {}
 
-        recorded_places, other_texts = self._place_parts(contents)
-        found = dict[str, int]()
-        for value in values:
-            holders = self._find_holders(value)
-            places = [recorded_places[n] for n in holders if n in recorded_places]
-            places += [place for place, text in other_texts if value in text]
-            if places:
-                found[value] = max(places)
-        return found
-
-    def _place_parts(
-        self, contents: Sequence[types.Content]
-    ) -> tuple[dict[int, int], list[tuple[int, str]]]:
-        """Returns where the parts of contents stand, by the index of their content.
-
-        Recorded parts come by their number, the texts of others with their place.
-        """
-        recorded_places = dict[int, int]()
+        # A content has recorded parts, and others, such as a summary.
+        index_by_number = dict[int, int]()
         other_texts = list[tuple[int, str]]()
-        for place, content in enumerate(contents):
+        for index, content in enumerate(contents):
             for part in parts_of(content):
                 number = self._numbers.get(_key(part))
                 if number is None:
-                    other_texts.append((place, read_part(part)))
+                    other_texts.append((index, read_part(part)))
                 else:
-                    recorded_places[number] = place
-        return recorded_places, other_texts
+                    index_by_number[number] = index
 
-    def _find_holders(self, value: str) -> list[int]:
-        """Finds the recorded parts that have a value, by their number."""
+        last_indexes = dict[str, int]()
+        for value in values:
+            holders = self._list_holders(value)
+            indexes = [index_by_number[n] for n in holders if n in index_by_number]
+            indexes += [index for index, text in other_texts if value in text]
+            if indexes:
+                last_indexes[value] = max(indexes)
+        return last_indexes
+
+    def _list_holders(self, value: str) -> list[int]:
+        """Returns the numbers of the recorded parts that hold a value."""
         if value not in self._holders:
-            candidates = self._texts_with[_anchor(value)]
+            candidates = self._numbers_by_anchor[_anchor(value)]
             self._holders[value] = [n for n in candidates if value in self._texts[n]]
         return self._holders[value]
 
     def _find_far_end(self, whole: Sequence[types.Content], window_tokens: int) -> int:
-        """Returns the end of the contents that lie more than half a window back."""
+        """Returns the number of contents that lie more than half a window back.
+
+        They are the first ones of the request.
+        """
         far_end = len(whole)
         near_chars = 2 * window_tokens  # Half of the window, by bytes / 4.
         while far_end and near_chars >= 0:
@@ -169,20 +178,27 @@ def _describe_holder(content: types.Content, value: str) -> str:
 
 
 def read_part(part: types.Part) -> str:
-    """Returns a part's text; if it has escapes of JSON, once more without them."""
+    """Returns a part's text, or the fields and values of its call or result.
+
+    A text with escapes of JSON is returned twice, the second time without them: a value
+    may be looked for in both forms.
+    """
     text = part.text or code_of(part)
     if not text:
         leaves = _walk(payload_of(part))
-        text = "\n".join(f"{name}\n{leaf}" for name, leaf in leaves)
+        text = "\n".join(f"{field}\n{leaf}" for field, leaf in leaves)
 
-    plain = text
+    unescaped = text
     for escape, char in ESCAPES:
-        plain = plain.replace(escape, char)
-    return text if plain == text else f"{text}\n{plain}"
+        unescaped = unescaped.replace(escape, char)
+    return text if unescaped == text else f"{text}\n{unescaped}"
 
 
 def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the leaves of nested dicts and lists, each with the name of its field."""
+    """Yields the values in nested dicts and lists, each after the name of its field.
+
+    A value of a list has the field of the list. None is left out.
+    """
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _walk(item, str(name))
@@ -215,13 +231,16 @@ def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
 def _walk_arguments(
     events: Sequence[Event], recorded: RecordedCall
 ) -> Iterator[tuple[str, object]]:
-    """Yields the arguments of the tool calls in an answer, with their fields."""
+    """Yields the fields and values of the arguments of the tool calls in an answer.
+
+    An answer may be several events; the first one with a tool's result ends it.
+    """
     own_names = (RECALL_TOOL, *INTERNAL_CALLS)
     for event in events[recorded.index :]:
         if event.partial:
             continue
         if event.get_function_responses():
-            return  # The answer is over.
+            return
         if event.author != recorded.event.author:
             continue
 
@@ -231,32 +250,38 @@ def _walk_arguments(
 
 
 def _split_values(leaf: object) -> list[str]:
-    """Returns an argument as a value; of a text, the words that look like one."""
+    """Returns the values in an argument.
+
+    A short argument without blanks is one value. In a long one, or one with blanks, the
+    words that look like names, paths or ids are values: "open src/a.py" -> "src/a.py".
+    Shorter texts than four characters, and numbers of one digit, stand everywhere.
+    """
     text = str(leaf)
-    words = [text]
+    values = [text]
     if len(text) > 100 or re.search(r"\s", text):
-        words = [w.strip(".-/") for w in _WORD.findall(text) if _NAME.search(w)]
+        values = [w.strip(".-/") for w in _WORD.findall(text) if _NAME.search(w)]
     least_chars = 4 if isinstance(leaf, str) else 2
-    return [word for word in words if len(word) >= least_chars]
+    return [value for value in values if len(value) >= least_chars]
 
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
-    """Says of missing values where they last stood, each once.
+    """Returns a line on each missing value: the first call without it, and its place.
 
-    A value comes with the number of the first call that needed it.
+    `missing` has values, each after the number of the call that needed it. After the
+    first `most` lines, one line says how many more there are.
     """
-    first = dict[str, tuple[int, Needed]]()
-    for number, each in missing:
-        first.setdefault(each.value, (number, each))
+    first_misses = dict[str, tuple[int, Needed]]()
+    for number, needed in missing:
+        first_misses.setdefault(needed.value, (number, needed))
 
     lines = list[str]()
-    for number, each in first.values():
-        value = quote_line(each.value)[:80]
-        place = quote_line(each.place)
-        calls = "call" if each.calls_ago == 1 else "calls"
+    for number, needed in first_misses.values():
+        value = quote_line(needed.value)[:80]
+        place = quote_line(needed.place)
+        calls = "call" if needed.calls_ago == 1 else "calls"
         lines.append(
             f"call {number:,}: {value!r} was missing; last in a {place}, "
-            f"{each.calls_ago:,} {calls} before"
+            f"{needed.calls_ago:,} {calls} before"
         )
     if len(lines) <= most:
         return lines

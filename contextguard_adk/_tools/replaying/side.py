@@ -1,4 +1,7 @@
-"""One side of a replay: a session that grows as recorded, and a model that is none."""
+"""One side of a replay: a session that grows as recorded, and a model of its own.
+
+The model answers nothing. It reports as many tokens as the recorded model would have.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,12 @@ from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 
+SAME_SIZE = 0.05  # Requests of the same size differ by a smaller share.
+
+# The ratio of a few new tokens is mostly noise outside this range.
+LEAST_NEW_RATIO = 0.2
+MOST_NEW_RATIO = 5.0
+
 # The keys of a guard; todos and a request for a compaction belong to the user.
 _OWN_KEY = re.compile(
     r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact(?!ed))"
@@ -46,7 +55,10 @@ def make_summarizer(model: str = "simulated") -> SimulatedLlm:
 
 
 class Sent(NamedTuple):
-    """A request as it was sent, its usage, and a guard's record of it, if any."""
+    """A request as it was sent, its usage, and a guard's record of it.
+
+    There is no record of an exempt agent, which no guard watches.
+    """
 
     request: LlmRequest
     usage: Usage
@@ -57,74 +69,99 @@ class Sent(NamedTuple):
 class Scale:
     """The real tokens of an agent's whole history, per token by bytes / 4.
 
-    While no guard has cut a request, its count is that of the whole history and gives
-    the ratio. Once a guard cuts the requests, only the text that is new since the last
-    call tells its own ratio: it is new in the whole history as well. It changes the
-    ratio by its share of the history.
+    Three kinds of calls correct the ratio:
+    - The recorded request had the whole history: its count gives the ratio.
+    - A guard had cut the recorded request: the text that is new since the last call
+      gives a ratio of its own. The new text is a part of the whole history as well, so
+      it changes the ratio by its share.
+    - The first recorded request was cut: its ratio stands for the whole history.
+
+    Attributes:
+        ratio: Real tokens per token by bytes / 4.
+        last: The last call that was read; None before the first.
     """
 
     ratio: float = 1.0
     last: RecordedCall | None = None
-    _last_count: int = 0
+    _last_whole_count: int = 0  # The whole history at the last call, by bytes / 4.
 
-    def of_sent(self, count: int) -> float:
-        """Returns the ratio of a request that a guard sends, by bytes / 4 of it.
+    def ratio_of_sent(self, sent_count: int) -> float:
+        """Returns the ratio of a request that a guard sends.
 
-        It is the recorded one, if the recorded request had about the same size.
+        If the last recorded request had about the same size, it has the same content,
+        and its ratio is returned. `sent_count` are the tokens by bytes / 4.
         """
         last = self.last
         if last is None or not last.ratio or not last.heuristic_tokens:
             return self.ratio
-        is_same = abs(count / last.heuristic_tokens - 1) < 0.05
+        is_same = abs(sent_count / last.heuristic_tokens - 1) < SAME_SIZE
         return last.ratio if is_same else self.ratio
 
-    def read(self, call: RecordedCall, count: int) -> bool:
-        """Reads a recorded count; returns whether it is that of the whole history.
+    def read(self, call: RecordedCall, whole_count: int) -> bool:
+        """Corrects the ratio; returns whether the request had the whole history.
 
-        `count` are the tokens of the whole history by bytes / 4.
+        `whole_count` are the tokens of the whole history by bytes / 4.
         """
-        sent = call.heuristic_tokens or 0
-        # A preview of a tool result leaves no other trace.
-        is_shortened = bool(sent) and count > 1.03 * sent + 30
+        sent_count = call.heuristic_tokens or 0
+        # A preview of a tool result leaves no trace but a smaller request. The margin
+        # is for small differences between the two estimates.
+        is_shortened = bool(sent_count) and whole_count > 1.03 * sent_count + 30
         is_whole = not (call.is_guarded or is_shortened)
 
         if is_whole:
-            self.ratio = call.prompt_tokens / count
+            self.ratio = call.prompt_tokens / whole_count
         elif self.last:
-            grown = max(0, count - self._last_count)
+            new_count = max(0, whole_count - self._last_whole_count)
             new_ratio = self._measure_new(call, self.last)
-            self.ratio += grown * (new_ratio - self.ratio) / count
+            self.ratio += new_count * (new_ratio - self.ratio) / whole_count
         elif call.ratio:
             self.ratio = call.ratio
 
         self.last = call
-        self._last_count = count
+        self._last_whole_count = whole_count
         return is_whole
 
     def _measure_new(self, call: RecordedCall, last: RecordedCall) -> float:
-        """Returns the ratio of the text that is new since the last call."""
+        """Returns the ratio of the text that is new since the last call.
+
+        If the counts do not tell it, returns the ratio of the whole history.
+        """
         if not (call.heuristic_tokens and last.heuristic_tokens):
             return self.ratio
-        new = call.heuristic_tokens - last.heuristic_tokens
-        if new <= 0 or read_facts(call.event):  # The new text may be a summary.
+        new_count = call.heuristic_tokens - last.heuristic_tokens
+        may_be_summary = bool(read_facts(call.event))
+        if new_count <= 0 or may_be_summary:
             return self.ratio
-        measured = (call.prompt_tokens - last.prompt_tokens) / new
-        return min(max(measured, 0.2), 5.0)
+        new_ratio = (call.prompt_tokens - last.prompt_tokens) / new_count
+        return min(max(new_ratio, LEAST_NEW_RATIO), MOST_NEW_RATIO)
 
 
 class _RecordedModel(BaseLlm):
-    """Reports tokens in place of an answer, and writes summaries offline."""
+    """Reports tokens in place of an answer, and writes summaries offline.
+
+    Attributes:
+        has_cache: Whether a prompt cache is assumed.
+        call: The recorded call that corrects the scale; None for a guard that acts,
+            whose requests are none of the recording.
+        scale: The scale of the agent that calls.
+        is_whole: Whether the recorded request of `call` had the whole history.
+        output_tokens: The tokens of the recorded answer.
+        summarizer: The model that writes summaries.
+        answered: The last request for no summary, with its usage.
+        memo: A `Memo` of the recorded events.
+        cached_prompts: The last prompts that a cache has, oldest first.
+    """
 
     model: str = ""
     has_cache: bool = False
-    call: RecordedCall | None = None  # Corrects the scale, if it is given.
+    call: RecordedCall | None = None
     scale: Scale = Field(default_factory=Scale)
-    is_whole: bool = False  # Whether the call's count is that of the request.
+    is_whole: bool = False
     output_tokens: int = 0
     summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
-    last: tuple[LlmRequest, Usage] | None = None  # The last one for no summary.
-    memo: Any = None  # A `Memo` of the recorded events.
-    cached: list[list[Any]] = Field(default_factory=list)
+    answered: tuple[LlmRequest, Usage] | None = None
+    memo: Any = None
+    cached_prompts: list[list[Any]] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -135,15 +172,16 @@ class _RecordedModel(BaseLlm):
                 yield response
             return
 
-        count, shared_tokens = self._read(llm_request)
-        ratio = self.scale.of_sent(count)
+        count, shared_tokens = self._count_request(llm_request)
         if self.call:
             self.is_whole = self.scale.read(self.call, count)
             ratio = self.scale.ratio
+        else:
+            ratio = self.scale.ratio_of_sent(count)
         tokens = max(1, round(count * ratio))
         cached_tokens = min(tokens, shared_tokens)
 
-        self.last = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
+        self.answered = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
         usage = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
             cached_content_token_count=cached_tokens or None,
@@ -157,12 +195,15 @@ class _RecordedModel(BaseLlm):
         self.summarizer.token_ratio = self.scale.ratio
         async for response in self.summarizer.generate_content_async(request):
             if response.usage_metadata:
-                _, shared_tokens = self._read(request)
+                _, shared_tokens = self._count_request(request)
                 response.usage_metadata.cached_content_token_count = shared_tokens
             yield response
 
-    def _read(self, request: LlmRequest) -> tuple[int, int]:
-        """Counts bytes / 4, and the tokens that a cache serves of them."""
+    def _count_request(self, request: LlmRequest) -> tuple[int, int]:
+        """Returns a request's bytes / 4, and the real tokens that a cache serves of it.
+
+        If a cache is assumed, it keeps the prompt for the next requests.
+        """
         memo = self.memo
         contents = request.contents
         head_count = estimate_config_tokens(request.config)
@@ -170,11 +211,16 @@ class _RecordedModel(BaseLlm):
         if not self.has_cache:
             return count, 0
 
-        names = [memo.remember(fingerprint, c, c.parts or (), c.role) for c in contents]
+        # Two items stand for the instruction and the tools, one for each content.
         head = [str(request.config.system_instruction), head_count]
-        prompt = [*head, *names]
-        same_items = max((_count_same(old, prompt) for old in self.cached), default=0)
-        self.cached = [*self.cached[-3:], prompt]
+        fingerprints = [
+            memo.remember(fingerprint, content, content.parts or (), content.role)
+            for content in contents
+        ]
+        prompt = [*head, *fingerprints]
+        same_counts = [_count_same(cached, prompt) for cached in self.cached_prompts]
+        same_items = max(same_counts, default=0)
+        self.cached_prompts = [*self.cached_prompts[-3:], prompt]
 
         if same_items < len(head):
             return count, 0
@@ -190,17 +236,21 @@ def _count_same(old: Sequence[Any], new: Sequence[Any]) -> int:
 
 
 @dataclass
-class _Older:
-    """ADK's contents of the finished invocations, for an agent in a branch scope.
+class _Finished:
+    """The contents that ADK builds of an agent's finished invocations, in one scope.
 
-    They are built one invocation after another, as long as none of them changes or
-    answers an earlier one.
+    Attributes:
+        end: The number of events of which the contents are built.
+        contents: The contents of the events before `end`.
+        addition_count: How often contents were added.
+        is_separable: Whether ADK builds the same contents from some invocations at a
+            time as from all at once. Once false, it stays so.
     """
 
-    end: int = 0  # The events before it are built.
+    end: int = 0
     contents: list[types.Content] = field(default_factory=list)
-    count: int = 0  # How often something was added.
-    is_alone: bool = True  # Whether an invocation can be built by itself.
+    addition_count: int = 0
+    is_separable: bool = True
 
 
 class Side:
@@ -218,74 +268,93 @@ class Side:
 
         # A recording has the state at its end. The state before the first event is
         # without the keys that events bring.
-        later = {key for event in recorded.events for key in event.actions.state_delta}
-        first_state = {k: v for k, v in recorded.state.items() if k not in later}
-        update = {"state": _without_own_keys(first_state), "events": []}
-        self._session = recorded.model_copy(update=update)
+        later_keys = set[str]()
+        for event in recorded.events:
+            later_keys.update(event.actions.state_delta)
+        first_state = {k: v for k, v in recorded.state.items() if k not in later_keys}
+        changes = {"state": _without_own_keys(first_state), "events": []}
+        self._session = recorded.model_copy(update=changes)
         self.state = self._session.state
 
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
-        self._older = defaultdict[tuple[str, str], _Older](_Older)
+        # By the name of an agent, and its branch scope.
+        self._finished = defaultdict[tuple[str, str], _Finished](_Finished)
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
         """Has ADK build the request of a call; no model is called.
 
-        ADK copies the whole history for each request. So the finished invocations are
-        built once, as long as that gives the same contents. Whether it does is checked
-        after 1, 2, 4, 8, … additions.
+        ADK copies all events for each request, which takes most of the time. So the
+        contents of finished invocations are built once, and only the running invocation
+        is built for each call. From time to time the request is also built as a whole.
+        If its contents differ, all later requests are built as a whole.
         """
         invocation = self.begin(call, agent, PluginManager())
-        older = self._older[agent.name, branch_scope(call.event)]
         events = self._session.events
-        older.is_alone = older.is_alone and _stand_alone(events[older.end :])
-        if agent.include_contents == "none" or not older.is_alone:
-            return await self._build(invocation, agent, events)
-
-        # The events of the running invocation stand last, from `start` on.
-        running = takewhile(
-            lambda e: e.invocation_id == invocation.invocation_id, reversed(events)
+        finished = self._finished[agent.name, branch_scope(call.event)]
+        finished.is_separable = finished.is_separable and _are_separable(
+            events[finished.end :]
         )
-        start = len(events) - sum(1 for _ in running)
+        if agent.include_contents == "none" or not finished.is_separable:
+            return await self._build_from(events, invocation, agent)
 
+        start = _find_running_start(events, invocation.invocation_id)
         try:
-            if start > older.end:
-                new = await self._build(invocation, agent, events[older.end : start])
-                older.contents += new.contents
-                older.end = start
-                older.count += 1
+            await self._add_finished(finished, start, invocation, agent)
+            request = await self._build_from(events[start:], invocation, agent)
+            joined_contents = [*finished.contents, *request.contents]
+            request.contents = joined_contents
 
-            joined = await self._build(invocation, agent, events[start:])
-            joined.contents = [*older.contents, *joined.contents]
-            is_power_of_two = older.count & (older.count - 1) == 0
-            if start < older.end or not is_power_of_two:
-                return joined
-        except CommandError:  # A part cannot be built by itself.
-            joined = LlmRequest()
+            # Checks after 1, 2, 4, 8, … additions are enough, and cost little.
+            count = finished.addition_count
+            is_power_of_two = count & (count - 1) == 0
+            if start < finished.end or not is_power_of_two:
+                return request
+        except CommandError:  # ADK cannot build some of the events without the others.
+            joined_contents = []
 
-        whole = await self._build(invocation, agent, events)
-        older.is_alone = whole.contents == joined.contents
-        return whole
+        whole_request = await self._build_from(events, invocation, agent)
+        finished.is_separable = whole_request.contents == joined_contents
+        return whole_request
 
-    async def _build(
-        self, invocation: InvocationContext, agent: LlmAgent, events: list[Event]
+    async def _add_finished(
+        self,
+        finished: _Finished,
+        running_start: int,
+        invocation: InvocationContext,
+        agent: LlmAgent,
+    ) -> None:
+        """Builds the contents of invocations that have finished since the last call."""
+        if running_start <= finished.end:
+            return
+        new_events = self._session.events[finished.end : running_start]
+        new_request = await self._build_from(new_events, invocation, agent)
+        finished.contents += new_request.contents
+        finished.end = running_start
+        finished.addition_count += 1
+
+    async def _build_from(
+        self, events: list[Event], invocation: InvocationContext, agent: LlmAgent
     ) -> LlmRequest:
         """Has ADK build a request from all or some events of the session."""
         session = self._session.model_copy(update={"events": events})
-        part = invocation.model_copy(update={"session": session})
-        return await _catch_request(part, agent)
+        own_invocation = invocation.model_copy(update={"session": session})
+        return await _catch_request(own_invocation, agent)
 
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
     ) -> Sent:
-        """Makes the call as ADK would, without the traces, which take most time."""
+        """Makes the call as ADK would, without the traces, which take most time.
+
+        The guard changes a copy of the request, which comes back.
+        """
         changes = {
             "contents": list(request.contents),
             "config": request.config.model_copy(deep=True),
             "tools_dict": dict(request.tools_dict),
         }
-        own_request = request.model_copy(update=changes)  # A guard may change it.
+        own_request = request.model_copy(update=changes)
         invocation = self.begin(call, agent, self.plugins)
         context = CallbackContext(invocation, event_actions=EventActions())
 
@@ -297,10 +366,9 @@ class Side:
                 callback_context=context, llm_response=response
             )
 
-        assert self.llm.last is not None, "The model has just noted it."
-        sent_request, usage = self.llm.last
-        self.llm.last = None
-        # There is no record of an exempt agent.
+        assert self.llm.answered is not None, "The model has just noted it."
+        sent_request, usage = self.llm.answered
+        self.llm.answered = None
         record = self.records.pop() if self.records else None
         return Sent(sent_request, usage, record)
 
@@ -309,9 +377,10 @@ class Side:
     ) -> InvocationContext:
         """Adds the events before a recorded call; returns the call's invocation."""
         event = call.event
-        for new in self._recorded.events[len(self._session.events) : call.index]:
-            self._session.events.append(new)
-            self.state.update(_without_own_keys(new.actions.state_delta))
+        added_count = len(self._session.events)
+        for new_event in self._recorded.events[added_count : call.index]:
+            self._session.events.append(new_event)
+            self.state.update(_without_own_keys(new_event.actions.state_delta))
 
         self.llm.model = self._model or event.model_version or ""
         self.llm.output_tokens = read_usage(event.usage_metadata).output_tokens
@@ -331,33 +400,47 @@ class Side:
 
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
     """Runs an agent up to its model call; returns the request that ADK has built."""
-    built: list[LlmRequest] = []
+    requests: list[LlmRequest] = []
 
-    def take(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
-        built.append(llm_request)
+    # A response of the callback takes the place of the model's.
+    def catch(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
+        requests.append(llm_request)
         return LlmResponse(content=types.ModelContent("."))
 
-    agent.before_model_callback = take
+    agent.before_model_callback = catch
     try:
         async for _ in agent.run_async(invocation):
             pass
     except Exception as error:  # A result without its call, for instance.
         text = f"ADK cannot build a request from the recording: {error}"
         raise CommandError(text) from error
-    if not built:
+    if not requests:
         raise CommandError("ADK makes no model call where one was recorded")
-    return built[0]
+    return requests[0]
 
 
-def _stand_alone(events: Sequence[Event]) -> bool:
-    """Whether events change nothing before them, and answer no call there."""
-    calls = {call.id for event in events for call in event.get_function_calls()}
-    return not any(
-        event.actions.compaction
-        or event.actions.rewind_before_invocation_id
-        or any(answer.id not in calls for answer in event.get_function_responses())
-        for event in events
-    )
+def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
+    """Returns the index of the first event of the running invocation.
+
+    Its events stand last. If it has no event yet, the index is that of the next event.
+    """
+    start = len(events)
+    while start and events[start - 1].invocation_id == invocation_id:
+        start -= 1
+    return start
+
+
+def _are_separable(events: Sequence[Event]) -> bool:
+    """Whether events change no earlier event, and answer no earlier call."""
+    call_ids = {call.id for event in events for call in event.get_function_calls()}
+    for event in events:
+        actions = event.actions
+        if actions.compaction or actions.rewind_before_invocation_id:
+            return False
+        responses = event.get_function_responses()
+        if any(response.id not in call_ids for response in responses):
+            return False
+    return True
 
 
 def make_agent(name: str, **settings: Any) -> LlmAgent:
