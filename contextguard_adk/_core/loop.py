@@ -198,7 +198,8 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     """Tells listeners and the user's function of a compaction."""
     newly_covered = outcome.draft.covered - turn.history.model_covered
     keep_tools = turn.settings.keep_tools
-    if any(has_result_of(turn.history.contents[i], keep_tools) for i in newly_covered):
+    contents = [turn.history.contents[index] for index in newly_covered]
+    if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
         message = (
             "Results of `keep_tools` take more than a tenth of the window of agent %r, "
             "with what was called beside them; older ones go."

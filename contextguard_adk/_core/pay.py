@@ -145,7 +145,8 @@ class Payer:
 
     def _keep(self, turn: Turn, draft: Draft, facts: dict[str, Any], ask: Ask) -> None:
         """Puts a summary on the shelf if it makes the request smaller."""
-        still_fits = turn.most_tokens < turn.budgets.overfull_tokens
+        most_tokens = turn.tokens + turn.size.error_tokens
+        still_fits = most_tokens < turn.budgets.overfull_tokens
         is_full = turn.is_due and turn.reason == "tokens"
         if is_full and still_fits and ask.may_recover:
             # The summarizer may answer again once the request has grown.

@@ -33,16 +33,13 @@ class Pairs:
         partners: By the index of a content with calls, the indexes of the contents with
             their results. By the index of a content with results, the indexes of the
             contents with their calls.
+        open_calls: The indexes of the contents with calls that have no result.
         unanswered: The calls without a result.
     """
 
     partners: dict[int, set[int]] = field(default_factory=dict)
+    open_calls: frozenset[int] = frozenset()
     unanswered: list[PlacedCall] = field(default_factory=list)
-
-    @property
-    def open_calls(self) -> set[int]:
-        """The indexes of the contents with calls that have no result."""
-        return {placed.content_index for placed in self.unanswered}
 
     def group_of(self, index: int) -> set[int]:
         """Returns the indexes of all contents that calls and results link with one.
@@ -270,7 +267,8 @@ def pair_contents(contents: Sequence[types.Content]) -> Pairs:
                 call_index = answered.content_index
                 partners.setdefault(call_index, set()).add(index)
                 partners.setdefault(index, set()).add(call_index)
-    return Pairs(partners, unanswered=waiting)
+    open_calls = frozenset(placed.content_index for placed in waiting)
+    return Pairs(partners, open_calls, unanswered=waiting)
 
 
 def take_call(

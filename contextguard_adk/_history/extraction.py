@@ -157,7 +157,9 @@ def find_values(text: str) -> Iterator[str]:
     Credentials are left out: a word may have the form of one, or stand behind a name of
     one. So are line numbers at the beginning of a line.
     """
-    without_credentials = _blank_secrets(text[:MAX_TEXT_CHARS])
+    # Cards first: the text behind a card may begin like the name of a credential.
+    without_cards = _CARD.sub(_mask_card, text[:MAX_TEXT_CHARS])
+    without_credentials = _SECRET.sub(" ", without_cards)
     searched = _LINE_NUMBER.sub("", without_credentials)
     for token in _TOKEN.findall(searched):
         # The marks of a sentence around a word are no part of it; "./" before a path is
@@ -254,7 +256,9 @@ def hide_secrets(text: str) -> str:
 
     A word is a credential if it has the form of one, or stands behind a name of one.
     """
-    return _WORD.sub(_drop_secret, _blank_secrets(text))
+    without_cards = _CARD.sub(_mask_card, text)  # First, as in `find_values`.
+    without_named = _SECRET.sub(" ", without_cards)
+    return _WORD.sub(_drop_secret, without_named)
 
 
 def _drop_secret(match: re.Match[str]) -> str:
@@ -276,11 +280,6 @@ def is_value(word: str) -> bool:
         is_short_code = word.isascii() and word.isupper() and len(word) <= 4
         is_exact = is_short_code or _CODE.search(word) is not None
     return is_exact and not _looks_secret(word)
-
-
-def _blank_secrets(text: str) -> str:
-    # Cards first: the text behind a card may begin like the name of a credential.
-    return _SECRET.sub(" ", _CARD.sub(_mask_card, text))
 
 
 def _mask_card(match: re.Match[str]) -> str:

@@ -104,7 +104,7 @@ SHAPES: tuple[Shape, ...] = (
     Shape(
         # `LiteLlm` sends several texts of the user as a list, which fails in chat
         # templates that take a string only. Messages that came so stay as they are.
-        lambda turn, contents: join_new_texts(contents, turn.messages),
+        lambda turn, contents: join_new_texts(contents, turn.history.contents),
         when=lambda turn, contents: turn.is_changed(contents),
     ),
     Shape(leave_out_thoughts, when=_has_signed_thoughts, help=help_thoughts),

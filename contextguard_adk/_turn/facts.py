@@ -84,14 +84,14 @@ class Size:
         heuristic_tokens: The UTF-8 bytes / 4.
         config_tokens: The UTF-8 bytes / 4 of system instruction and tools.
         correction: Tokens of the model per heuristic token; None while unknown.
-        uncounted_tokens: How much of `tokens` the provider's last count does not cover.
+        error_tokens: How much more than `tokens` the request may take.
     """
 
     tokens: int = 0
     heuristic_tokens: int = 0
     config_tokens: int = 0
     correction: float | None = None
-    uncounted_tokens: int = 0
+    error_tokens: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -147,17 +147,10 @@ class Turn:
         return self.tokens >= self.budgets.overfull_tokens
 
     @property
-    def most_tokens(self) -> float:
-        """The estimate, with room for an error.
-
-        Of digits and markup o200k_base counts up to a seventh more than is estimated.
-        """
-        return self.tokens + self.size.uncounted_tokens / 6
-
-    @property
     def has_room(self) -> bool:
         """Whether the request may go out as it is, with room for its answer."""
-        has_room = self.most_tokens < self.budgets.room_for_answer_tokens
+        most_tokens = self.tokens + self.size.error_tokens
+        has_room = most_tokens < self.budgets.room_for_answer_tokens
         return self.reason == "tokens" and (has_room or not self.is_due)
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
