@@ -1,4 +1,8 @@
-"""The list of the running turn's calls that the summary replaces."""
+"""The list of the running turn's calls that the summary replaces.
+
+Telling arguments are those that tell the calls of one tool apart: two calls of
+`read_file` differ in `path`, and share `encoding`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ from contextguard_adk._turn.units import Section
 DONE_RATIO = 0.10  # Of the window, for the list.
 MAX_TEXT_CHARS = 1_000  # Of an argument or a result; the rest is not read.
 MAX_TEXT_BYTES = 80  # Of an argument or an outcome, in a line for each call.
-MAX_TELLING_BYTES = 200  # Of an argument that tells calls apart: a path, a URL.
+MAX_TELLING_BYTES = 200  # Of a telling argument: a path, a URL.
+EVER_FEWER_BYTES = (MAX_TELLING_BYTES, 48, 16)  # Of one, while the list is too long.
+MAX_FLAT_FIELDS = 20  # Of a dict in arguments; a larger one is a single text.
+MAX_FLAT_DEPTH = 3  # Of dicts within dicts.
 
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
@@ -86,11 +93,11 @@ class DoneCalls(Section):
         """Lists the calls anew, also those that an earlier summary stood for."""
         steps = sorted(covered.intersection(turn.history.running_turn))
         wholes = turn.history.contents if turn.has_recall else None
-        said = walk_parts(turn.history.told, steps, wholes=wholes)
-        calls = self._find_completed(said, turn.history.memo)
+        told_parts = walk_parts(turn.history.told, steps, wholes=wholes)
+        calls = self._find_completed(told_parts, turn.history.memo)
 
         def count(text: str) -> int:
-            # Escapes take more room in session state than here.
+            """Counts a text; one that session state has no room for never fits."""
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
 
@@ -109,17 +116,18 @@ class DoneCalls(Section):
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
-    def _find_completed(self, said: Iterable[Said], memo: Memo) -> list[_Call]:
-        """Returns the calls of which a result is among these parts."""
+    def _find_completed(self, told_parts: Iterable[Said], memo: Memo) -> list[_Call]:
+        """Returns the calls whose results are among these parts."""
         calls = []
-        for each in said:
-            response = each.part.function_response
-            call = each.call
+        for told in told_parts:
+            response = told.part.function_response
+            call = told.call
             if response is None or call is None or response.name in self._unlisted:
                 continue
 
-            outcome, is_failed = memo.remember(_read_result, each.part, (each.part,))
-            whole = each.whole
+            outcome, is_failed = memo.remember(_read_result, told.part, (told.part,))
+            # The handle leads to the whole result, which may be shown shortened.
+            whole = told.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {
                 _one_line(name): _one_line(value)
@@ -131,23 +139,27 @@ class DoneCalls(Section):
 
 
 def _read_result(part: types.Part) -> tuple[str, bool]:
-    """Returns the outcome in one line, and whether it says that the call failed."""
+    """Returns the outcome of a call in one line, and whether the call failed."""
     payload = payload_of(part)
     outcome = _one_line(payload)
 
-    checked = outcome
+    # A result that is no JSON is searched for a failure as it stands.
+    searched = outcome
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(payload_text(payload), object_pairs_hook=_leave_out_no_error)
-        checked = json.dumps(said, ensure_ascii=False)[:MAX_TEXT_CHARS]
-    return outcome, _FAILURE.search(checked) is not None
+        fields = json.loads(
+            payload_text(payload), object_pairs_hook=_leave_out_no_error
+        )
+        searched = json.dumps(fields, ensure_ascii=False)[:MAX_TEXT_CHARS]
+    return outcome, _FAILURE.search(searched) is not None
 
 
 def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Drops fields that are named for an error and say that there was none."""
+    """Returns the fields without those that deny an error, as `"error": "none"`."""
     kept = {}
     for name, value in pairs:
-        said = value.lower() if isinstance(value, str) else value
-        if "error" not in name.lower() or said not in _NO_ERROR:
+        folded = value.lower() if isinstance(value, str) else value
+        denies_error = "error" in name.lower() and folded in _NO_ERROR
+        if not denies_error:
             kept[name] = value
     return kept
 
@@ -155,10 +167,16 @@ def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _flatten(
     args: Mapping[str, object], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Yields arguments with those inside them: any of them may tell calls apart."""
+    """Yields names and values of arguments, with small dicts taken apart.
+
+    Each value inside a dict may tell calls apart. An example: `{"file": {"path": "a"}}`
+    yields "file.path" and "a".
+    """
     for key, value in args.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and 0 < len(value) <= 20 and name.count(".") < 3:
+        depth = name.count(".")
+        is_dict = isinstance(value, dict) and 0 < len(value) <= MAX_FLAT_FIELDS
+        if is_dict and depth < MAX_FLAT_DEPTH:
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value
@@ -172,7 +190,10 @@ def _one_line(value: object) -> str:
 
 
 def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
-    """Returns the longest list of calls that fits; "" where none does."""
+    """Returns the longest list of calls that fits.
+
+    The result is "" for no calls, and where even the shortest list does not fit.
+    """
     if not calls:
         return ""
 
@@ -184,25 +205,29 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
 
 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
-    """Yields lists of lines, each shorter than the one before; what failed shows.
+    """Yields lists of lines, each list shorter than the one before.
 
-    The first has a line for each call. Then a line for each tool has the arguments that
-    tell its calls apart. At last the oldest calls are only counted.
+    - The first list has a line for each call.
+    - The next lists have a line for each tool, with the telling arguments of its calls.
+    - The last lists have the newest calls in such lines, and the number of the others.
+
+    Every list tells which of its calls failed.
     """
     telling = _find_telling(calls)
-    shortened = _shorten_args(calls, MAX_TEXT_BYTES, telling)
-    yield [_write_line(call) for call in shortened]
+    with_short_args = _shorten_args(calls, MAX_TEXT_BYTES, telling)
+    yield [_write_line(call) for call in with_short_args]
 
-    grouped = []
+    with_telling_args = []
     for call in calls:
         names = telling[call.name]
         args = {name: text for name, text in call.args.items() if name in names}
-        grouped.append(replace(call, args=args))
-    for most_bytes in (MAX_TELLING_BYTES, 48, 16):
-        grouped = _shorten_args(grouped, most_bytes)
-        yield _write_groups(grouped)
+        with_telling_args.append(replace(call, args=args))
+    for most_bytes in EVER_FEWER_BYTES:
+        with_telling_args = _shorten_args(with_telling_args, most_bytes)
+        yield _write_groups(with_telling_args)
 
-    newest = grouped
+    # An eighth of the calls goes each time: a step is small, and the steps are few.
+    newest = with_telling_args
     while len(newest) > 1:
         newest = newest[len(newest) // 8 + 1 :]
         note = f"- … and {len(calls) - len(newest)} calls before these"
@@ -210,14 +235,18 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 
 
 def _write_line(call: _Call) -> str:
-    made = f"- {call.name}({', '.join(_name_args(call.args))})"
+    """Writes one call; its handle is named where the outcome is not shown whole.
+
+    An example: "- read_file(path=a.txt) → The first words … [item 1f3c]".
+    """
+    head = f"- {call.name}({', '.join(_name_args(call.args))})"
     if not call.outcome:
-        return made
+        return head
 
     outcome = excerpt(call.outcome, MAX_TEXT_BYTES)
     if call.handle and len(outcome) < len(call.outcome):
-        return f"{made} → {outcome} [item {call.handle}]"
-    return f"{made} → {outcome}"
+        return f"{head} → {outcome} [item {call.handle}]"
+    return f"{head} → {outcome}"
 
 
 def _write_groups(calls: Iterable[_Call]) -> list[str]:
@@ -225,24 +254,32 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
 
 
 def _write_group(group: Sequence[_Call]) -> str:
-    """Writes the calls of one tool; says once the arguments that all of them share."""
-    names = list(dict.fromkeys(name for call in group for name in call.args))
-    own = [name for name in names if len({call.args.get(name) for call in group}) > 1]
-    shared = {name: group[0].args[name] for name in names if name not in own}
-    if len(own) == 1:
-        shared[own[0]] = "…"
+    """Writes the calls of one tool in one line; shared arguments stand there once.
 
-    made = f"- {group[0].name}({', '.join(_name_args(shared))})"
-    items = [_write_item(call, own) for call in group]
+    An example: "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
+    """
+    names = list(dict.fromkeys(name for call in group for name in call.args))
+    differing_names = [
+        name for name in names if len({call.args.get(name) for call in group}) > 1
+    ]
+    head_args = {
+        name: group[0].args[name] for name in names if name not in differing_names
+    }
+    # The calls are listed without the name of their only argument, so the head has it.
+    if len(differing_names) == 1:
+        head_args[differing_names[0]] = "…"
+
+    head = f"- {group[0].name}({', '.join(_name_args(head_args))})"
+    items = [_write_item(call, differing_names) for call in group]
     if len(group) == 1:
-        return f"{made}{items[0]}"
+        return f"{head}{items[0]}"
     if not any(items):
-        return f"{made}: {len(group)} times"
-    return f"{made}: {'; '.join(items)}"
+        return f"{head}: {len(group)} times"
+    return f"{head}: {'; '.join(items)}"
 
 
 def _write_item(call: _Call, names: Sequence[str]) -> str:
-    """Writes these arguments of a call, and whether it failed."""
+    """Writes the named arguments of a call, and whether the call failed."""
     args = {name: call.args[name] for name in names if name in call.args}
     texts = _name_args(args) if len(names) > 1 else args.values()
     text = ", ".join(texts)
@@ -261,28 +298,32 @@ def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
 
 
 def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
-    """Returns for each tool the arguments that tell its calls apart."""
+    """Returns the names of the telling arguments of each tool."""
     return {group[0].name: _find_telling_args(group) for group in _by_tool(calls)}
 
 
 def _find_telling_args(group: Sequence[_Call]) -> frozenset[str]:
-    """Chooses short arguments before long ones; of a single call it takes all."""
-    lengths = defaultdict[str, int](int)
+    """Returns the names of the telling arguments of one tool's calls.
+
+    An argument is taken if it tells more calls apart than those taken before it, and
+    short ones are tried first. Of a single call every argument is taken.
+    """
+    total_chars = defaultdict[str, int](int)
     for call in group:
         for name, text in call.args.items():
-            lengths[name] += len(text)
+            total_chars[name] += len(text)
     if len(group) == 1:
-        return frozenset(lengths)
+        return frozenset(total_chars)
 
-    chosen: list[str] = []
-    different_count = 1
-    for name in sorted(lengths, key=lambda name: (lengths[name], name)):
-        wider = [*chosen, name]
-        different = {tuple(call.args.get(each) for each in wider) for call in group}
-        if len(different) > different_count:
-            chosen = wider
-            different_count = len(different)
-    return frozenset(chosen)
+    taken: list[str] = []
+    distinct_count = 1  # Of calls, by the arguments that are taken.
+    for name in sorted(total_chars, key=lambda name: (total_chars[name], name)):
+        wider = [*taken, name]
+        distinct = {tuple(call.args.get(each) for each in wider) for call in group}
+        if len(distinct) > distinct_count:
+            taken = wider
+            distinct_count = len(distinct)
+    return frozenset(taken)
 
 
 def _shorten_args(
@@ -290,39 +331,52 @@ def _shorten_args(
     most_bytes: int,
     telling: Mapping[str, frozenset[str]] | None = None,
 ) -> list[_Call]:
-    """Returns the calls with shorter arguments; `telling` ones stay longer."""
+    """Returns the calls with shorter arguments.
+
+    Args:
+        calls: The calls.
+        most_bytes: The most that one argument may take.
+        telling: The telling arguments of each tool. They may take `MAX_TELLING_BYTES`.
+            None if all arguments may take the same.
+    """
+    # One argument of one tool is shortened for all calls at once, so that its texts
+    # stay different.
     texts_of = defaultdict[tuple[str, str], list[str]](list)
     for call in calls:
         for name, text in call.args.items():
             texts_of[call.name, name].append(text)
 
-    short = {}
+    short_texts: dict[tuple[str, str], dict[str, str]] = {}
     for (tool, name), texts in texts_of.items():
         is_telling = telling is not None and name in telling[tool]
         text_bytes = MAX_TELLING_BYTES if is_telling else most_bytes
-        short[tool, name] = _shorten_alike(texts, text_bytes)
+        short_texts[tool, name] = _shorten_alike(texts, text_bytes)
 
     shortened = []
     for call in calls:
-        args = {name: short[call.name, name][text] for name, text in call.args.items()}
+        args = {
+            name: short_texts[call.name, name][text] for name, text in call.args.items()
+        }
         shortened.append(replace(call, args=args))
     return shortened
 
 
 def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
-    """Returns an excerpt of each text.
+    """Returns an excerpt of each text, by the text.
 
     Where some excerpts would be alike, each leaves out the beginning and the end that
     all texts share.
     """
-    short = {text: excerpt(text, most_bytes) for text in texts}
-    if len(set(short.values())) == len(short):
-        return short
+    excerpts = {text: excerpt(text, most_bytes) for text in texts}
+    if len(set(excerpts.values())) == len(excerpts):
+        return excerpts
 
     find_shared = os.path.commonprefix  # Of any texts, not only of paths.
-    start = len(find_shared(list(short)))
-    end = len(find_shared([text[start:][::-1] for text in short]))
+    start_chars = len(find_shared(list(excerpts)))
+    # A shared end is a shared beginning of the texts read backwards.
+    backwards = [text[start_chars:][::-1] for text in excerpts]
+    end_chars = len(find_shared(backwards))
     return {
-        text: excerpt(f"…{text[start : len(text) - end]}…", most_bytes)
-        for text in short
+        text: excerpt(f"…{text[start_chars : len(text) - end_chars]}…", most_bytes)
+        for text in excerpts
     }

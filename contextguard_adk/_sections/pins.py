@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
@@ -23,6 +23,17 @@ MAX_PINNED_BYTES = 4 * 1024  # Of all lines that one agent is shown.
 ROOM_RATIO = 0.5  # Of what instruction and tools leave below the threshold.
 
 logger = logging.getLogger("contextguard_adk.call")
+
+
+class _PinName(NamedTuple):
+    """The name of a pinned text in session state.
+
+    `owner` is the agent that is shown the text, or an agent with its scope, as
+    "writer@branch"; "" for every agent.
+    """
+
+    owner: str
+    key: str
 
 
 def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) -> str:
@@ -55,11 +66,11 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     if not key:
         key = hashlib.blake2b(text.encode("utf-8", "replace")).hexdigest()[:8]
     owner = agent or ""
-    pinned = {**_find(AgentState(state, "")), (owner, key): text}
-    total = _largest_view(pinned, owner)
-    if total > MAX_PINNED_BYTES:
+    pinned = {**_find(AgentState(state, "")), _PinName(owner, key): text}
+    shown_bytes = _largest_view_bytes(pinned, owner)
+    if shown_bytes > MAX_PINNED_BYTES:
         raise ValueError(
-            f"With this text {total:,} bytes would be pinned; the limit is "
+            f"With this text {shown_bytes:,} bytes would be pinned; the limit is "
             f"{MAX_PINNED_BYTES:,}. Take another text back first, or pin less."
         )
 
@@ -67,18 +78,22 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     return key
 
 
-def _largest_view(pinned: dict[tuple[str, str], str], owner: str) -> int:
-    """Returns the bytes for the agent that is shown most, with the texts of `owner`."""
-    sizes = Counter[str]()
-    for (each, _), text in pinned.items():
-        sizes[each] += _size_bytes(text)
+def _largest_view_bytes(pinned: dict[_PinName, str], pinning_owner: str) -> int:
+    """Returns how many bytes an agent is shown at most, after a text was pinned.
 
-    views = []
-    for each in sizes:
-        seen = _owners(each)
-        if owner in seen:
-            views.append(sum(sizes[name] for name in seen))
-    return max(views)
+    Only agents that are shown the texts of `pinning_owner` count. `pinned` has at least
+    one of these texts.
+    """
+    bytes_of = Counter[str]()  # By owner.
+    for name, text in pinned.items():
+        bytes_of[name.owner] += _size_bytes(text)
+
+    view_bytes = []
+    for viewer in bytes_of:
+        shown_owners = _shown_owners(viewer)
+        if pinning_owner in shown_owners:
+            view_bytes.append(sum(bytes_of[owner] for owner in shown_owners))
+    return max(view_bytes)
 
 
 def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
@@ -87,9 +102,10 @@ def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
     An unknown key is no error. Arguments are as for `pin`.
     """
     name = f"{agent or ''}:{key}"
-    # State has no delete. A plain dict does not show which keys the session has.
-    if not hasattr(state, "to_dict") or name in AgentState(state, "").find(PIN_KEY):
-        state[PIN_KEY + name] = None
+    # A plain dict does not show which keys the session has, so it always gets one more.
+    is_plain_dict = not hasattr(state, "to_dict")
+    if is_plain_dict or name in AgentState(state, "").find(PIN_KEY):
+        state[PIN_KEY + name] = None  # State has no delete.
 
 
 class PinTool(BaseTool):
@@ -112,26 +128,31 @@ class PinTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
-        """Pins, unpins or lists; says what is wrong with what it refuses."""
+        """Pins, unpins or lists, by the arguments that are given.
+
+        - `text`, with or without `key`: pins the text, and returns its key.
+        - `key` alone: unpins its text, and returns the texts that are left.
+        - Neither: returns the pinned texts, by key.
+
+        A refusal returns its reason as `error`.
+        """
         text = args.get("text")
         key = str(args.get("key") or "")
         state = tool_context.state
-        name = tool_context.agent_name
         scope = branch_scope(tool_context.get_invocation_context())
-        known = AgentState(state, name, scope=scope)
+        agent_state = AgentState(state, tool_context.agent_name, scope=scope)
+        owner = agent_state.owner
 
         try:
             if text:
-                key = pin(state, text, key, known.owner)
-            elif key:
-                unpin(state, key, known.owner)
+                return {"pinned": pin(state, text, key, owner)}
+            if key:
+                unpin(state, key, owner)
         except ValueError as error:
             return {"error": str(error)}
 
-        if text:
-            return {"pinned": key}
-        found = _find(known).items()
-        own = {name: kept for (owner, name), kept in found if owner == known.owner}
+        pinned = _find(agent_state)
+        own = {name.key: kept for name, kept in pinned.items() if name.owner == owner}
         return {"pinned": own}
 
 
@@ -149,20 +170,23 @@ class Pins(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the texts as they stand; the record has a place for them."""
+        """Returns the lines of `brief`; the record always has room for them."""
         return self.brief(turn)
 
     def brief(self, turn: Turn) -> str:
-        """Returns the texts in the order of the state; of too much, the last ones."""
-        owners = _owners(turn.state.owner)
+        """Returns a line for each text, in the order of the state; "" for no texts.
+
+        Where not all texts have room, the last ones stay, and a warning is logged.
+        """
+        shown_owners = _shown_owners(turn.state.owner)
         bytes_a_token = 3 / max(1.0, turn.correction)
-        most_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
-        most_bytes = min(MAX_PINNED_BYTES, most_bytes)
+        share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
+        most_bytes = min(MAX_PINNED_BYTES, share_bytes)
 
         left_bytes = most_bytes
         lines: list[str] = []
-        for (owner, _), text in reversed(_find(turn.state).items()):
-            if owner not in owners:
+        for name, text in reversed(_find(turn.state).items()):
+            if name.owner not in shown_owners:
                 continue
             size_bytes = _size_bytes(text)
             if size_bytes <= left_bytes:
@@ -178,25 +202,31 @@ class Pins(Section):
 
     def describe(self, state: AgentState) -> str:
         """Counts the texts that are pinned for an agent."""
-        owners = _owners(state.owner)
-        shown = [key for key in state.find(PIN_KEY) if key.rpartition(":")[0] in owners]
-        return f"{len(shown)} pins"
+        shown_owners = _shown_owners(state.owner)
+        owners = [name.rpartition(":")[0] for name in state.find(PIN_KEY)]
+        count = sum(1 for owner in owners if owner in shown_owners)
+        return f"{count} pins"
 
 
 def _size_bytes(text: str) -> int:
     return len(f"- {text}\n".encode("utf-8", "replace"))
 
 
-def _owners(owner: str) -> set[str]:
-    """Returns the owners whose texts an owner is shown: all, its agent, its scope."""
-    return {"", owner.partition("@")[0], owner}
+def _shown_owners(viewer: str) -> set[str]:
+    """Returns the owners whose texts a viewer is shown.
+
+    An example: "writer@branch" is shown the texts for every agent, those of "writer",
+    and its own.
+    """
+    agent, _, _ = viewer.partition("@")
+    return {"", agent, viewer}
 
 
-def _find(state: AgentState) -> dict[tuple[str, str], str]:
-    """Finds all that is pinned, by owner and key; session state is untrusted."""
+def _find(state: AgentState) -> dict[_PinName, str]:
+    """Finds all pinned texts; values that are no text are left out."""
     found = {}
     for name, text in state.find(PIN_KEY).items():
         if isinstance(text, str) and text.strip():
-            owner, _, key = name.rpartition(":")
-            found[owner, key] = text
+            owner, _, key = name.rpartition(":")  # "writer:style" -> "writer", "style".
+            found[_PinName(owner, key)] = text
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
@@ -21,6 +21,16 @@ from contextguard_adk._turn.units import Section, declare
 TOOL_NAME = "todos"
 SHARED_TODOS_KEY = "todos"
 MAX_CHARS = 100_000  # Of all tasks; later ones are not read.
+MAX_LINE_CHARS = 500  # Of a task, where not all tasks have room.
+MAX_SECTION_TOKENS = 2_500
+MAX_BRIEF_CHARS = 8_000
+
+
+class Task(NamedTuple):
+    """A task as it was stored, by this tool or by the app."""
+
+    status: str
+    content: str
 
 
 class TodoItem(BaseModel):
@@ -60,8 +70,9 @@ class TodosTool(BaseTool):
         name = tool_context.agent_name
         state = AgentState(tool_context.state, name, is_namespaced)
         if args.get("todos") is None:
-            todos = read_todos(state)
-            return {"todos": [{"content": text, "status": s} for s, text in todos]}
+            tasks = read_todos(state)
+            todos = [{"content": task.content, "status": task.status} for task in tasks]
+            return {"todos": todos}
 
         try:
             items = _TODOS.validate_python(args["todos"])
@@ -106,39 +117,41 @@ class Todos(Section):
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
         """Returns the list, as far as it has room."""
-        budget_tokens = min(2_500, turn.budgets.summary_tokens // 2, room_tokens // 2)
+        budget_tokens = min(
+            MAX_SECTION_TOKENS, turn.budgets.summary_tokens // 2, room_tokens // 2
+        )
         return render_todos(read_todos(turn.state), budget_tokens, turn.count)
 
     def brief(self, turn: Turn) -> str:
         """Returns the list, at most 8,000 characters of it."""
-        return render_todos(read_todos(turn.state), 8_000, len)
+        return render_todos(read_todos(turn.state), MAX_BRIEF_CHARS, len)
 
     def describe(self, state: AgentState) -> str:
         """Counts the tasks, the completed ones included."""
         return f"{len(read_todos(state))} todos"
 
 
-def read_todos(state: AgentState) -> list[tuple[str, str]]:
-    """Reads status and content of each task: under the agent's key, else `todos`."""
+def read_todos(state: AgentState) -> list[Task]:
+    """Reads the tasks under the agent's key; without this key, those under `todos`."""
     stored = state.read("todos")
     if stored is None:
         stored = state.read_at(SHARED_TODOS_KEY, "todos")
 
-    todos = []
+    tasks = []
     left_chars = MAX_CHARS
-    for stored_item in stored or ():
-        item = _read_item(stored_item)
-        if item is None:
+    for item in stored or ():
+        task = _read_item(item)
+        if task is None:
             continue
-        left_chars -= len(item[1])
+        left_chars -= len(task.content)
         if left_chars < 0:
             break
-        todos.append(item)
-    return todos
+        tasks.append(task)
+    return tasks
 
 
-def _read_item(item: object) -> tuple[str, str] | None:
-    """Reads a dict, or an object with attributes; None for what is no task."""
+def _read_item(item: object) -> Task | None:
+    """Reads a dict, or an object with attributes; None for any other value."""
     if isinstance(item, Mapping):
         content = item.get("content")
         status = item.get("status")
@@ -148,36 +161,53 @@ def _read_item(item: object) -> tuple[str, str] | None:
 
     if not isinstance(content, str) or not content.strip():
         return None
-    return (status[:20] if isinstance(status, str) else "pending", content)
+    known_status = status[:20] if isinstance(status, str) else "pending"
+    return Task(known_status, content)
 
 
-def render_todos(
-    items: Sequence[tuple[str, str]], budget_tokens: int, count: TokenCounter
-) -> str:
-    """Renders a list; completed tasks are left out first, the oldest before others."""
-    if not items:
+def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str:
+    """Renders a list of tasks in their order.
+
+    Where not all of them have room, long tasks are cut, open tasks have priority, and
+    of the completed ones the newest. A last line counts the tasks that are missing.
+
+    Args:
+        tasks: The tasks, the oldest first.
+        budget: The most that the list may take, in the unit of `count`.
+        count: Measures a text.
+
+    Returns:
+        The list; "" where there is no task, or room for none.
+    """
+    if not tasks:
         return ""
-    lines = [quote_line(f"- [{status}] {content}") for status, content in items]
+    lines = [quote_line(f"- [{task.status}] {task.content}") for task in tasks]
     whole = "\n".join([TODO_LIST, *lines])
-    if count(whole) <= budget_tokens:
+    if count(whole) <= budget:
         return whole
 
-    done = [i for i, (status, _) in enumerate(items) if status == "completed"]
-    still_open = [i for i, (status, _) in enumerate(items) if status != "completed"]
-    short = [line[:500] for line in lines]
+    open_places = []
+    completed_places = []
+    for place, task in enumerate(tasks):
+        if task.status == "completed":
+            completed_places.append(place)
+        else:
+            open_places.append(place)
+
+    short_lines = [line[:MAX_LINE_CHARS] for line in lines]
     note = "- … and {} more tasks that are not shown"
-    left_tokens = budget_tokens - count(f"{TODO_LIST}\n{note}") - 1
-    kept = []
-    for i in [*still_open, *reversed(done)]:
-        cost_tokens = count(short[i]) + 1
-        if cost_tokens <= left_tokens:
-            left_tokens -= cost_tokens
-            kept.append(i)
-    if not kept:
+    left = budget - count(f"{TODO_LIST}\n{note}") - 1
+    shown_places = []
+    for place in [*open_places, *reversed(completed_places)]:
+        cost = count(short_lines[place]) + 1  # One for the line break.
+        if cost <= left:
+            left -= cost
+            shown_places.append(place)
+    if not shown_places:
         return ""
 
-    shown = [short[i] for i in sorted(kept)]
-    missing_count = len(items) - len(kept)
+    shown_lines = [short_lines[place] for place in sorted(shown_places)]
+    missing_count = len(tasks) - len(shown_places)
     if missing_count:
-        shown.append(note.format(missing_count))
-    return "\n".join([TODO_LIST, *shown])
+        shown_lines.append(note.format(missing_count))
+    return "\n".join([TODO_LIST, *shown_lines])

@@ -239,39 +239,42 @@ def _measure_lines(texts: Iterable[str]) -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text into sentences; lines below a heading begin with that heading.
+    """Splits a text into sentences; a short text is returned whole.
 
-    Without it "Never do this:" could be left out, and the lines below be taken for
-    orders.
+    A heading is a sentence that ends with a colon at the end of its line. The sentences
+    of the next line, and of list items after that line, begin with the heading: "Never
+    do this:" over "- Delete files." gives "Never do this: - Delete files.". Otherwise
+    the item could be shown without its heading, and be taken for an order.
     """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
 
-    pieces: list[str] = []
-    heading = ""  # A line that ends with a colon.
-    is_below = False  # The line before is that heading.
+    result: list[str] = []
+    heading = ""  # That of the line that is read; "" for none.
+    follows_heading = False  # Whether the line before ended with the heading.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
-        found = _SENTENCE.split(line.strip())
-        sentences = [each.strip() for each in found if each.strip(f"{_GAP} ")]
+        pieces = _SENTENCE.split(line.strip())
+        sentences = [piece.strip() for piece in pieces if piece.strip(f"{_GAP} ")]
         if not sentences:
             continue
 
         is_item = _ITEM.match(sentences[0]) is not None
-        if not is_below and not is_item:
+        if not follows_heading and not is_item:
             heading = ""
-        pieces += _put_below(heading, sentences)
+        result += _put_below(heading, sentences)
 
-        is_below = sentences[-1].endswith((":", "："))  # noqa: RUF001
-        if is_below:
-            heading = excerpt(pieces.pop(), MAX_HEADING_BYTES)
+        # A new heading does not stand by itself: the sentences below it repeat it.
+        follows_heading = sentences[-1].endswith((":", "："))  # noqa: RUF001
+        if follows_heading:
+            heading = excerpt(result.pop(), MAX_HEADING_BYTES)
 
-    if is_below:
-        pieces.append(heading)
-    return pieces
+    if follows_heading:
+        result.append(heading)  # Nothing has come below it.
+    return result
 
 
 def _put_below(heading: str, sentences: Iterable[str]) -> list[str]:
-    """Begins each sentence with a heading; splits long ones at words.
+    """Returns the sentences, each after the heading; long ones are split at words.
 
     Dictated text has no punctuation, so one of its sentences may be very long.
     """
@@ -286,7 +289,14 @@ def _put_below(heading: str, sentences: Iterable[str]) -> list[str]:
 
 
 class _Sentence(NamedTuple):
-    """A sentence, with all that ranks it apart from the other sentences."""
+    """The properties of a sentence that decide its rank.
+
+    Attributes:
+        words: Its words of three and more letters, in lower case.
+        has_name: Whether it names something exactly: a number, a path, a quoted text.
+        bonus: Points for a command and for an exclamation mark.
+        size_bytes: Its length.
+    """
 
     words: frozenset[str]
     has_name: bool
@@ -294,8 +304,16 @@ class _Sentence(NamedTuple):
     size_bytes: int
 
 
+class _Place(NamedTuple):
+    """The place of a sentence: the number of its text, and its number in that text."""
+
+    text_number: int
+    sentence_number: int
+
+
 @lru_cache(maxsize=1_024)  # Each summary ranks the sentences of those before it.
 def _read_sentence(sentence: str) -> _Sentence:
+    """Finds the properties that decide the rank of a sentence."""
     command_bonus = 2 if _COMMAND.search(sentence) else 0
     exclamation_bonus = 2 if sentence.endswith(("!", "！")) else 0  # noqa: RUF001
     return _Sentence(
@@ -306,27 +324,40 @@ def _read_sentence(sentence: str) -> _Sentence:
     )
 
 
-def _rank(split: Sequence[Sequence[str]], count: int) -> list[tuple[int, int]]:
-    """Orders the sentences of the first `count` texts, the most telling first.
+def _rank(split: Sequence[Sequence[str]], text_count: int) -> list[_Place]:
+    """Returns the places of the sentences in some texts, the most telling first.
 
-    Returns the number of the text, and the place of the sentence in it.
+    Args:
+        split: The sentences of every text, the oldest text first.
+        text_count: The number of texts that are ranked, from the first one on. The
+            other texts only show which words are rare.
     """
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
-    uses = Counter(word for found in read for each in found for word in each.words)
+    uses = Counter[str]()  # Of each word: the number of sentences with it.
+    for sentences in read:
+        for sentence in sentences:
+            uses.update(sentence.words)
 
-    scores: dict[tuple[int, int], float] = {}
-    for order, sentences in enumerate(read[:count]):
-        for place, score in enumerate(_score(sentences, uses)):
-            scores[order, place] = score
+    scores: dict[_Place, float] = {}
+    for text_number, sentences in enumerate(read[:text_count]):
+        for sentence_number, score in enumerate(_score(sentences, uses)):
+            scores[_Place(text_number, sentence_number)] = score
     return sorted(scores, key=scores.__getitem__, reverse=True)
 
 
 def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
-    """Tells how telling each sentence of a text is."""
-    # Where everything is named, as in a log, names say nothing.
-    named_count = sum(1 for each in sentences if each.has_name)
-    is_long = len(sentences) > 3
-    name_bonus = 2 * (1 - named_count / len(sentences)) if is_long else 2
+    """Returns the points of each sentence of a text; a telling one has many.
+
+    Args:
+        sentences: All sentences of the text.
+        uses: How many sentences of all texts have a word.
+    """
+    # Where most sentences name something, as in a log, a name says little. In a text of
+    # at most three sentences it counts in full.
+    name_bonus = 2.0
+    if len(sentences) > 3:
+        named_count = sum(1 for each in sentences if each.has_name)
+        name_bonus = 2 * (1 - named_count / len(sentences))
 
     scores = []
     for sentence in sentences:
@@ -338,15 +369,15 @@ def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
     return scores
 
 
-def _join(sentences: Sequence[str], places: Sequence[int]) -> str:
-    """Joins the sentences at these places, with a mark for those between them."""
+def _join(sentences: Sequence[str], numbers: Sequence[int]) -> str:
+    """Joins the sentences with these numbers; a mark stands for sentences left out."""
     pieces = []
-    before = -1
-    for place in places:
-        if place != before + 1:
+    last_number = -1
+    for number in numbers:
+        if number != last_number + 1:
             pieces.append(_GAP)
-        pieces.append(sentences[place])
-        before = place
-    if before < len(sentences) - 1:
+        pieces.append(sentences[number])
+        last_number = number
+    if last_number < len(sentences) - 1:
         pieces.append(_GAP)
     return " ".join(pieces)

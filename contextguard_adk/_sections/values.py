@@ -40,6 +40,7 @@ MAX_VALUES_TOKENS = 8_000
 """The list takes the least of these four."""
 
 MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
+LEAST_COST_BYTES = 12  # With less room left, hardly a value would fit.
 MAX_LABEL_BYTES = 60
 MAX_LABEL_CHARS = 4_000  # Of the arguments of a call; the rest is not read.
 MAX_READ_BYTES = 400_000  # Of messages older than that, only calls are read.
@@ -48,9 +49,10 @@ REUSE_WEIGHT = 2.0  # Calls have used it that came after it.
 RECENCY_WEIGHT = 2.0  # It stands in a newer message.
 CALL_WEIGHT = 1.0  # A call has used it.
 KIN_WEIGHT = 1.0  # It shares words with values that calls have used.
+KIN_WITHOUT_WORDS = 0.3  # The share of such words in a value that has no words.
 """How values are ranked. Chosen on recorded sessions of agents."""
 
-_PIECE = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
+_WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 _TEXTS = BoundedDict[Hashable, str](64)  # Lists that were written before.
 
 
@@ -58,7 +60,10 @@ _TEXTS = BoundedDict[Hashable, str](64)  # Lists that were written before.
 class _Source:
     """A call with its result, or a message.
 
-    `listed` are those of its values that the list names beside its label.
+    Attributes:
+        label: Its name in the list: a tool with arguments, or an author.
+        is_shown: Whether the list has a line for it.
+        listed: Its values that this line names beside the label.
     """
 
     label: str
@@ -68,28 +73,42 @@ class _Source:
 
 @dataclass
 class _Value:
-    """A value: its kind, the message and the source where it stood last."""
+    """A value, and its uses.
 
-    kind: float
+    Attributes:
+        kind_weight: The points of its kind; an id has more than a word.
+        source: The source where it stood last.
+        message_number: The message of that source, counted from 1; 0 for none yet.
+        call_count: How many calls have used it.
+        reuse_count: How many of these calls came after it had stood elsewhere.
+    """
+
+    kind_weight: float
     source: _Source
-    place: int = 0
+    message_number: int = 0
     call_count: int = 0
     reuse_count: int = 0
 
-    def count(self, source: _Source, place: int, is_call: bool) -> None:
-        """Counts one more use; the newest message is its source."""
+    def add_use(self, source: _Source, message_number: int, is_call: bool) -> None:
+        """Adds one more use; of several in one message the first is the source."""
         if is_call:
             self.call_count += 1
-            if self.place > 0:
+            if self.message_number > 0:
                 self.reuse_count += 1
 
-        if self.place != place:
-            self.place = place
+        if self.message_number != message_number:
+            self.message_number = message_number
             self.source = source
 
 
 class _Known(NamedTuple):
-    """A stored value: the size of the list, of how many messages, its newest lines."""
+    """A stored value of the section.
+
+    Attributes:
+        max_bytes: What the list may take.
+        covered_count: How many messages the summary replaces.
+        text: The newest lines of the list.
+    """
 
     max_bytes: int
     covered_count: int
@@ -190,9 +209,9 @@ def _newest_lines(text: str, max_bytes: int) -> str:
 
 
 def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
-    """Lists the values of some messages with their sources; "" for none.
+    """Lists the values of the covered messages with their sources; "" for none.
 
-    The list depends on these messages and the size alone.
+    The list depends on these messages and `max_bytes` alone, so it is written once.
     """
     indexes = sorted(covered)
     spelled = tuple(history.spell(history.told[index]) for index in indexes)
@@ -202,65 +221,79 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
         values, sources = _gather(history, indexes)
         _choose(values, max_bytes - len(VALUES))
         text = _write_list(sources)
-    _TEXTS[key] = text  # The newest stay.
+    _TEXTS[key] = text  # Stored again, it is the newest text: the oldest ones go.
     return text
 
 
 def _gather(
     history: History, indexes: Sequence[int]
 ) -> tuple[dict[str, _Value], list[_Source]]:
-    """Finds the values of some messages, and all sources, the oldest first."""
+    """Returns the values of some messages by their text, and all sources.
+
+    The sources stand in the order of the messages.
+    """
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
-    places = {index: place for place, index in enumerate(indexes, 1)}
-    oldest = _find_oldest(history, indexes)
+    message_numbers = {index: number for number, index in enumerate(indexes, 1)}
+    oldest_index = _find_oldest_read(history, indexes)
 
-    for number, said in enumerate(walk_parts(history.told, indexes, history.outputs)):
-        is_call = said.part.function_call is not None
-        is_read = is_call or said.index >= oldest
-        tool = said.part.function_call or said.part.function_response
+    told_parts = walk_parts(history.told, indexes, history.outputs)
+    for part_number, told in enumerate(told_parts):
+        # Of messages that are too old, only calls are read.
+        is_call = told.part.function_call is not None
+        is_read = is_call or told.index >= oldest_index
+        tool = told.part.function_call or told.part.function_response
         if not is_read or (tool and tool.name == RECALL_TOOL):
             continue
 
-        # A call and its result are one source.
-        call = said.part.function_call or said.call
-        key = id(call) if call else (said.index, number)
+        # A call and its result are one source; any other part is a source of its own.
+        call = told.part.function_call or told.call
+        key = id(call) if call else (told.index, part_number)
         if key not in sources:
-            sources[key] = _Source(_label_source(said, call))
+            sources[key] = _Source(_label_source(told, call))
 
-        for text, kind in _read_part(history, said):
-            value = values.setdefault(text, _Value(kind, sources[key]))
-            value.count(sources[key], places[said.index], is_call)
+        for text, kind_weight in _read_part(history, told):
+            value = values.setdefault(text, _Value(kind_weight, sources[key]))
+            value.add_use(sources[key], message_numbers[told.index], is_call)
     return values, list(sources.values())
 
 
-def _find_oldest(history: History, indexes: Sequence[int]) -> int:
-    """Finds the oldest message that is read: many would hold up the event loop."""
+def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
+    """Returns the index of the oldest message that is read whole.
+
+    To read all of a long history would hold up the event loop.
+    """
     left_bytes = MAX_READ_BYTES
-    oldest = len(history.contents)
+    oldest_index = len(history.contents)  # Not even the newest one is read.
     for index in reversed(indexes):
         left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
         if left_bytes < 0:
             break
-        oldest = index
-    return oldest
+        oldest_index = index
+    return oldest_index
 
 
-def _read_part(history: History, said: Said) -> Found:
-    found = read_values(payload_of(said.part) or said.text)
-    original = history.original(said.index)
-    if original is history.contents[said.index]:
+def _read_part(history: History, told: Said) -> Found:
+    """Returns the values of a part, each with the points of its kind.
+
+    Text that another plugin adds is not read: it may be new on each call, as the time.
+    """
+    found = read_values(payload_of(told.part) or told.text)
+    original = history.original(told.index)
+    if original is history.contents[told.index]:
         return found
 
-    # Text that another plugin adds may be new on each call, as the time is.
-    known = content_text(original)
-    return [(text, kind) for text, kind in found if text in known]
+    original_text = content_text(original)
+    return [(text, weight) for text, weight in found if text in original_text]
 
 
-def _label_source(said: Said, call: types.FunctionCall | None) -> str:
-    """Names a tool with the beginning of its arguments, or the author of a message."""
+def _label_source(told: Said, call: types.FunctionCall | None) -> str:
+    """Names a tool with the beginning of its arguments, or the author of a message.
+
+    An example: "read_file(notes/a.txt, utf-8)".
+    """
     if call is None:
-        return "code" if said.part.code_execution_result else said.author
+        return "code" if told.part.code_execution_result else told.author
 
     args = without_secrets(call.args or {})
     texts = [
@@ -276,20 +309,25 @@ def _label_source(said: Said, call: types.FunctionCall | None) -> str:
 
 
 def _choose(values: dict[str, _Value], max_bytes: int) -> None:
-    """Marks the sources, and the values of each, that have room in the list."""
+    """Marks the sources, and lists the values of each, that have room in the list.
+
+    The most useful values are chosen first. A value that stands in a chosen text, such
+    as a label, is not repeated.
+    """
     left_bytes = max_bytes
-    written = "\n"
+    written = "\n"  # All chosen texts.
     for text, value in _rank(values):
-        if left_bytes < 12:
+        if left_bytes < LEAST_COST_BYTES:
             break
 
         source = value.source
-        cost_bytes = text_bytes(text) + 2
+        cost_bytes = text_bytes(text) + 2  # With ", ".
         if not source.is_shown:
-            cost_bytes += text_bytes(source.label) + 5
+            cost_bytes += text_bytes(source.label) + 5  # With "- ", ": " and a break.
         if cost_bytes > left_bytes or _stands_in(text, written):
             continue
 
+        # The label of a new source may be all that has to be shown of the value.
         left_bytes -= cost_bytes
         if not source.is_shown:
             source.is_shown = True
@@ -300,31 +338,34 @@ def _choose(values: dict[str, _Value], max_bytes: int) -> None:
 
 
 def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
-    """Orders values, the most useful first."""
-    newest = max((value.place for value in values.values()), default=1)
-    used_pieces = set[str]()
+    """Returns the values with their texts, the most useful first."""
+    newest_number = max((value.message_number for value in values.values()), default=1)
+    used_words = set[str]()
     for text, value in values.items():
         if value.call_count:
-            used_pieces |= _pieces(text)
+            used_words |= _find_words(text)
 
     def score(item: tuple[str, _Value]) -> float:
         text, value = item
-        pieces = _pieces(text)
-        kin = len(pieces & used_pieces) / len(pieces) if pieces else 0.3
+        words = _find_words(text)
+        kin_ratio = KIN_WITHOUT_WORDS
+        if words:
+            kin_ratio = len(words & used_words) / len(words)
         call_score = CALL_WEIGHT if value.call_count else 0.0
         return (
-            value.kind
+            value.kind_weight
             + REUSE_WEIGHT * math.log1p(value.reuse_count)
-            + RECENCY_WEIGHT * value.place / newest
+            + RECENCY_WEIGHT * value.message_number / newest_number
             + call_score
-            + KIN_WEIGHT * kin
+            + KIN_WEIGHT * kin_ratio
         )
 
     return sorted(values.items(), key=score, reverse=True)
 
 
-def _pieces(text: str) -> set[str]:
-    return {piece.lower() for piece in _PIECE.findall(text)}
+def _find_words(text: str) -> set[str]:
+    """Returns the words of a value: "orderId_42" has "order"."""
+    return {word.lower() for word in _WORD.findall(text)}
 
 
 def _stands_in(value: str, text: str) -> bool:
