@@ -175,8 +175,9 @@ def _flatten(
     for key, value in args.items():
         name = f"{prefix}{key}"
         depth = name.count(".")
-        is_dict = isinstance(value, dict) and 0 < len(value) <= MAX_FLAT_FIELDS
-        if is_dict and depth < MAX_FLAT_DEPTH:
+        if not isinstance(value, dict) or depth >= MAX_FLAT_DEPTH:
+            yield name, value
+        elif 0 < len(value) <= MAX_FLAT_FIELDS:
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value

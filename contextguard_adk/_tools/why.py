@@ -197,24 +197,28 @@ async def find_periods(
         gone = "" if holders else finder.explain_absence(rebuilt)
         if last is None and gone == "absent":
             continue  # Nobody had said the words yet.
-        if last and last.holders == holders and last.gone == gone:
+        if last is not None and (last.holders, last.gone) == (holders, gone):
             last.last_call = number
             continue
 
-        # A compaction explains a change, and the first period is none.
-        noted = recordings.read_facts(call.event).get("compaction")
-        compaction = noted if last and isinstance(noted, dict) else None
         period = Period(
             agent=owner,
             first_call=number,
             last_call=number,
             holders=holders,
             gone=gone,
-            compaction=compaction,
+            # A compaction explains a change, and the first period is none.
+            compaction=None if last is None else _read_compaction(call.event),
         )
         last_periods[owner] = period
         periods.append(period)
     return periods
+
+
+def _read_compaction(event: Event) -> dict[str, Any] | None:
+    """Returns the figures of a compaction that an event notes; None for none."""
+    noted = recordings.read_facts(event).get("compaction")
+    return noted if isinstance(noted, dict) else None
 
 
 class _Finder:

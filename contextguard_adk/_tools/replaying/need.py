@@ -113,7 +113,25 @@ class Needs:
         if not values:
             return {}
 
-        # A content has recorded parts, and others, such as a summary.
+        index_by_number, other_texts = self._sort_parts(contents)
+        last_indexes = dict[str, int]()
+        for value in values:
+            holders = self._list_holders(value)
+            indexes = [index_by_number[n] for n in holders if n in index_by_number]
+            indexes += [index for index, text in other_texts if value in text]
+            if indexes:
+                last_indexes[value] = max(indexes)
+        return last_indexes
+
+    def _sort_parts(
+        self, contents: Sequence[types.Content]
+    ) -> tuple[dict[int, int], list[tuple[int, str]]]:
+        """Sorts parts into recorded ones and others, such as a summary.
+
+        Returns:
+            The index of the content of each recorded part, by the part's number; and
+            for each other part the index of its content, and its text.
+        """
         index_by_number = dict[int, int]()
         other_texts = list[tuple[int, str]]()
         for index, content in enumerate(contents):
@@ -123,15 +141,7 @@ class Needs:
                     other_texts.append((index, read_part(part)))
                 else:
                     index_by_number[number] = index
-
-        last_indexes = dict[str, int]()
-        for value in values:
-            holders = self._list_holders(value)
-            indexes = [index_by_number[n] for n in holders if n in index_by_number]
-            indexes += [index for index, text in other_texts if value in text]
-            if indexes:
-                last_indexes[value] = max(indexes)
-        return last_indexes
+        return index_by_number, other_texts
 
     def _list_holders(self, value: str) -> list[int]:
         """Returns the numbers of the recorded parts that hold a value."""
