@@ -174,9 +174,12 @@ def _flatten(
     """
     for key, value in args.items():
         name = f"{prefix}{key}"
-        depth = name.count(".")
-        is_dict = isinstance(value, dict) and 0 < len(value) <= MAX_FLAT_FIELDS
-        if is_dict and depth < MAX_FLAT_DEPTH:
+        is_deep = name.count(".") >= MAX_FLAT_DEPTH
+        if (
+            isinstance(value, dict)
+            and not is_deep
+            and 0 < len(value) <= MAX_FLAT_FIELDS
+        ):
             yield from _flatten(value, f"{name}.")
         else:
             yield name, value
