@@ -111,8 +111,8 @@ class SummaryModel:
             room_tokens = min(4_096, int(0.08 * self.window_tokens))
             thought_tokens = max(asked_tokens, room_tokens)
 
-        # Where the limit is low, the text takes half of the room of thoughts that nobody
-        # has asked for, and in any case an eighth of the limit.
+        # Where the limit is low, the text may take half of the output beside thoughts
+        # that were asked for, and in any case an eighth of the limit.
         limit_tokens = self.max_output_tokens or budget_tokens + thought_tokens
         most_text_tokens = max(
             limit_tokens - thought_tokens,
