@@ -476,7 +476,9 @@ def _find_first_within(
     first_place = len(contents)
     for start in reversed(starts):
         tokens += turn.measure_alone(contents[start:first_place])
-        if tokens > most_tokens or len(contents) - start > turn.keep_count:
+        kept_count = len(contents) - start
+        if tokens > most_tokens or kept_count > turn.keep_count:
             break
+
         first_place = start
     return first_place
