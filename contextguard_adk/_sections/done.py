@@ -174,8 +174,8 @@ def _flatten(
     """
     for key, value in args.items():
         name = f"{prefix}{key}"
-        depth = name.count(".")
-        if not isinstance(value, dict) or depth >= MAX_FLAT_DEPTH:
+        is_deep = name.count(".") >= MAX_FLAT_DEPTH
+        if not isinstance(value, dict) or is_deep:
             yield name, value
         elif 0 < len(value) <= MAX_FLAT_FIELDS:
             yield from _flatten(value, f"{name}.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.genai import types
 from pydantic import JsonValue
@@ -46,8 +46,33 @@ _CONTINUATION = (
     "that message is the current request{instead}.]"
 )
 _WHY = {"requested": "it was requested", "turns": "it had grown long"}
-_SHRINK = ((1.0, 1.0), (1.0, 1.0), (0.5, 1.0), (0.25, 0.3), (0.25, 0.02))
-"""For each step of `Draft.shrink`: the parts of summary and request that stay."""
+
+
+class _Stays(NamedTuple):
+    """The parts of summary and quoted request that stay at a step of `Draft.shrink`."""
+
+    summary_ratio: float
+    request_ratio: float
+
+
+_STAYS = (
+    _Stays(1.0, 1.0),
+    _Stays(1.0, 1.0),  # Only sections go.
+    _Stays(0.5, 1.0),
+    _Stays(0.25, 0.3),
+    _Stays(0.25, 0.02),
+)
+"""A row for each step of `Draft.shrink`."""
+
+LEAST_REQUEST_CHARS = 240
+"""A shorter quote would save nothing but the point of the request."""
+
+
+class _Shrunk(NamedTuple):
+    """A shortened summary, and how many characters of the request to quote; -1: all."""
+
+    text: str
+    request_chars: int
 
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
@@ -60,7 +85,10 @@ def compose(turn: Turn, draft: Draft) -> Outcome:
 
 
 def squeeze(turn: Turn, draft: Draft) -> Outcome:
-    """Composes a draft, ever shorter until it fits; the user's request goes last."""
+    """Composes a draft, ever shorter until the request fits or no step is left.
+
+    The quote of the user's request is shortened last.
+    """
     outcome = compose(turn, draft)
     while outcome.tokens > turn.limit_tokens and outcome.draft.shrink < MAX_SHRINK:
         outcome = compose(turn, replace(draft, shrink=outcome.draft.shrink + 1))
@@ -68,18 +96,21 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 
 
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
-    """Returns what a summary of these messages may take.
+    """Returns how many tokens a summary of the covered messages may take.
 
-    The user's messages stand beside it, and make it shorter.
+    The user's messages stand word for word beside the summary, so it may be shorter by
+    half of their size, down to a third of its usual length.
     """
+    history = turn.history
     most_tokens = turn.summary_tokens
-    said = covered.intersection(turn.history.user_messages)
-    said -= {turn.history.request_index}
-    if not turn.history.repeats(said):
-        return most_tokens  # Only short excerpts of them stand there.
+    user_indexes = covered.intersection(history.user_messages)
+    user_indexes -= {history.request_index}
+    if not history.repeats(user_indexes):
+        return most_tokens  # Only short excerpts of the messages stand beside it.
 
-    told_tokens = turn.measure_alone([turn.history.contents[index] for index in said])
-    spared_tokens = min(turn.user_tokens, told_tokens) // 2
+    user_contents = [history.contents[index] for index in user_indexes]
+    shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
+    spared_tokens = shown_tokens // 2
     least_tokens = min(most_tokens, max(200, most_tokens // 3))
     return max(least_tokens, most_tokens - spared_tokens)
 
@@ -91,7 +122,7 @@ def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
 
 
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Gives contents the form in which they are sent."""
+    """Returns contents in the form in which the provider wants them."""
     shaped = contents
     for row in _shapes.SHAPES:
         if row.when(turn, shaped):
@@ -103,29 +134,35 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     """Returns a summary with the values of all sections beside it."""
     history = turn.history
     redact = history.redactor.text
-    request = history.request_index
-    text, request_chars = _shrink(turn, draft.text, draft.shrink)
-    model_text = redact(text[: draft.model_chars])
-    other_text = redact(text[draft.model_chars :])
+    shrunk = _shrink(turn, draft.text, draft.shrink)
+
+    # The text of a model comes first, and excerpts of later messages after it.
+    model_text = redact(shrunk.text[: draft.model_chars])
+    excerpts = redact(shrunk.text[draft.model_chars :])
     summarized = itertools.takewhile(
         draft.model_covered.__contains__, sorted(draft.covered)
     )
 
-    prints = [
+    # Empty bytes stand for messages that the summary does not replace.
+    fingerprints = [
         history.fingerprint(index) if index in draft.covered else b""
         for index in history.indexes
     ]
 
+    request_index = history.request_index
+    request_fingerprint = ""
+    if request_index is not None:
+        request_fingerprint = history.fingerprint(request_index).hex()
     stored = StoredSummary(
-        text=_storable(model_text + other_text),
-        covered=cover(prints),
+        text=_storable(model_text + excerpts),
+        covered=cover(fingerprints),
         scope=turn.scope,
         invocation=history.invocation_id,
         last_event=history.last_event(draft.covered),
         reason=draft.reason,
-        request="" if request is None else history.fingerprint(request).hex(),
-        request_chars=request_chars,
-        has_continuation=request is None or request in draft.covered,
+        request=request_fingerprint,
+        request_chars=shrunk.request_chars,
+        has_continuation=request_index is None or request_index in draft.covered,
         model_chars=len(model_text),
         model_covered_count=len(list(summarized)),
         truncation=draft.truncation,
@@ -138,9 +175,12 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
-    """Has each section write its value, as long as the record has room."""
+    """Returns a summary with the values of the sections that the record has room for.
+
+    A section is left out from its step of `Draft.shrink` on, and if it has nothing.
+    """
     history = turn.history
-    known = history.stored.beside if history.stored else {}
+    known_values = history.stored.beside if history.stored else {}
     sections = _sections.SECTIONS
     uncounted = {section.name for section in sections if section.has_own_room}
     stored = bare
@@ -150,52 +190,59 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         if section.goes_at is not None and draft.shrink >= section.goes_at:
             continue
         name = section.name
-        value = section.write(turn, draft.covered, known.get(name), room_bytes // 4)
+        room_tokens = room_bytes // 4
+        known = known_values.get(name)
+        value = section.write(turn, draft.covered, known, room_tokens)
         if not value:
             continue
 
-        if isinstance(value, str):
-            value = history.redactor.text(value)
-        beside = {**stored.beside, name: _storable(value)}
+        redacted = history.redactor.text(value) if isinstance(value, str) else value
+        beside = {**stored.beside, name: _storable(redacted)}
         wider = stored.model_copy(update={"beside": beside})
+        # The section has counted without escapes, which may take too much.
         left_bytes = wider.room_bytes(uncounted)
-        if left_bytes:  # Escapes may take more than was counted.
+        if left_bytes:
             stored = wider
             room_bytes = left_bytes
     return stored
 
 
-def _shrink(turn: Turn, text: str, step: int) -> tuple[str, int]:
-    """Returns a summary and how much of the request to quote, for a step."""
-    summary_ratio, request_ratio = _SHRINK[step]
-    summary_tokens = summary_ratio * turn.count(text)
-    summary = shorten_to_tokens(text, summary_tokens, turn.count)
-    summary = shorten(summary, MAX_SUMMARY_CHARS)
-    if request_ratio == 1:
-        return summary, turn.quoted_chars
+def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
+    """Shortens a summary and the quote of the request to a step of `Draft.shrink`."""
+    stays = _STAYS[step]
+    most_tokens = stays.summary_ratio * turn.count(text)
+    fitting = shorten_to_tokens(text, most_tokens, turn.count)
+    summary = shorten(fitting, MAX_SUMMARY_CHARS)
+    if stays.request_ratio == 1:
+        return _Shrunk(summary, turn.quoted_chars)
 
-    quoted_chars = turn.quoted_chars
-    if quoted_chars < 0:
-        quoted_chars = len(turn.request_text)
-    # Cutting further would save nothing but the point of the request.
-    return summary, max(240, int(quoted_chars * request_ratio))
+    whole_chars = turn.quoted_chars
+    if whole_chars < 0:
+        whole_chars = len(turn.request_text)
+    request_chars = int(whole_chars * stays.request_ratio)
+    return _Shrunk(summary, max(LEAST_REQUEST_CHARS, request_chars))
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary ever shorter; at last only sections that need no summary."""
+    """Yields a summary ever shorter; at last only sections that need no summary.
+
+    Args:
+        turn: The model call.
+        stored: The summary. None for no summary: only these sections are yielded.
+    """
     alone: dict[str, JsonValue] = {}
     for section in _sections.SECTIONS:
-        text = section.brief(turn) if section.stands_alone else ""
-        if text:
-            alone[section.name] = _storable(text)
+        brief = section.brief(turn) if section.stands_alone else ""
+        if brief:
+            alone[section.name] = _storable(brief)
 
-    for shrink in range(MAX_SHRINK + 1):
-        if stored is not None:
-            text, request_chars = _shrink(turn, stored.text, shrink)
+    if stored is not None:
+        for step in range(MAX_SHRINK + 1):
+            shrunk = _shrink(turn, stored.text, step)
             update = {
-                "text": text,
-                "request_chars": request_chars,
-                "beside": _keep_sections(stored, shrink) | alone,
+                "text": shrunk.text,
+                "request_chars": shrunk.request_chars,
+                "beside": _keep_sections(stored, step) | alone,
             }
             yield stored.model_copy(update=update)
 
@@ -203,15 +250,18 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
         yield StoredSummary(beside=alone, has_continuation=False)
 
 
-def _keep_sections(stored: StoredSummary, shrink: int) -> dict[str, JsonValue]:
-    """Returns the stored values that still stand at a step of `Draft.shrink`."""
+def _keep_sections(stored: StoredSummary, step: int) -> dict[str, JsonValue]:
+    """Returns the stored values that still stand at a step of `Draft.shrink`.
+
+    Values of sections that tell anew of messages that are left out go in any case.
+    """
     sections = {section.name: section for section in _sections.SECTIONS}
     kept = {}
     for name, value in stored.beside.items():
         section = sections.get(name)
         if section is None or section.is_told_anew:
             continue
-        if section.goes_at is None or shrink < section.goes_at:
+        if section.goes_at is None or step < section.goes_at:
             kept[name] = value
     return kept
 
@@ -223,17 +273,18 @@ def tell_left_out(
     count: TokenCounter,
     memo: Memo,
 ) -> str:
-    """Returns what sections tell of messages that are left out without a summary.
+    """Returns the sections' texts on messages that are left out without a summary.
 
-    Arguments are as for `Section.tell_left_out`.
+    Arguments are as for `Section.tell_left_out`; `max_tokens` is for all texts.
     """
     left_out = [*indexes]
+    left_tokens = max_tokens
     texts = []
     for section in _sections.SECTIONS:
-        text = section.tell_left_out(contents, left_out, max_tokens, count, memo)
+        text = section.tell_left_out(contents, left_out, left_tokens, count, memo)
         if text:
             texts.append(text)
-            max_tokens -= count(text)
+            left_tokens -= count(text)
     return "\n\n".join(texts)
 
 
@@ -266,7 +317,11 @@ def _storable(value: Any) -> Any:
 def render(
     turn: Turn, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
-    """Returns a request's contents with a summary in place of what it covers."""
+    """Returns a request's contents with a summary in place of the covered ones.
+
+    Results that the summary's record shortens are shortened. Where nothing is covered
+    and the summary has no text, this is the only change.
+    """
     history = turn.history
     contents = list(history.shown)
     for index, content in history.shortened_results(stored).items():
@@ -274,10 +329,15 @@ def render(
     if not covered and not stored.text:
         return contents
 
+    # The summary stands before the first covered content, or before the history.
     head = [render_head(history, stored, covered, turn.media_mover)]
-    first = min(covered, default=min(history.indexes, default=0))
-    before = [contents[i] for i in range(first) if i not in covered]
-    after = [contents[i] for i in range(first, len(contents)) if i not in covered]
+    first_index = min(covered, default=min(history.indexes, default=0))
+    before = contents[:first_index]
+    after = [
+        content
+        for index, content in enumerate(contents)
+        if index >= first_index and index not in covered
+    ]
     return [*before, *join_messages(head, after)]
 
 
@@ -309,9 +369,14 @@ def render_head(
 def find_quoted(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> int | None:
-    """Returns the index of the covered request that the continuation quotes."""
-    same = (i for i in covered if history.fingerprint(i).hex() == stored.request)
-    return max(same, default=None)
+    """Returns the index of the covered request that the continuation quotes.
+
+    Of equal requests it is the newest. None if the request is not covered.
+    """
+    equal_indexes = [
+        index for index in covered if history.fingerprint(index).hex() == stored.request
+    ]
+    return max(equal_indexes, default=None)
 
 
 def _continue(
@@ -320,14 +385,17 @@ def _continue(
     covered: Collection[int],
     mover: MediaMover | None,
 ) -> Iterator[types.Part]:
-    """Yields the request to carry on, and the images and files of the message."""
+    """Yields the text that asks to carry on, then the images and files of the request.
+
+    The text quotes the current request if the summary replaces it.
+    """
     index = find_quoted(history, stored, covered)
     request = None if index is None else history.contents[index]
     quoted = phrases.quote(content_text(request))
     if stored.request_chars >= 0:
-        # The handle is that of the part that loses most.
-        texts = [part for part in parts_of(request) if part.text]
-        longest = max(texts, key=lambda part: len(part.text or ""), default=None)
+        # One handle has room: it is that of the part that loses most.
+        text_parts = [part for part in parts_of(request) if part.text]
+        longest = max(text_parts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
         quoted = shorten(quoted, stored.request_chars, handle)
 
@@ -337,9 +405,10 @@ def _continue(
         where="working on this request" if quoted else "where it leaves off",
         instead=" instead" if quoted else "",
     )
+    # In place of a file that may not be moved stand words.
     files = media_parts(request)
-    moved: list[str] = []
+    file_lines: list[str] = []
     if mover is not None:
-        files, moved = mover.split(files, is_users=True)
-    yield types.Part(text="\n".join([text, *moved]))
+        files, file_lines = mover.split(files, is_users=True)
+    yield types.Part(text="\n".join([text, *file_lines]))
     yield from files

@@ -15,12 +15,20 @@ from contextguard_adk.records import Usage
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote, without thoughts; 0 tokens where they were not counted."""
+    """The text that a model wrote, without thoughts.
+
+    Attributes:
+        text: The text.
+        output_tokens: The provider's count of it; 0 if it was not counted.
+        has_calls: Whether the model called a tool.
+        finish: The reason for which it ended, or an error that came in its place.
+        usage: The tokens of the call.
+    """
 
     text: str
     output_tokens: int = 0
     has_calls: bool = False
-    finish: str = ""  # The reason, or an error that came in place of an answer.
+    finish: str = ""
     usage: Usage = field(default_factory=Usage)
 
 
@@ -61,18 +69,18 @@ _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
 
 
 def judge(
-    answer: Answer, budget_tokens: int, has_own_form: bool, shown: str = ""
+    answer: Answer, budget_tokens: int, has_own_form: bool, source: str = ""
 ) -> Answer:
-    """Returns an answer that is a summary.
+    """Returns an answer if it is a summary, and raises an error if not.
 
     An answer that was cut at its limit is used up to its last whole line, if it has at
-    least half of the length that it might have had: that is worth more than excerpts.
+    least half of the length of the budget: so much is worth more than excerpts.
 
     Args:
         answer: The model's answer.
         budget_tokens: The length that a summary may have.
         has_own_form: Whether a summary has the headings that the guard asks for.
-        shown: The text that was to be summarized.
+        source: The text that was to be summarized.
 
     Raises:
         UnusableAnswerError: The answer is no summary.
@@ -94,21 +102,21 @@ def judge(
         text = text.rpartition("\n")[0].strip() or text
 
     calls_tool = answer.has_calls or (has_own_form and _is_json(text))
-    fault = "calls a tool" if calls_tool else _find_fault(text, has_own_form, shown)
+    fault = "calls a tool" if calls_tool else _find_fault(text, has_own_form, source)
     if fault:
         raise UnusableAnswerError(f"the answer {fault}")
     return replace(answer, text=quote(text))
 
 
-def _find_fault(text: str, has_own_form: bool, shown: str) -> str:
+def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     """Returns the fault of an answer, as a verb and its object; "" for none."""
     is_short = len(text) < 400
     if is_short and _REFUSAL.match(text):
         return "is a refusal"
     is_question = "#" not in text and text[-1] in _QUESTION_MARKS
-    if is_short and is_question and not _has_facts(text, shown):
+    if is_short and is_question and not _has_facts(text, source):
         return "is a question"
-    if _is_echo(text, shown):
+    if _is_echo(text, source):
         return "repeats the transcript"
 
     if has_own_form:
@@ -118,25 +126,32 @@ def _find_fault(text: str, has_own_form: bool, shown: str) -> str:
     return "" if has_words else "is no summary"
 
 
-def _has_facts(text: str, shown: str) -> bool:
+def _has_facts(text: str, source: str) -> bool:
     """Whether a short answer names things that stand in the summarized text."""
-    return not _find_facts(text).isdisjoint(_find_facts(shown))
+    return not _find_facts(text).isdisjoint(_find_facts(source))
 
 
 def _find_facts(text: str) -> set[str]:
     return {match[1] or match[0] for match in _FACT.finditer(text.lower())}
 
 
-def _is_echo(text: str, shown: str) -> bool:
-    """Whether nearly all of an answer stands in the transcript, margins and all."""
+def _is_echo(text: str, source: str) -> bool:
+    """Whether nearly all of an answer is copied from the transcript.
+
+    Only lines with the margin or the author of an entry count, as "user:" or "  Hello".
+    """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    known = {line.rstrip() for line in shown.splitlines() if _OF_ENTRY.match(line)}
-    if _OF_ENTRY.match(lines[-1]) and f"\n{lines[-1]}" in shown:
-        known.add(lines[-1])  # It may be cut.
+    entry_lines = {
+        line.rstrip() for line in source.splitlines() if _OF_ENTRY.match(line)
+    }
+    # The last line of the answer may have been cut.
+    last_line = lines[-1]
+    if _OF_ENTRY.match(last_line) and f"\n{last_line}" in source:
+        entry_lines.add(last_line)
 
     all_chars = sum(len(line) for line in lines)
-    known_chars = sum(len(line) for line in lines if line in known)
-    return known_chars > 0.8 * all_chars
+    copied_chars = sum(len(line) for line in lines if line in entry_lines)
+    return copied_chars > 0.8 * all_chars
 
 
 def _count_words_below_headings(text: str) -> int:

@@ -7,6 +7,7 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -46,6 +47,13 @@ _KEY = re.compile(r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNOR
 _VARIABLE = re.compile(r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b")
 
 
+class OutputTokens(NamedTuple):
+    """How many tokens of a model's output a summary and its thoughts may take."""
+
+    text: int
+    thoughts: int
+
+
 @dataclass(frozen=True)
 class SummaryModel:
     """A model that writes summaries, and how to call it.
@@ -67,12 +75,17 @@ class SummaryModel:
 
     @property
     def transcript_config(self) -> types.GenerateContentConfig:
-        """The config of a call with a transcript; no thoughts where they can be off."""
-        is_own_gemini = self.is_agents_own and "gemini" in self.llm.model
-        # Other models do not think unless they are asked to.
-        thinking = self.config.thinking_config if is_own_gemini else None
-        if re.search(r"gemini-2\.5-flash", self.llm.model):
+        """The config of a call with a transcript.
+
+        - Gemini 2.5 Flash is asked not to think.
+        - Another Gemini that is the agent's own thinks as the agent's request says.
+        - Of other models no thoughts are asked for.
+        """
+        thinking: types.ThinkingConfig | None = None
+        if "gemini-2.5-flash" in self.llm.model:
             thinking = types.ThinkingConfig(thinking_budget=0)
+        elif self.is_agents_own and "gemini" in self.llm.model:
+            thinking = self.config.thinking_config
         return types.GenerateContentConfig(
             thinking_config=thinking,
             http_options=self.config.http_options,
@@ -82,11 +95,16 @@ class SummaryModel:
 
     def divide_output(
         self, budget_tokens: int, config: types.GenerateContentConfig
-    ) -> tuple[int, int]:
-        """Returns how many tokens a summary may have, and how many its thoughts.
+    ) -> OutputTokens:
+        """Divides the output of one call between a summary and its thoughts.
 
-        Both are output; together they are no more than the model can give.
+        Together they take no more than the model can give.
+
+        Args:
+            budget_tokens: The most that the summary may take.
+            config: The config of the call.
         """
+        # A model that can think may do so without being asked.
         asked_tokens = thinking_tokens(self.llm, config)
         thinking = config.thinking_config
         is_off = thinking is not None and thinking.thinking_budget == 0
@@ -95,15 +113,17 @@ class SummaryModel:
             room_tokens = min(4_096, int(0.08 * self.window_tokens))
             thought_tokens = max(asked_tokens, room_tokens)
 
+        # Where the limit is low, the text may take half of the output beside thoughts
+        # that were asked for, and in any case an eighth of the limit.
         limit_tokens = self.max_output_tokens or budget_tokens + thought_tokens
-        # Where the limit is low, thoughts that nobody has asked for have less room.
-        most_tokens = max(
+        most_text_tokens = max(
             limit_tokens - thought_tokens,
             (limit_tokens - asked_tokens) // 2,
             limit_tokens // 8,
         )
-        text_tokens = min(budget_tokens, most_tokens)
-        return text_tokens, min(thought_tokens, limit_tokens - text_tokens)
+        text_tokens = min(budget_tokens, most_text_tokens)
+        left_tokens = limit_tokens - text_tokens
+        return OutputTokens(text_tokens, thoughts=min(thought_tokens, left_tokens))
 
 
 def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
@@ -132,8 +152,8 @@ def describe_model(
     if window_tokens is None:
         window_tokens = resolve_context_window(llm.model, registry=registry).tokens
 
-    # A registry of the user's own need not know which models think.
-    ask = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+    # A registry of the user's own may lack this method.
+    can_think = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
     instruction = settings.summary_instruction or SUMMARY_INSTRUCTION
     return SummaryModel(
         llm=llm,
@@ -143,7 +163,7 @@ def describe_model(
         instruction=instruction,
         has_own_form=instruction == SUMMARY_INSTRUCTION,
         is_agents_own=is_agents_own,
-        can_think=bool(ask(llm.model)),
+        can_think=bool(can_think(llm.model)),
         max_output_tokens=resolve_output_limit(llm.model, registry),
     )
 
@@ -193,8 +213,13 @@ async def ask_in_place(
 class _Question:
     """A question to a model, which is asked up to three times in all.
 
-    Where the provider refuses its form, or the answer is no summary, the relaxed
-    request is sent once, if there is one.
+    Attributes:
+        model: The model.
+        budget_tokens: The most that the summary may take.
+        request: The request that is sent next.
+        relaxed: A request with fewer demands. It is sent once, after the provider has
+            refused the first one, or has answered without a summary. None: there is
+            none, or it has been sent.
     """
 
     model: SummaryModel
@@ -203,8 +228,8 @@ class _Question:
     relaxed: LlmRequest | None = None
 
     async def ask(self) -> Answer:
-        """Asks once."""
-        # A client may change it, as ADK's does for a Gemini cache.
+        """Asks once; the usage of the call is added to those of the model."""
+        # A client may change the config, as ADK's does for a Gemini cache.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
 
@@ -218,20 +243,26 @@ class _Question:
             raise
 
         usages[-1] = answer.usage
-        shown = "\n".join(content_text(each) for each in request.contents)
-        return judge(answer, self.budget_tokens, self.model.has_own_form, shown)
+        source = "\n".join(content_text(each) for each in request.contents)
+        return judge(answer, self.budget_tokens, self.model.has_own_form, source)
 
-    def may_ask_again(self, error: BaseException) -> bool:
-        """Returns whether to ask again; takes the relaxed request where it helps."""
+    def prepare_retry(self, error: BaseException) -> bool:
+        """Prepares the next try after an error; returns whether there is to be one.
+
+        - After a failure that may pass, the same request is sent again.
+        - After a refusal of its form, or an answer that is no summary, the relaxed
+          request takes its place, if there is one.
+        - After any other error there is no further try.
+        """
         if is_transient(error):
             return True
 
         if isinstance(error, UnusableAnswerError):
-            may_help = not error.is_blocked
+            relaxed_may_help = not error.is_blocked
         else:
             is_refused = read_status(error) in (400, 422)
-            may_help = is_refused and parse_overflow(error) is None
-        if not may_help or self.relaxed is None:
+            relaxed_may_help = is_refused and parse_overflow(error) is None
+        if not relaxed_may_help or self.relaxed is None:
             return False
 
         self.request = self.relaxed
@@ -240,13 +271,17 @@ class _Question:
 
 
 async def _ask(question: _Question) -> Answer:
-    """Asks a model; the one place where its failures are caught."""
+    """Asks a model, with retries.
+
+    Raises:
+        SummaryError: The call failed, whatever the model's client has raised.
+    """
     timeout_seconds = question.model.timeout_seconds
 
     try:
         async with asyncio.timeout(timeout_seconds):
             return await call_with_retries(
-                question.ask, timeout_seconds, question.may_ask_again
+                question.ask, timeout_seconds, question.prepare_retry
             )
     except TimeoutError as error:
         raise SummaryError(f"no answer in {timeout_seconds} s") from error
@@ -255,34 +290,38 @@ async def _ask(question: _Question) -> Answer:
     except BrokenCallError as error:
         raise SummaryError(f"the call failed: {error}") from error
     except Exception as error:  # A provider's client may raise anything.
-        # Its message may quote the conversation: only its type and status are told.
+        # The error's message may quote the conversation, so it is not repeated.
         status = read_status(error)
-        code = f", status {status}" if status else ""
-        key = _explain_key(error, status)
-        said = f"the call failed: {type(error).__name__}{code}{key}"
-        raise SummaryError(said) from error
+        shown_status = f", status {status}" if status else ""
+        key_help = _explain_key(error, status)
+        message = f"the call failed: {type(error).__name__}{shown_status}{key_help}"
+        raise SummaryError(message) from error
 
 
 def _explain_key(error: Exception, status: int | None) -> str:
-    """Explains how to set a key, where the client has no valid one; else ""."""
+    """Returns how to set a key; "" for an error that has nothing to do with a key."""
     text = ""
     with suppress(Exception):  # The message comes from anybody's code.
         text = str(error)[:2_000]
     if status not in (401, 403) and not _KEY.search(text):
         return ""
 
+    # Each variable that the message names, once and in its order.
     variables = dict.fromkeys(_VARIABLE.findall(text))
     named = ", ".join(variables) or "its provider's (Gemini's is GOOGLE_API_KEY)"
-    said = f"set {named} in the environment, or name another `summarizer`"
-    return f"; it has no valid key: {said}"
+    return (
+        f"; it has no valid key: set {named} in the environment, or name another "
+        "`summarizer`"
+    )
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
+    """Sends a request, and joins the texts of all responses but partial ones."""
     texts = []
     output_tokens = 0
     has_calls = False
     finish = ""
-    used = Usage()
+    usage = Usage()
     async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:
             if response.partial:
@@ -293,8 +332,8 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
             has_calls = has_calls or bool(response.get_function_calls())
             reason = response.finish_reason or response.error_code or finish
             finish = str(getattr(reason, "name", reason))
-            usage = response.usage_metadata
-            if usage:
-                output_tokens = read_tokens(usage.candidates_token_count)
-                used = read_usage(usage)
-    return Answer("".join(texts).strip(), output_tokens, has_calls, finish, used)
+            metadata = response.usage_metadata
+            if metadata:
+                output_tokens = read_tokens(metadata.candidates_token_count)
+                usage = read_usage(metadata)
+    return Answer("".join(texts).strip(), output_tokens, has_calls, finish, usage)

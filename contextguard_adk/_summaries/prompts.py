@@ -104,17 +104,24 @@ def summary_prompt(
 
 
 def _write_blocks(texts: Mapping[str, str]) -> list[str]:
-    """Puts each text that is not empty between markers that none of them contains."""
-    shown = {name: text for name, text in texts.items() if text or name == "transcript"}
-    whole = "\n".join(shown.values())
-    # A hash of the texts: equal texts make equal prompts, as a replay needs them.
+    """Returns a block for each text that is not empty, and always for the transcript.
+
+    A block is a text between markers with its name, as `<focus-3f2a…>`. No text
+    contains the markers.
+    """
+    named_texts = {
+        name: text for name, text in texts.items() if text or name == "transcript"
+    }
+    whole = "\n".join(named_texts.values())
+    # The marker is a hash: equal texts make equal prompts, as a replay needs them. It
+    # is hashed again while it happens to stand in a text.
     marker = whole
     while marker in whole:
         data = marker.encode("utf-8", "surrogatepass")
         marker = hashlib.sha256(data).hexdigest()[:16]
 
     blocks = []
-    for name, text in shown.items():
+    for name, text in named_texts.items():
         block = f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"
         blocks.append(f"{_ABOUT[name]}\n{block}" if name in _ABOUT else block)
     return blocks

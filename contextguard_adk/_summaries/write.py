@@ -36,10 +36,16 @@ from contextguard_adk._support.phrases import EXCERPTS
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 
+WINDOW_RATIO = 0.95  # Of the window: the provider may count more than the guard.
+RETRY_RATIO = 0.6  # Of a prompt that the provider has found too long.
+PREVIOUS_RATIO = 0.4  # Of the prompt, for the previous summary.
+REQUEST_RATIO = 0.15  # Of the prompt, for the current request.
+SMALL_TALK_RATIO = 0.05  # Of the budget: a summary takes more.
+
 
 @dataclass(frozen=True)
 class SummaryTask:
-    """The text that is to be summarized, and what the summary may take."""
+    """The text that is to be summarized, and the most that the summary may take."""
 
     entries: Sequence[Entry]
     previous_summary: str
@@ -62,29 +68,36 @@ class SummaryTask:
 def render_messages(
     turn: Turn, indexes: Iterable[int], always: Collection[int | None] = ()
 ) -> list[Entry]:
-    """Renders messages as entries of a transcript; those of `always` are never dropped.
+    """Renders messages as entries of a transcript.
 
-    The summarizer reads what the agent was shown, but for the values that are named in
-    shortened results: a list beside the summary has them.
+    The summarizer reads what the agent was shown. Only the values that shortened
+    results name are left out: a list beside the summary has them.
+
+    Args:
+        turn: The model call.
+        indexes: The indexes of the messages.
+        always: Indexes of messages whose entries are never dropped for lack of room;
+            None among them is no message.
     """
     history = turn.history
     if history.redactor:
         # Whole messages: the half of a number that is cut would not be redacted.
-        read = list(history.told)
+        contents = list(history.told)
     else:
-        pairs = zip(history.shown, history.contents, strict=True)
-        read = [
+        contents = [
             whole if shown is whole else without_names(shown, whole)
-            for shown, whole in pairs
+            for shown, whole in zip(history.shown, history.contents, strict=True)
         ]
 
     wholes = history.contents if turn.has_recall else None
     required = [index for index in always if index is not None]
-    return render_entries(read, indexes, required, wholes, history.outputs)
+    return render_entries(contents, indexes, required, wholes, history.outputs)
 
 
 async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
-    """Asks for a summary of a transcript; with less of it where that was too long.
+    """Asks for a summary of a transcript.
+
+    Where the provider finds the prompt too long, a shorter one is sent once.
 
     Raises:
         SummaryError: The model has written no summary.
@@ -93,29 +106,32 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
     text_tokens, thought_tokens = model.divide_output(task.budget_tokens, config)
     fitting = replace(task, budget_tokens=text_tokens)
     window_tokens = model.window_tokens
-    # The provider may count more than the guard.
-    input_tokens = int(0.95 * window_tokens) - text_tokens - thought_tokens
-    input_tokens = max(input_tokens, window_tokens // 4)
+
+    left_tokens = int(WINDOW_RATIO * window_tokens) - text_tokens - thought_tokens
+    input_tokens = max(left_tokens, window_tokens // 4)
     try:
         return await _summarize_within(fitting, model, input_tokens)
     except SummaryError as error:
         if not is_overflow(error):
             raise
-    return await _summarize_within(fitting, model, int(input_tokens * 0.6))
+    return await _summarize_within(fitting, model, int(input_tokens * RETRY_RATIO))
 
 
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
-    """Asks for a summary with a prompt of that size."""
+    """Asks for a summary with a prompt of at most `input_tokens`."""
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    previous = shorten_to_tokens(task.previous_summary, 0.4 * input_tokens, count)
-    request = shorten_to_tokens(task.live_request, 0.15 * input_tokens, count)
+    most_previous = PREVIOUS_RATIO * input_tokens
+    previous = shorten_to_tokens(task.previous_summary, most_previous, count)
+    most_request = REQUEST_RATIO * input_tokens
+    request = shorten_to_tokens(task.live_request, most_request, count)
     texts = {"previous-summary": previous, "transcript": "", "current-request": request}
-    around = summary_prompt(texts, task.briefs, task.focus)
+    empty_prompt = summary_prompt(texts, task.briefs, task.focus)
 
-    left_tokens = input_tokens - count(instruction) - count(around)
+    # The transcript takes the rest of the room.
+    left_tokens = input_tokens - count(instruction) - count(empty_prompt)
     entries = fit_entries(task.entries, max(left_tokens, input_tokens // 8), count)
     texts["transcript"] = "\n".join(entry.text for entry in entries)
     prompt = summary_prompt(texts, task.briefs, task.focus)
@@ -124,10 +140,15 @@ async def _summarize_within(
 
 
 def find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
-    """Returns the conversation at whose end a model can be asked for its summary.
+    """Returns the contents after which a model can be asked to summarize them.
 
-    Contents that the app adds to this call alone are left out. The result is empty
-    where the model would not see all of these messages, or may refuse the question.
+    Contents that the app adds to this call alone are left out, unless thoughts may need
+    them. The result is empty where a question at the end is not possible: the provider
+    may refuse it, the model would not see all messages, or not all are to be covered.
+
+    Args:
+        turn: The model call.
+        summarized: Indexes of the messages that the summary would cover or leave.
     """
     history = turn.history
     contents = turn.contents
@@ -145,12 +166,15 @@ def find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Con
     if newest_thoughts(contents):
         return list(contents)  # They may need everything before them.
 
-    known = set(history.indexes)
-    foreign = [i for i in range(len(history.contents)) if i not in known]
-    if foreign and foreign[0] < min(known, default=0):
+    history_indexes = set(history.indexes)
+    added_indexes = [
+        index for index in range(len(history.contents)) if index not in history_indexes
+    ]
+    # Without contents at its beginning the prompt is another one for a prompt cache.
+    if added_indexes and added_indexes[0] < min(history_indexes, default=0):
         return []
-    hidden = {id(history.contents[index]) for index in foreign}
-    return [content for content in contents if id(content) not in hidden]
+    added_ids = {id(history.contents[index]) for index in added_indexes}
+    return [content for content in contents if id(content) not in added_ids]
 
 
 async def write_in_place(
@@ -176,8 +200,8 @@ async def write_in_place(
 
     output_tokens = min(text_tokens + thought_tokens, room_tokens)
     answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
-    # So short, and without a heading, it is small talk.
-    is_short = count(answer.text) < 0.05 * text_tokens
+    # An answer so short, and without a heading, is small talk.
+    is_short = count(answer.text) < SMALL_TALK_RATIO * text_tokens
     if model.has_own_form and is_short and "#" not in answer.text:
         raise UnusableAnswerError("the answer is no summary")
     return fitting.clip(answer)
@@ -196,18 +220,25 @@ def write_mechanical_summary(
 
 
 def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
-    """Returns how many of these messages a summary without a model has to cover.
+    """Returns how many messages of `new`, from the first on, excerpts have to replace.
 
-    As many of the newest stay as have room.
+    The newest messages that have room below the threshold stay.
+
+    Args:
+        turn: The model call.
+        new: Indexes of the messages that no model has summarized, in their order.
+        budget_tokens: The most that the excerpts may take.
     """
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
     taken_tokens = turn.fixed_tokens + 2 * budget_tokens + held_tokens
-    # Where no model will write a summary soon, less stays: else each turn would be cut.
-    ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
-    most_tokens = int(turn.budgets.threshold_tokens * ratio)
+    # Where no model will write a summary soon, less stays: otherwise every turn would
+    # have to be cut again.
+    stays_ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
+    most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
     room_tokens = min(most_tokens, turn.limit_tokens - taken_tokens) - turn.kept.tokens
 
+    # The first message never stays, so that something is covered.
     contents = [turn.history.shown[index] for index in new]
     memo = turn.history.memo
     used_tokens = 0
@@ -218,6 +249,7 @@ def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> i
             break
         end -= 1
 
+    # A call and its result are not parted.
     boundaries = pair_boundaries(contents)
     while end < len(new) and not boundaries[end]:
         end += 1

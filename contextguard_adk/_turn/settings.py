@@ -28,7 +28,12 @@ from contextguard_adk._support.settings import (
 LEAST_AUTO_TOKENS = 32_000
 """The size of `trigger="auto"`, in tokens."""
 
+DEFAULT_AHEAD_RATIO = 0.75  # Of the trigger, for `ahead=True`.
+
 KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
+
+KEEP_RATIO = 0.1  # Of the window, for `keep="auto"`.
+KEEP_CHAT_RATIO = 0.2  # The same, while no tool has been called.
 
 LEAST_PREVIEW_TOKENS = 800
 """Results that take less are shown whole, unless `preview_tokens` is set.
@@ -200,9 +205,13 @@ class StrategySettings(Settings):
     @field_validator("ahead", mode="before")
     @classmethod
     def _read_ahead(cls, value: object) -> object:
+        if value is None:
+            return None
         if isinstance(value, bool):
-            return 0.75 if value else None
-        if not (value is None or (isinstance(value, float) and 0 < value < 1)):
+            return DEFAULT_AHEAD_RATIO if value else None
+
+        is_ratio = isinstance(value, float) and 0 < value < 1
+        if not is_ratio:
             raise ValueError(
                 "a part of the trigger as a float, more than 0 and less than 1, or a "
                 "boolean is expected"
@@ -210,15 +219,15 @@ class StrategySettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _refuse_what_never_acts(self) -> Self:
-        given = self.model_fields_set
+    def _refuse_settings_without_effect(self) -> Self:
+        set_fields = self.model_fields_set
         window = self.context_window
         trigger = self.trigger
         if type(trigger) is int and window and trigger > window:
             raise ValueError(
                 f"trigger ({trigger:,}) is never reached: context_window is {window:,}"
             )
-        if self.recall is False and "recall_page_tokens" in given:
+        if self.recall is False and "recall_page_tokens" in set_fields:
             raise ValueError("recall_page_tokens has no effect with recall=False")
         if self.reuse_prompt_cache is True and self.summarizer is not None:
             raise ValueError(
@@ -228,9 +237,15 @@ class StrategySettings(Settings):
         return self
 
     def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
-        """Returns `keep` in tokens; in a chat no tool has been called."""
+        """Returns `keep` in tokens.
+
+        Args:
+            window_tokens: The context window of the model.
+            is_chat: Whether no tool has been called.
+        """
         if self.keep == "auto":
-            return resolve_size(0.2 if is_chat else 0.1, window_tokens)
+            auto_ratio = KEEP_CHAT_RATIO if is_chat else KEEP_RATIO
+            return resolve_size(auto_ratio, window_tokens)
         return resolve_size(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
@@ -253,16 +268,20 @@ class StrategySettings(Settings):
         Returns:
             None where every result is shown whole.
         """
+        # With a low trigger, a part of the window is a part of less than the window.
+        working_tokens = window_tokens
+        trigger_tokens = self.trigger_tokens(window_tokens)
+        if trigger_tokens:
+            working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+
+        # The default applies only with recall, and has a least size.
         max_tokens: int | None = None
-        is_set = "preview_tokens" in self.model_fields_set
-        if self.preview_tokens is not None and (has_recall or is_set):
-            trigger_tokens = self.trigger_tokens(window_tokens)
-            working_tokens = window_tokens
-            if trigger_tokens:
-                working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
-            least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-            given_tokens = resolve_size(self.preview_tokens, working_tokens)
-            max_tokens = given_tokens if is_set else max(given_tokens, least_tokens)
+        is_default = "preview_tokens" not in self.model_fields_set
+        if self.preview_tokens is not None and (has_recall or not is_default):
+            max_tokens = resolve_size(self.preview_tokens, working_tokens)
+            if is_default:
+                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+                max_tokens = max(max_tokens, least_tokens)
 
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:

@@ -186,21 +186,24 @@ class Turn:
 
         With their calls they take at most a tenth of the context window.
         """
-        summarized = self.history.model_covered
-        stays = frozenset[int]()
         tools = self.settings.keep_tools
         if not tools:
-            return stays
+            return frozenset()
 
+        stays = frozenset[int]()
+        summarized = self.history.model_covered
         messages = self.history.contents
         shown = self.history.shown
         left_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         for index in reversed(self.history.indexes):
             if not has_result_of(messages[index], tools, shown[index]):
                 continue
+
+            # Messages with a call or its results stay together.
             group = self.history.pairs.group_of(index)
             tokens = self.measure_alone([shown[i] for i in group])
-            if tokens <= left_tokens and group.isdisjoint(stays | summarized):
+            is_free = group.isdisjoint(stays | summarized)
+            if is_free and tokens <= left_tokens:
                 stays |= group
                 left_tokens -= tokens
         return stays
@@ -270,9 +273,12 @@ class Turn:
 
     @property
     def draft(self) -> Draft:
-        """The summary that stands in the request now; no text where there is none."""
+        """The summary that stands in the request now, as a draft.
+
+        Without a summary its text is "".
+        """
         history = self.history
-        stored = self.history.stored
+        stored = history.stored
         covered = history.covered
         summarized = history.model_covered
         if stored is None:
@@ -285,24 +291,30 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        upto = history.find_named(stored.truncated_upto)
-        if stored.truncation and upto >= 0 and upto not in covered:
-            return replace(draft, truncation=stored.truncation, truncated_upto=upto)
+        # Results are shortened up to one message; -1 if it is not in the request.
+        truncated_upto = history.find_named(stored.truncated_upto)
+        stands = truncated_upto >= 0 and truncated_upto not in covered
+        if stored.truncation and stands:
+            return replace(
+                draft, truncation=stored.truncation, truncated_upto=truncated_upto
+            )
         return draft
 
     @cached_property
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word."""
+        # The quote of the request after the summary takes room.
         budgets = self.budgets
-        request_tokens = self.count(self.request_text)
+        quote_tokens = self.count(self.request_text)
         if self.quoted_chars >= 0:
             whole_chars = len(self.request_text)
-            request_tokens = request_tokens * self.quoted_chars // whole_chars
+            quote_tokens = quote_tokens * self.quoted_chars // whole_chars
 
+        # So do the summary and the sections beside it, by a guess.
         beside_tokens = int(
             1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens
         )
-        taken_tokens = self.fixed_tokens + request_tokens + beside_tokens
+        taken_tokens = self.fixed_tokens + quote_tokens + beside_tokens
         left_tokens = self.limit_tokens - taken_tokens
         # Without room a twentieth is still kept: the summary can be shortened.
         room_tokens = max(budgets.working_tokens // 20, left_tokens)
@@ -316,22 +328,24 @@ class Turn:
         return _find_kept_steps(self, keep_tokens, room_tokens)
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Returns all but about the newest `keep_count` messages; splits no pair.
+        """Returns the indexes of all but about the newest `keep_count` messages.
 
-        Messages that stay for `keep` are never among them. Where nothing is left to
-        summarize, the result is empty, or has only summarized messages.
+        No call is parted from its result. Messages that stay for `keep` are never in
+        the result. Where nothing is left to summarize, the result is empty, or has only
+        summarized messages.
         """
-        kept = self.kept.indexes
+        kept_indexes = self.kept.indexes
         compactable = self.compactable
-        candidates = [i for i in compactable if i not in kept]
-        wished = len(compactable) - keep_count
-        if candidates and wished >= len(candidates):
+        candidates = [index for index in compactable if index not in kept_indexes]
+        wanted_count = len(compactable) - keep_count
+        if candidates and wanted_count >= len(candidates):
             return frozenset(candidates) | self.history.model_covered
-        if wished < 1:
+        if wanted_count < 1:
             return frozenset()
-        contents = [self.history.contents[i] for i in candidates]
-        split = find_safe_split(contents, wished)
-        return self.whole(candidates[:split])
+
+        contents = [self.history.contents[index] for index in candidates]
+        split_place = find_safe_split(contents, wanted_count)
+        return self.whole(candidates[:split_place])
 
     def whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the messages that are summarized already; leaves out split pairs."""
@@ -386,17 +400,28 @@ def _shorten_kept(
     whole_tokens: int,
     room_tokens: int,
 ) -> KeptSteps:
-    """Measures kept steps, and shortens results where these take too much.
+    """Measures kept steps, and decides how their results are shortened.
 
     Results of `keep_tools` are shortened only where the steps have no room otherwise.
+
+    Args:
+        turn: The model call.
+        kept: The steps.
+        contents: The contents of the steps.
+        whole_tokens: The most that the steps may take with whole results; shortened
+            results are to take no more.
+        room_tokens: The most that the steps may take at all.
+
+    Returns:
+        The steps with their size; no steps where even shortened results do not fit.
     """
     tokens = turn.measure_alone(contents)
     if tokens <= whole_tokens:
         return replace(kept, tokens=tokens)
 
-    for tools in (turn.settings.keep_tools, ()):
+    for whole_tools in (turn.settings.keep_tools, ()):
         truncation, short_tokens = fit_results(
-            contents, whole_tokens, turn.measure_alone, turn.has_recall, tools
+            contents, whole_tokens, turn.measure_alone, turn.has_recall, whole_tools
         )
         if short_tokens <= room_tokens:
             return replace(kept, tokens=short_tokens, truncation=truncation)
@@ -430,12 +455,23 @@ def _find_first_within(
     starts: Sequence[int],
     most_tokens: int,
 ) -> int:
-    """Returns the first place of the newest steps that take at most `most_tokens`."""
+    """Returns the place where the newest steps that fit begin.
+
+    The result is the number of contents where not even the newest step fits.
+
+    Args:
+        turn: The model call, whose `keep_count` limits the number of messages.
+        contents: Contents of the history.
+        starts: The places where a step begins, in their order.
+        most_tokens: The most that the steps may take.
+    """
     tokens = 0
-    first = len(contents)
+    first_place = len(contents)
     for start in reversed(starts):
-        tokens += turn.measure_alone(contents[start:first])
-        if tokens > most_tokens or len(contents) - start > turn.keep_count:
+        tokens += turn.measure_alone(contents[start:first_place])
+        kept_count = len(contents) - start
+        if tokens > most_tokens or kept_count > turn.keep_count:
             break
-        first = start
-    return first
+
+        first_place = start
+    return first_place

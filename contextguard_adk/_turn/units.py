@@ -202,13 +202,14 @@ class Answered:
         """What the provider reported; zeros where it reported nothing."""
         return read_usage(self.response.usage_metadata)
 
-    def attach(self, name: str, said: object) -> None:
+    def attach(self, name: str, value: object) -> None:
         """Has the answer's event carry a value in its `custom_metadata`."""
         if self.may_lose_event:
-            known = self.response.custom_metadata or {}
-            self.response.custom_metadata = {**known, name: said}
+            metadata = self.response.custom_metadata or {}
+            self.response.custom_metadata = {**metadata, name: value}
         else:
-            self.run.describe(call_key(self.context), name, said)
+            # The event is not there yet: the run adds the value to it.
+            self.run.describe(call_key(self.context), name, value)
 
 
 @dataclass(frozen=True)
