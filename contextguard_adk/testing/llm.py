@@ -279,11 +279,12 @@ class SimulatedLlm(BaseLlm):
         """
         if callable(self.script):
             return self.script(request)
-        if self.script is None:
-            return _acknowledge(request)
 
+        # Answers without a script count as well: one may be set later.
         index = self._counts["replies"]
         self._counts["replies"] += 1
+        if self.script is None:
+            return _acknowledge(request)
         if index < len(self.script):
             return self.script[index]
         return "Done."
