@@ -196,14 +196,12 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
         return model(**{str(name): value for name, value in values.items()})
     except ConfigError as error:
         if not error.problems:
-            raise
+            raise  # A class of the user's own has raised it.
         problems = list[tuple[str, str]]()
         for place, message in error.problems:
-            full_message = _add_table(place, message)
-            if place or key:
-                problems.append((place, full_message))
-            else:
-                problems.append((_TOP_LEVEL, full_message))
+            is_about_whole_file = not place and not key
+            named_place = _TOP_LEVEL if is_about_whole_file else place
+            problems.append((named_place, _add_table(place, message)))
         raise ValueError(join_problems(problems, key)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
@@ -213,8 +211,8 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
 def _add_table(place: str, message: str) -> str:
     """Adds to the message about an unknown key the table in which the key belongs.
 
-    Returns the message as it is where it is about something else, and where no strategy
-    has a setting of that name.
+    Returns the message as it is in two cases: it is not about an unknown key, or no
+    strategy has a setting of that name.
     """
     if not message.startswith("unknown key."):
         return message

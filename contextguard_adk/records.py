@@ -27,9 +27,9 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
         )
 
 
@@ -197,13 +197,16 @@ def format_cost(dollars: float | None) -> str:
 
 
 def describe_compaction(record: CompactionRecord) -> str:
-    """Describes a compaction for people, in one line and without message text."""
+    """Describes a compaction for people, in one line and without message text.
+
+    "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5, cost $0.0012"
+    """
     summaries = "no new summary"
     if record.attempts and record.summary_tokens:
         count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-        how = ", in part without a model" if record.is_mechanical else ""
-        by = f" by {record.model}" if record.model else ""
-        summaries = f"{count}{how}{by}"
+        mechanical_part = ", in part without a model" if record.is_mechanical else ""
+        author = f" by {record.model}" if record.model else ""
+        summaries = f"{count}{mechanical_part}{author}"
 
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
@@ -219,28 +222,28 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
     """Describes a call for `custom_metadata`: small, and safe as JSON.
 
     Returns:
-        An empty dict for a call without a compaction or a recovery.
+        The description; an empty dict for a call without a compaction or a recovery.
     """
     compaction = record.compaction
     if compaction is None and not record.is_recovered:
         return {}
-    described: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "estimate": record.estimated_tokens,
         "real": record.real_tokens,
         "window": record.window_tokens,
         "pressure": round(record.pressure, 3),
     }
     if record.is_recovered:
-        described["recovered"] = True
+        metadata["recovered"] = True
     if compaction is not None:
-        described["compaction"] = _describe_fields(compaction)
-    return described
+        metadata["compaction"] = _describe_fields(compaction)
+    return metadata
 
 
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
-    """Returns the fields of a compaction by the names that `custom_metadata` has.
+    """Returns fields of a compaction by the names that they have in `custom_metadata`.
 
-    Of the fields of `Origin`, only `strategy` is among them: the event has the others.
+    The event itself has the fields of `Origin`, so only `strategy` of them is repeated.
     """
     origin_names = vars(Origin("", "")).keys() - {"strategy"}
     left_out = origin_names | {"summary_tokens", "duration_seconds", "failure"}

@@ -88,8 +88,10 @@ class _EditedState(keys.AgentState):
         )
         self.session = session
         self.delta = writes.pending.setdefault(scope, {})
+        self.summary: StoredSummary | None = None
         reference = self.record.summary
-        self.summary = reference and self.load_summary(reference.scope)
+        if reference is not None:
+            self.summary = self.load_summary(reference.scope)
 
     def describe(self) -> str:
         """Returns a line on the agent: its usage, its summary and its sections."""
@@ -184,7 +186,10 @@ def read(session: Session, agent: str = "") -> str:
 async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
-    """Replaces a summary's text by 1 to 262,144 characters; the sections stay."""
+    """Replaces a summary's text by 1 to 262,144 characters.
+
+    The sections beside the text, such as the pins and the todo list, stay.
+    """
     old_text = read(session, agent)
     state = _find_summarized(session, agent)[0]
 
@@ -221,60 +226,84 @@ async def leave(
     """
     summarized = _find_summarized(session, agent)
     states = [state for state in summarized if state.owner == state.agent]
+    if not states:
+        raise SessionError("the agent is in a branch or an isolation scope")
+
     views = [await _build_view(state) for state in states]
     views.sort(key=lambda view: view.event_count)
-    newest = views[-1] if views else _View(0, "", [])
-    if not newest.event_count:
-        raise SessionError("what is summarized is gone, in a branch, or has open calls")
+    if not any(view.covered_event_count for view in views):
+        raise SessionError("the messages that were summarized are gone")
+    event_count = views[-1].event_count
+    if not event_count:
+        raise SessionError("a summarized call waits for its result")
 
-    text = "\n\n".join([*(view.summary for view in views), *newest.kept])
-    # ADK relays an agent's words so: strict providers accept no other first message.
-    parts = [
-        types.Part(text="For context:"),
-        types.Part(text=f"[{states[0].agent}] said: {text}"),
-    ]
     compaction = EventCompaction(
         start_timestamp=0.0,  # A session that is loaded in part begins later.
-        end_timestamp=session.events[newest.event_count - 1].timestamp,
-        compacted_content=types.UserContent(parts),
+        end_timestamp=session.events[event_count - 1].timestamp,
+        compacted_content=_render_views(views, states[0].agent),
     )
-
-    delta = {
-        key: None for key in _list_keys(states) if session.state.get(key) is not None
-    }
-    actions = EventActions(state_delta=delta, compaction=compaction)
+    actions = EventActions(
+        state_delta=_list_removals(session, states), compaction=compaction
+    )
     change = (
-        f"{newest.event_count:,} events give way to {_name_summaries(states)}, as "
-        "ADK's own compaction"
+        f"{event_count:,} events give way to {_name_summaries(states)}, as ADK's own "
+        "compaction"
     )
     return await _append(service, session, change, actions, force)
 
 
-def _list_keys(states: Sequence[_EditedState]) -> Iterator[str]:
-    """Yields the state keys of agents, in both of their forms."""
+def _list_removals(
+    session: Session, states: Sequence[_EditedState]
+) -> dict[str, object]:
+    """Returns the state delta that removes all values of these agents.
+
+    A value has a key in one of two forms, plain or namespaced.
+    """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
+    removals = dict[str, object]()
     for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
         for name in names:
             for state in states:
-                yield form.format(name, state.owner)
+                key = form.format(name, state.owner)
+                if session.state.get(key) is not None:
+                    removals[key] = None
+    return removals
 
 
 class _View(NamedTuple):
     """The older part of a request, as an agent would see it now.
 
     Attributes:
-        event_count: How many of the session's first events this part stands for.
+        covered_event_count: How many of the session's first events end with the last
+            event of the summary; 0 if the messages of the summary are gone.
+        event_count: How many of these events ADK's compaction may replace.
         summary: The text of the summary and its sections.
         kept: The texts of the older messages that the summary does not replace.
     """
 
+    covered_event_count: int
     event_count: int
     summary: str
     kept: list[str]
 
 
+def _render_views(views: Sequence[_View], agent: str) -> types.Content:
+    """Returns one message with the summaries of several views.
+
+    It ends with the messages that the last view, which reaches farthest, keeps.
+    """
+    summaries = [view.summary for view in views]
+    text = "\n\n".join([*summaries, *views[-1].kept])
+    # ADK relays an agent's words so: strict providers accept no other first message.
+    parts = [
+        types.Part(text="For context:"),
+        types.Part(text=f"[{agent}] said: {text}"),
+    ]
+    return types.UserContent(parts)
+
+
 async def _build_view(state: _EditedState) -> _View:
-    """Builds a request with ADK's own code, and renders the summary in it."""
+    """Returns the view of an agent: ADK's own code builds the request for it."""
     question = types.UserContent("?")
     run_id = Event.new_id()
     question_event = Event(author="user", invocation_id=run_id, content=question)
@@ -302,56 +331,70 @@ async def _build_view(state: _EditedState) -> _View:
     ]
     kept = [entry.text for entry in render_entries(request.contents, kept_indexes)]
 
-    last_event_id = stored.last_event or history.last_event(covered)
-    covered_event_count = 0  # Also if the messages of the summary are gone.
-    for number, event in enumerate(events, 1):
-        if covered and event.id == last_event_id:
-            covered_event_count = number
-    return _View(_count_removable(events, covered_event_count), summary, kept)
+    covered_event_count = 0
+    if covered:
+        last_event_id = stored.last_event or history.last_event(covered)
+        for number, event in enumerate(events, 1):
+            if event.id == last_event_id:
+                covered_event_count = number
+    return _View(
+        covered_event_count=covered_event_count,
+        event_count=_count_removable(events, covered_event_count),
+        summary=summary,
+        kept=kept,
+    )
 
 
 def _count_removable(events: Sequence[Event], most_count: int) -> int:
     """Returns how many of the first events ADK's compaction may replace.
 
-    At most `most_count` events are replaced, and under two conditions:
+    The compaction replaces at most `most_count` events, under two conditions:
 
     - No tool call is separated from its result.
     - All events that stay are newer, because ADK compacts by time: up to the time of
       the last event that is replaced.
     """
-    needed = _find_needed(events, most_count)
+    result_places = _find_last_results(events, most_count)
     # A clock may be behind: a later event may have an older time.
     times = [event.timestamp for event in events]
     oldest_from_end = accumulate(reversed(times), min)
     oldest_times = [*reversed(list(oldest_from_end)), math.inf]
 
     removable_count = 0
-    last_needed = -1  # The place of the last result of all calls so far.
+    last_result_place = -1  # The place of the last result of all calls so far.
     for place in range(most_count):
-        last_needed = max(last_needed, needed[place])
+        last_result_place = max(last_result_place, result_places[place])
         next_place = place + 1
+        has_all_results = last_result_place == place
         is_older_than_rest = times[place] < oldest_times[next_place]
-        if last_needed == place and is_older_than_rest:
+        if has_all_results and is_older_than_rest:
             removable_count = next_place
     return removable_count
 
 
-def _find_needed(events: Sequence[Event], most_count: int) -> list[int]:
-    """Returns for each event the place of the last result of its calls, or its own.
+def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
+    """Returns, for each event, the place of the last result of its calls.
 
-    Only a long-running call has its result still to come, behind all events that may
-    go. Nobody waits for the missing result of another call.
+    A place is an index in `events`. Three cases have no result to find:
+
+    - An event without calls has its own place.
+    - A long-running call whose result is still to come counts as answered at
+      `most_count`, behind all events that may go.
+    - Any other call without a result counts as answered at its own place, because
+      nobody waits for that result.
     """
-    needed = list(range(len(events)))
-    next_results: dict[str | None, int] = {}  # Ids may come again: the next one counts.
+    result_places = list(range(len(events)))
+    # The loop goes backward because an id may come again: the next result counts.
+    next_results: dict[str | None, int] = {}
     for place, event in reversed(list(enumerate(events))):
         awaited_ids = event.long_running_tool_ids or ()
         for call in event.get_function_calls():
-            end = most_count if call.id in awaited_ids else place
-            needed[place] = max(needed[place], next_results.get(call.id, end))
+            place_without_result = most_count if call.id in awaited_ids else place
+            call_result_place = next_results.get(call.id, place_without_result)
+            result_places[place] = max(result_places[place], call_result_place)
         for response in event.get_function_responses():
             next_results[response.id] = place
-    return needed
+    return result_places
 
 
 def _name_summaries(states: Sequence[_EditedState]) -> str:
@@ -361,7 +404,14 @@ def _name_summaries(states: Sequence[_EditedState]) -> str:
 async def _append(
     service: Service, session: Session, change: str, actions: EventActions, force: bool
 ) -> str:
-    """Appends one event; returns a line with the text of the change.
+    """Appends one event with these actions; returns a line that names the change.
+
+    Args:
+        service: The session service.
+        session: The session, which gets the event too.
+        change: The change as a clause, for the line.
+        actions: The state delta and the compaction of the event.
+        force: Whether the event is appended although a run seems to be under way.
 
     Raises:
         SessionError: A run seems to be under way, and `force` is not set.
@@ -422,8 +472,8 @@ async def load_recent(
         - is not guarded, or has a strategy that a function chooses, or
         - is of a class of its own, which may read events by itself.
     """
-    guards = (each for each in app.plugins if isinstance(each, ContextGuardPlugin))
-    settings = next((guard.settings for guard in guards), PluginSettings())
+    guards = [each for each in app.plugins if isinstance(each, ContextGuardPlugin)]
+    settings = guards[0].settings if guards else PluginSettings()
     if not settings.recent_events or settings.observe:
         return None
 

@@ -344,7 +344,7 @@ LOOPS: dict[str, Callable[[str], object]] = {
     "excerpt": lambda text: excerpt(text, 1_000),
     "errors": read_errors,
     "windows": LitellmRegistry().context_window,
-    "redaction": lambda text: Redactor(str.upper).text(text),
+    "redaction": lambda text: Redactor(str.upper).redact_text(text),
     "read_values": read_values,
     "read_values-nested": lambda text: read_values(nest(text)),
     "hide_secrets": hide_secrets,

@@ -137,7 +137,7 @@ class History:
     @cached_property
     def told(self) -> Sequence[types.Content]:
         """The contents as they may leave the conversation, redacted."""
-        return self.redactor.contents(self.contents, self.memo.remember)
+        return self.redactor.redact_contents(self.contents, self.memo.remember)
 
     @cached_property
     def shown(self) -> list[types.Content]:

@@ -24,6 +24,11 @@ from contextguard_adk.strategies.base import Strategy
 logger = logging.getLogger("contextguard_adk.plugin")
 
 _MAX_AGENTS = 12
+"""The most agents that one log line names."""
+
+_MIN_SIMILARITY = 0.8
+"""From this ratio of difflib on, two names differ by a slip of the keyboard."""
+
 _SOURCES = {"configured": "configured", "registry": "model registry"}
 
 
@@ -65,11 +70,13 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
     settings = plugin.settings
     app_names = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
     names_without_setting = app_names - settings.agents.keys()
-    guarding_of_others = _describe_default(settings.default)
+    guarding_of_others = _describe_guarding(settings.default)
 
     for name in sorted(settings.agents.keys() - app_names):
-        similar = get_close_matches(name, names_without_setting, n=1, cutoff=0.8)
-        if plugin.is_shared and not similar:
+        similar_names = get_close_matches(
+            name, names_without_setting, n=1, cutoff=_MIN_SIMILARITY
+        )
+        if plugin.is_shared and not similar_names:
             continue  # The agent may be one of another app.
         warn_once(
             logger,
@@ -82,12 +89,17 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
         )
 
 
-def _describe_default(default: object) -> str:
-    """Describes how agents without a setting of their own are guarded."""
+def _describe_guarding(default: object) -> str:
+    """Describes how the setting `default` guards agents.
+
+    - "not guarded" for None
+    - "guarded by choose_strategy" for a function, with its name
+    - "guarded by Threshold" for a strategy, with the name of its class
+    """
     if default is None:
         return "not guarded"
-    # A function has a name of its own.
-    name = getattr(default, "__name__", type(default).__name__)
+    class_name = type(default).__name__
+    name = getattr(default, "__name__", class_name)  # Only a function has a name.
     return f"guarded by {name}"
 
 
@@ -162,7 +174,13 @@ def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
 def _describe_agent(
     name: str, agent: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> str:
-    """Describes the strategy of an agent and, if it is known, its context window."""
+    """Describes the strategy of an agent and, if it is known, its context window.
+
+    "Threshold, window 128,000 tokens (model registry)"
+
+    The window is unknown if neither the agent nor a parent names a model, and the
+    strategy sets no window.
+    """
     strategy = settings.agents.get(name, settings.default)
     if strategy is None:
         return "not guarded"

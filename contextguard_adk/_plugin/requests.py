@@ -57,8 +57,14 @@ def _may_guard(
 ) -> bool:
     """Whether a request carries a history that this plugin may change.
 
-    It may not if the session switches the guard off, if the provider holds the history,
-    if the run is a live one, or if another guard does the work.
+    It may not in these cases:
+
+    - The session switches the guard off.
+    - The provider holds the history.
+    - The run is a live one.
+    - Another guard of the app does the work. A warning says so.
+
+    A warning also names an app that pays for ADK's own compaction beside the guard's.
     """
     invocation = context.get_invocation_context()
     if invocation.session.state.get(OFF_KEY) is True:
@@ -187,5 +193,6 @@ def _name_switch(
     if context.session.state.get(OFF_KEY) is True:
         return f"where {OFF_KEY} is set"
     if _may_guard(plugin, context, request):
+        # Nothing else stands in the way, so the settings exempt the agent.
         return "where the agent is not guarded"
     return ""

@@ -56,12 +56,15 @@ class ItemSource:
 
 
 def _list_items(history: History, older_contents: Sequence[types.Content]) -> Items:
-    """Lists the items of a request, and of older contents that are not in it."""
+    """Lists the items of a request and of older contents, from the newest on.
+
+    An older content that the request has too makes no second item.
+    """
     redactor = history.redactor
     request_items = list_items(
         history.told, history.indexes, history.outputs, history.contents
     )
-    redacted_contents = redactor.contents(older_contents, history.memo.remember)
+    redacted_contents = redactor.redact_contents(older_contents, history.memo.remember)
     older_items = list_items(
         redacted_contents, range(len(redacted_contents)), wholes=older_contents
     )
@@ -104,7 +107,7 @@ def _redact_file(redactor: Redactor, item: Item) -> Item:
     """Returns an item with the text of its file redacted; other texts already are."""
     if item.media is None or not redactor:
         return item
-    return replace(item, text=redactor.text(item.text))
+    return replace(item, text=redactor.redact_text(item.text))
 
 
 async def _load_older(
@@ -112,8 +115,10 @@ async def _load_older(
 ) -> list[types.Content]:
     """Returns contents of events that a run does not load, or that ADK has compacted.
 
-    Returns none for an agent without a history. Returns none either if a plugin may
-    have masked messages: the events still have the texts that it masked.
+    The list is empty in two cases:
+
+    - The agent gets no history from ADK.
+    - A plugin may have masked messages: the events still have the unmasked texts.
     """
     is_without_history = (
         getattr(invocation.agent, "include_contents", "default") == "none"

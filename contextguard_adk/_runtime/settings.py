@@ -20,7 +20,10 @@ StateKeys = Literal["auto", "plain", "namespaced"]
 
 
 class GuardSettings(Settings):
-    """The settings of a guard; which strategy each agent has is none of them."""
+    """The settings of a guard that hold for all its agents.
+
+    A subclass, `PluginSettings`, adds the strategy of each agent.
+    """
 
     observe: bool = Field(
         default=False,

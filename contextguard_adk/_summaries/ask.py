@@ -316,7 +316,7 @@ def _describe_task(
     turn: Turn, covered: frozenset[int], budget_tokens: int
 ) -> SummaryTask:
     history = turn.history
-    redact = history.redactor.text
+    redact = history.redactor.redact_text
     known = history.stored.model_text if history.stored else ""
     new = sorted(covered - turn.history.model_covered)
     if turn.kept.truncation:

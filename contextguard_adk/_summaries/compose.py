@@ -133,7 +133,7 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     """Returns a summary with the values of all sections beside it."""
     history = turn.history
-    redact = history.redactor.text
+    redact = history.redactor.redact_text
     shrunk = _shrink(turn, draft.text, draft.shrink)
 
     # The text of a model comes first, and excerpts of later messages after it.
@@ -196,7 +196,9 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         if not value:
             continue
 
-        redacted = history.redactor.text(value) if isinstance(value, str) else value
+        redacted = (
+            history.redactor.redact_text(value) if isinstance(value, str) else value
+        )
         beside = {**stored.beside, name: _storable(redacted)}
         wider = stored.model_copy(update={"beside": beside})
         # The section has counted without escapes, which may take too much.

@@ -16,12 +16,17 @@ from typing import Any
 from weakref import WeakSet
 
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
+
 _MAX_WARNINGS = 1_024
-_MAX_PLACES = 12  # Of a traceback; a longer one loses its middle.
+"""When this many warnings are remembered, all are forgotten, to bound the memory."""
+
+_MAX_PLACES = 12
+"""A line names so many places of a traceback; a longer one loses its middle."""
+
 _warned: set[tuple[str, str]] = set()
 
 REDACTORS = WeakSet[Any]()
-"""The redactors of all plugins; the method `text` of each changes what DEBUG shows."""
+"""The redactors of all plugins: each one's `redact_text` changes the texts at DEBUG."""
 
 
 def safe_code(code: object, otherwise: str) -> str:
@@ -116,7 +121,7 @@ def _redact(text: str) -> str:
     redacted = text
     try:
         for redactor in REDACTORS:
-            redacted = redactor.text(redacted)
+            redacted = redactor.redact_text(redacted)
     except Exception:  # noqa: BLE001 - anyone's code may raise anything
         return "[left out: redact has failed]"
     return redacted

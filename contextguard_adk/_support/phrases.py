@@ -17,7 +17,7 @@ _NOTICES: list[str] = []
 """The openings of lines that may also stand within a summary."""
 
 
-def _line(marked_line: str, openings: list[str] = _FRAME) -> str:
+def _register(marked_line: str, openings: list[str] = _FRAME) -> str:
     """Adds the opening of a line to a list of openings; returns the line.
 
     The opening ends at the mark `|`, which is no part of the line: "[Pinned|; each …]"
@@ -28,33 +28,35 @@ def _line(marked_line: str, openings: list[str] = _FRAME) -> str:
     return marked_line.replace("|", "")
 
 
-SYSTEM = _line("[System:| ")
-SUMMARY_BEGIN = _line("[Previous conversation summary|]")
-SUMMARY_END = _line("[End of summary| — conversation continues below]")
-NO_SUMMARY = _line("[Older messages were left out|; they are not summarized.]")
-USER_MESSAGES = _line(
+SYSTEM = _register("[System:| ")
+SUMMARY_BEGIN = _register("[Previous conversation summary|]")
+SUMMARY_END = _register("[End of summary| — conversation continues below]")
+NO_SUMMARY = _register("[Older messages were left out|; they are not summarized.]")
+USER_MESSAGES = _register(
     "[The user's messages| up to here, in order; … marks a gap, some are left out]"
 )
-PINS = _line("[Pinned|; each text stands word for word beside every summary]")
-TODO_LIST = _line("[The todo list| as it stands]")
-DONE = _line(
+PINS = _register("[Pinned|; each text stands word for word beside every summary]")
+TODO_LIST = _register("[The todo list| as it stands]")
+DONE = _register(
     "[Done so far| for this request: each call below was made and has its result]"
 )
-OPEN_CALLS = _line(
+OPEN_CALLS = _register(
     "[Still open|; each call below has no answer yet, the newest is first]"
 )
-VALUES = _line("[Values| of what was left out, each line with where they stood]")
-RECALL = _line("[recall_history(|query=…) searches what this summary leaves out.]")
-MORE = _line("[more:| {}]")
-GOES_ON = _line("[goes on:| {}]")
-END_OF_LIST = _line("[end of the list|]")
-END_OF_ITEM = _line("[end of the item|]")
-_line("[##########")  # The title of an item in recall; each # is a hexadecimal digit.
-EXCERPTS = _line("[Excerpts of what came later|]", _NOTICES)
-ATTACHED = _line("[attached |{}]", _NOTICES)
-TRUNCATED = _line("[… truncated:| {} of {} characters kept …]", _NOTICES)
-SHORTENED = _line("[… {} characters in all|, middle left out{} …]", _NOTICES)
-LEFT_OUT = _line("[{} earlier messages left out|{}]", _NOTICES)
+VALUES = _register("[Values| of what was left out, each line with where they stood]")
+RECALL = _register("[recall_history(|query=…) searches what this summary leaves out.]")
+MORE = _register("[more:| {}]")
+GOES_ON = _register("[goes on:| {}]")
+END_OF_LIST = _register("[end of the list|]")
+END_OF_ITEM = _register("[end of the item|]")
+_register(
+    "[##########"
+)  # The title of an item in recall; each # is a hexadecimal digit.
+EXCERPTS = _register("[Excerpts of what came later|]", _NOTICES)
+ATTACHED = _register("[attached |{}]", _NOTICES)
+TRUNCATED = _register("[… truncated:| {} of {} characters kept …]", _NOTICES)
+SHORTENED = _register("[… {} characters in all|, middle left out{} …]", _NOTICES)
+LEFT_OUT = _register("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
 # Invisible characters, too. All patterns here are bounded: no text makes them slow.
@@ -66,15 +68,17 @@ _PLACEHOLDERS = {
 _FULL_WIDTH_OFFSET = 0xFEE0  # From a character of ASCII to its full-width form.
 
 # Where `str.splitlines` begins a line.
-_LINE = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
+_LINE_START = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 
 
-def _compile(openings: list[str], start: str = _LINE + _GAP) -> re.Pattern[str]:
+def _compile(openings: list[str], start: str = _LINE_START + _GAP) -> re.Pattern[str]:
     """Compiles a pattern that finds these openings, and all that looks like them.
 
-    A match is one opening bracket, with `start` before it as group 1. Any bracket, and
-    the full-width form of each letter, look like the plain one. Blanks and invisible
-    characters between letters make no difference.
+    A match is the opening bracket, and before it, as group 1, all that `start` matches.
+    The rest of the opening must follow, but is no part of the match.
+
+    Any bracket, and the full-width form of each letter, look like the plain one. Blanks
+    and invisible characters between letters make no difference.
     """
     opening_patterns = []
     for opening in openings:
@@ -95,7 +99,8 @@ _OF_FRAME = _compile(_FRAME)
 _ANY = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
 # The markers around a summary, wherever in a line they stand.
-_MARKERS = _compile(_FRAME[1:3], "")
+_MARKER_OPENINGS = [SUMMARY_BEGIN.rstrip("]"), SUMMARY_END.partition(" —")[0]]
+_MARKERS = _compile(_MARKER_OPENINGS, "")
 
 
 def quote(text: str) -> str:

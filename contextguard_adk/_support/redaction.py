@@ -52,7 +52,7 @@ class Redactor:
     def __bool__(self) -> bool:
         return self.function is not None
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Returns the redacted form of a text, which may leave the conversation.
 
         Raises:
@@ -70,29 +70,31 @@ class Redactor:
             raise RedactionError(f"redact gave {kind} in place of a str")
         return str(redacted)
 
-    def contents(
-        self, contents: Sequence[types.Content], get: Callable[..., types.Content]
+    def redact_contents(
+        self, contents: Sequence[types.Content], remember: Callable[..., types.Content]
     ) -> Sequence[types.Content]:
-        """Returns contents with their texts redacted.
+        """Returns copies of contents with their texts redacted.
+
+        Without a function of the user, it returns the contents themselves.
 
         Args:
             contents: The contents, which stay as they are.
-            get: The cache of earlier results, `Memo.remember`. It is called with a
-                function, a content to call it with, and the values that the result
-                depends on.
+            remember: `Memo.remember`, which returns the copy of an earlier call or has
+                a new one made. Its arguments are the function that makes a copy, the
+                content, and the parts and the role that identify the content.
         """
         if self.function is None:
             return contents
         return [
-            get(self._content, content, content.parts or (), content.role)
+            remember(self._redact_content, content, content.parts or (), content.role)
             for content in contents
         ]
 
-    def _content(self, content: types.Content) -> types.Content:
-        parts = [part and self._part(part) for part in content.parts or ()]
+    def _redact_content(self, content: types.Content) -> types.Content:
+        parts = [part and self._redact_part(part) for part in content.parts or ()]
         return types.Content(role=content.role, parts=parts)
 
-    def _part(self, part: Any) -> Any:
+    def _redact_part(self, part: Any) -> Any:
         """Returns a copy of a part with its text, its payloads and file names redacted.
 
         The parts within a tool result are redacted too.
@@ -103,40 +105,50 @@ class Redactor:
             if value is None:
                 continue
             if isinstance(value, str):
-                changed_attributes[name] = self.text(value)
+                changed_attributes[name] = self.redact_text(value)
                 continue
 
             changed_fields = {
-                field: self._payload(getattr(value, field)) for field in payload_fields
+                field: self._redact_payload(getattr(value, field))
+                for field in payload_fields
             }
             if name == "function_response" and value.parts:
-                changed_fields["parts"] = [self._part(inner) for inner in value.parts]
+                inner_parts = [self._redact_part(inner) for inner in value.parts]
+                changed_fields["parts"] = inner_parts
             changed_attributes[name] = value.model_copy(update=changed_fields)
         return part.model_copy(update=changed_attributes)
 
-    def _payload(self, payload: object) -> object:
+    def _redact_payload(self, payload: object) -> object:
         """Returns the redacted form of a payload as JSON values.
 
         An object that JSON does not know becomes its `str`. A payload that holds
         itself, or is nested too deeply, is left out.
         """
         try:
-            return self._walk(pydantic_core.to_jsonable_python(payload, fallback=str))
+            values = pydantic_core.to_jsonable_python(payload, fallback=str)
+            return self._redact_json(values)
         except (ValueError, TypeError, RecursionError):
             return {"result": "[left out]"}
 
-    def _walk(self, value: Any) -> Any:
-        """Returns nested JSON with all texts redacted, also field names and numbers."""
+    def _redact_json(self, value: Any) -> Any:
+        """Returns nested JSON with all texts redacted, also field names and numbers.
+
+        A number that the user's function changes becomes a text. True, False and None
+        stay as they are.
+        """
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
-            return {self.text(name): self._walk(each) for name, each in value.items()}
+            return {
+                self.redact_text(name): self._redact_json(item)
+                for name, item in value.items()
+            }
         if isinstance(value, list):
-            return [self._walk(each) for each in value]
+            return [self._redact_json(item) for item in value]
         if value is None or isinstance(value, bool):
             return value
 
         # A number may be the number of a credit card.
         digits = str(value)
-        redacted = self.text(digits)
+        redacted = self.redact_text(digits)
         return value if redacted == digits else redacted

@@ -85,6 +85,7 @@ def suggest(name: object, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(unknown_name, shortest_first, n=1)
     if not near and len(unknown_name) > 3:
+        # A part of a name is near too, such as "messages"; shorter ones fit anywhere.
         near = [each for each in shortest_first if unknown_name in each]
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -162,7 +163,7 @@ def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
         # Settings within these settings have raised a `ConfigError` of their own.
         inner_problems = getattr(cause, "problems", ())
         for inner_place, message in inner_problems:
-            messages_by_place[f"{key}.{inner_place}".strip(".")].append(message)
+            messages_by_place[_join_keys(key, inner_place)].append(message)
 
         if not inner_problems:
             place = key
@@ -211,6 +212,11 @@ def _reword(message: str) -> str:
     return reworded
 
 
+def _join_keys(outer: str, inner: str) -> str:
+    """Joins two keys by a dot: "agents", "writer" -> "agents.writer"; "" adds none."""
+    return f"{outer}.{inner}".strip(".")
+
+
 def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
     """Writes pairs of a place and a message as one line, "place: message; …".
 
@@ -218,7 +224,7 @@ def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
     """
     lines = list[str]()
     for place, message in problems:
-        full_place = f"{key}.{place}".strip(".")
+        full_place = _join_keys(key, place)
         lines.append(f"{full_place}: {message}" if full_place else message)
     return "; ".join(lines)
 
@@ -339,17 +345,25 @@ def _list_settings(model: type[BaseModel]) -> list[str]:
 
 
 def _describe_default(field: FieldInfo) -> str:
-    """Returns "required", or the default of a setting, as in "default Threshold()"."""
+    """Describes the default of a setting for a docstring.
+
+    - "required" for a setting without a default
+    - "default Threshold()" for a default that a function or class makes
+    - "default 'write'" for a plain value
+    - "default TokenWindow(budget_tokens=0.22)" for a model, with the settings that the
+      model was given
+    """
     if field.is_required():
         return "required"
-    if field.default_factory:  # Not called: it may raise, or read a secret.
-        return f"default {getattr(field.default_factory, '__name__', '…')}()"
+    if field.default_factory:
+        # The function is not called: it may raise, or read a secret.
+        factory_name = getattr(field.default_factory, "__name__", "…")
+        return f"default {factory_name}()"
 
     default = field.default
     if not isinstance(default, BaseModel):
         return f"default {short_repr(default)}"
 
-    # Of a default that is a model, the text has the settings that were given.
     arguments = [
         f"{name}={short_repr(value)}"
         for name, value in default

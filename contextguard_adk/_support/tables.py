@@ -61,17 +61,18 @@ def _load_yaml(text: str) -> object:
 
     class UniqueKeysLoader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            """Returns the node of a table; raises a ValueError for a repeated key."""
             node = super().compose_mapping_node(anchor)
-            seen = set[str]()
+            seen_keys = set[str]()
             for key, _ in node.value:
                 if not isinstance(key, yaml.ScalarNode):
                     continue
-                if key.value in seen:
+                if key.value in seen_keys:
                     line = key.start_mark.line + 1
                     raise ValueError(
                         f"{key.value!r} stands twice, again in line {line}"
                     )
-                seen.add(key.value)
+                seen_keys.add(key.value)
             return node
 
     try:

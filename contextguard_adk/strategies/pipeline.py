@@ -159,16 +159,18 @@ class Pipeline(Strategy):
         )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Returns how strings are shortened from their first request on, if at all.
+        """Returns how strings are shortened from their first request on.
 
-        They are where `tool_output` shortens the newest result too, and the agent can
-        read it back, or `tool_output` was set by the user.
+        Returns None if they are not. Two conditions must hold:
+
+        - `tool_output` shortens the newest result too.
+        - The agent can read the result back, or the user has set `tool_output`.
         """
         step = self.tool_output
-        is_wanted = has_recall or "tool_output" in self.model_fields_set
-        if step is None or step.preserve_last_tool_result or not is_wanted:
+        if step is None or step.preserve_last_tool_result:
             return None
-        return step.truncation()
+        was_set_by_user = "tool_output" in self.model_fields_set
+        return step.truncation() if has_recall or was_set_by_user else None
 
     def fullness(self, turn: Turn) -> float:
         """Returns tokens as a part of the size from which on the reducers run."""
@@ -246,10 +248,19 @@ def _is_unanswered(reduction: Reduction) -> bool:
 
 
 async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
-    """Returns a draft that summarizes all messages but the newest.
+    """Returns the draft for a request that the reducers have left too large.
 
-    Returns the draft of the reducers, shortened until it fits, if a summary was paid
-    for; and as it is, if no summary comes about.
+    It is the first of these that there is:
+
+    1. the draft of the reducers with a shorter summary, if a summary was paid for and
+       the request fits with a shorter one
+    2. a new draft that summarizes all messages but the newest
+    3. the draft of the reducers as it is; None if they have changed nothing
+
+    Args:
+        turn: The model call.
+        ask: Has summaries written, and has counted those of the reducers.
+        draft: The draft of the reducers; None if they have changed nothing.
     """
     if draft and ask.attempts:
         squeezed = squeeze(turn, draft)
