@@ -55,12 +55,12 @@ class CompactTool(BaseTool):
 def _was_just_compacted(tool_context: ToolContext) -> bool:
     """Whether the request that led to this tool call was compacted.
 
-    The metadata of the event with the call tells it.
+    The guard notes a compaction in the metadata of the event that has the call.
     """
     call_id = tool_context.function_call_id
     for event in reversed(tool_context.session.events):
         if any(call.id == call_id for call in event.get_function_calls()):
-            # Not the guard alone may write metadata.
+            # Others may write to the metadata, too, so it may hold anything.
             metadata = (event.custom_metadata or {}).get(METADATA_KEY)
             return isinstance(metadata, dict) and "compaction" in metadata
     return False

@@ -31,8 +31,14 @@ class Recall:
     ) -> bool:
         """Whether a request may be given the tool.
 
-        `settings.recall` True allows it for each request, and False for none.
-        Otherwise the agent must have functions already, and be free not to call one.
+        `settings.recall` decides:
+
+        - True allows it for each request.
+        - False allows it for none.
+        - "auto" allows it for an agent that has functions, and is free not to call one.
+
+        Two kinds of requests never get it: those with a cache that the app has made,
+        and those with another tool of that name.
         """
         # The provider takes no further tools beside a cache that the app has made.
         if not settings.recall or request.config.cached_content:

@@ -16,17 +16,33 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from contextguard_adk._history.text import Item
 
 _PASSAGE_CHARS = 1_600
 _OVERLAP_CHARS = 200
-_K1 = 1.2  # Of BM25: how soon the repetition of a term stops to count.
-_B = 0.5  # Of BM25: how much the length of a passage counts.
-_NEIGHBOR_RATIO = 0.3  # Of the scores of both neighbors.
-_MIN_WEIGHT_RATIO = 0.05  # Of the largest weight: "the" beside a rare word has less.
-_MAX_LITERAL = 12  # The longest words; the others are found by their stems alone.
-_MIN_TELLING_CHARS = 5  # A shorter part of a word stands in too many other words.
+
+_K1 = 1.2
+"""The constant k1 of BM25: how soon the repetition of a term stops to count."""
+
+_B = 0.5
+"""The constant b of BM25: how much the length of a passage counts."""
+
+_NEIGHBOR_RATIO = 0.3
+"""An item gets this part of the scores of the items before and after."""
+
+_MIN_WEIGHT_RATIO = 0.05
+"""A term with less than this part of the largest weight finds nothing alone.
+
+Such a term is "the" beside a rare word.
+"""
+
+_MAX_LITERALS = 12
+"""So many of the longest words are literal terms too, beside their stems."""
+
+_MIN_TELLING_CHARS = 5
+"""A literal term of fewer letters stands within too many other words."""
 
 _WORD = re.compile(r"[^\W_]+")
 _ENDING = r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
@@ -57,23 +73,31 @@ class Match:
     @property
     def position(self) -> int:
         """Where in the item's text most of the terms stand together, in characters."""
-        words = [(word.start(), _stem(word[0])) for word in _WORD.finditer(self.text)]
-        literals = [(self.text.find(term), term) for term in self.hits]
+        stems = [
+            _Spot(word.start(), _stem(word[0])) for word in _WORD.finditer(self.text)
+        ]
+        # A term that is no literal text of the passage has the start -1 here.
+        literals = [_Spot(self.text.find(term), term) for term in self.hits]
         spots = sorted(
-            (start, term)
-            for start, term in (*words, *literals)
-            if start >= 0 and term in self.hits
+            spot
+            for spot in (*stems, *literals)
+            if spot.start >= 0 and spot.term in self.hits
         )
 
-        def count_near(first: int) -> int:
-            """Counts the different terms in the characters that follow a place."""
-            near = {
-                term for start, term in spots if 0 <= start - first < _OVERLAP_CHARS
-            }
-            return len(near)
+        def count_terms_behind(start: int) -> int:
+            """Counts the different terms in the 200 characters from a place on."""
+            end = start + _OVERLAP_CHARS
+            return len({spot.term for spot in spots if start <= spot.start < end})
 
-        starts = [start for start, _ in spots]
-        return self.start + max(starts, key=count_near, default=0)
+        starts = [spot.start for spot in spots]
+        return self.start + max(starts, key=count_terms_behind, default=0)
+
+
+class _Spot(NamedTuple):
+    """A term of a query, and where it begins in the text of a passage."""
+
+    start: int
+    term: str
 
 
 def rank_items(items: Sequence[Item], query: str) -> list[Match]:
@@ -112,21 +136,21 @@ def _weigh_terms(passages: Sequence[Match]) -> dict[str, float]:
 
     The rarity is squared, so that common words count for less than in BM25.
     """
-    total = len(passages)
     passage_counts = Counter(term for passage in passages for term in passage.hits)
     weights = dict[str, float]()
-    for term, count in passage_counts.items():
-        rarity = math.log(1 + (total - count + 0.5) / (count + 0.5))
+    for term, count_with in passage_counts.items():
+        count_without = len(passages) - count_with
+        rarity = math.log(1 + (count_without + 0.5) / (count_with + 0.5))
         weights[term] = rarity**2
     return weights
 
 
 def _score_passages(passages: Sequence[Match], weights: Mapping[str, float]) -> None:
     """Adds the score by BM25 to each passage."""
-    total = len(passages)
     total_chars = sum(len(passage.text) for passage in passages) or 1
     for passage in passages:
-        relative_length = len(passage.text) * total / total_chars
+        # 1.0 is the average length of a passage.
+        relative_length = len(passage.text) * len(passages) / total_chars
         norm = _K1 * (1 - _B + _B * relative_length)
         for term, count in passage.hits.items():
             passage.score += weights[term] * count * (_K1 + 1) / (count + norm)
@@ -150,7 +174,7 @@ class _Terms:
     """The terms of a query, which is in lower case.
 
     Attributes:
-        phrase: The whole query.
+        phrase: The whole query, without the punctuation around it.
     """
 
     def __init__(self, query: str) -> None:
@@ -158,10 +182,13 @@ class _Terms:
         self._stems = {self._stem_cached(word) for word in _WORD.findall(query)}
         self._stem_openings = {stem[:3] for stem in self._stems}
 
-        typed = [text.strip("\"'`.,:;!?()[]{}<>") for text in (query, *query.split())]
-        self.phrase = typed[0]
-        longest = sorted(typed, key=len)[-_MAX_LITERAL:]
-        self._literals = {term for term in longest if term}
+        # The whole query is one literal term; each of its words is another.
+        literals = [
+            text.strip("\"'`.,:;!?()[]{}<>") for text in (query, *query.split())
+        ]
+        self.phrase = literals[0]
+        longest_literals = sorted(literals, key=len)[-_MAX_LITERALS:]
+        self._literals = {term for term in longest_literals if term}
 
         self._pairs = set[str]()
         for run in _UNSPACED.findall(query):
@@ -191,14 +218,14 @@ class _Terms:
     def count_literals(self, passages: Sequence[Match]) -> None:
         """Adds the counts of literal terms and of pairs to the hits of each passage.
 
-        Literal terms whose stem was found in a passage are skipped: they are counted.
-        So are short plain words.
+        Two kinds of literal terms are skipped: terms whose stem was found in a passage,
+        which are counted already, and words of fewer than five letters.
         """
-        found = {term for passage in passages for term in passage.hits}
+        found_terms = {term for passage in passages for term in passage.hits}
         sought = set(self._pairs)
         for term in self._literals:
             is_telling = len(term) >= _MIN_TELLING_CHARS or not term.isalpha()
-            if is_telling and self._stem_cached(term) not in found:
+            if is_telling and self._stem_cached(term) not in found_terms:
                 sought.add(term)
 
         for passage in passages:
@@ -210,7 +237,7 @@ class _Terms:
     def _count_literal(self, term: str, text: str) -> int:
         """Returns how often a text has a term, also within words.
 
-        It is one more if the term is no pair, and stands somewhere as a whole word.
+        A literal term that stands somewhere as a whole word counts once more.
         """
         count = text.count(term)
         if not count or term not in self._literals:

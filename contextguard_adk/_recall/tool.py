@@ -40,13 +40,23 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 _MAX_QUERY_CHARS = 200
-_MIN_EXCERPT_TOKENS = 60
-_MIN_TEXT_TOKENS = 30  # Of an excerpt, below its title.
-_MAX_WINDOW_RATIO = 0.3  # Of the context window, for a file that is attached.
-_SPARE_TOKENS = 20  # Of a page: for the marks around the call that reads on.
 
-# To count a long text takes a while, so a text of more characters is cut uncounted.
+_MAX_OFFSET = 10**12
+"""A larger offset would only have an answer quote too many digits."""
+
+_MIN_EXCERPT_TOKENS = 60
+
+_MIN_TEXT_TOKENS = 30
+"""The text of an excerpt, below its title, may take at least this."""
+
+_MAX_WINDOW_RATIO = 0.3
+"""A file that takes more of the context window is not attached."""
+
+_SPARE_TOKENS = 20
+"""The tokens of a page for the marks around the call that reads on."""
+
 _MAX_CHARS_PER_TOKEN = 8
+"""A text of more characters is cut uncounted, because counting takes a while."""
 
 
 class RecallHistoryTool(BaseTool):
@@ -208,6 +218,7 @@ class RecallHistoryTool(BaseTool):
         room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - title_tokens)
 
         # `_fill` cuts the end of a text, so it gets the text before the match reversed.
+        # It uses at most 8 characters for each token of its third of the room.
         before = item.text[max(0, position - 3 * most_tokens) : position]
         reversed_lead = self._fill(before[::-1], room_tokens // 3)
         start = position - len(reversed_lead)
@@ -247,8 +258,10 @@ class RecallHistoryTool(BaseTool):
         beginning = text[: max(1, room_tokens) * _MAX_CHARS_PER_TOKEN]
         while len(beginning) > 1 and (tokens := self._count(beginning)) > room_tokens:
             ratio = max(0.1, room_tokens / tokens)
-            shorter_chars = min(len(beginning) - 1, int(len(beginning) * ratio))
-            beginning = beginning[: max(1, shorter_chars)]
+            # The text loses a character at least, so that the loop ends.
+            most_chars = len(beginning) - 1
+            proportional_chars = max(1, int(len(beginning) * ratio))
+            beginning = beginning[: min(most_chars, proportional_chars)]
         return beginning
 
 
@@ -275,9 +288,11 @@ def _encodable(text: str) -> str:
 
 
 def _read_offset(value: object) -> int:
-    """Returns an offset that a model has written, at least 0; 0 for no number."""
+    """Returns the offset that a model has written: 0 to 10**12; 0 for no number."""
     try:
         number: int = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
         return 0
-    return min(max(0, number), 10**12)  # An answer quotes it: few digits are enough.
+    if number < 0:
+        return 0
+    return min(number, _MAX_OFFSET)

@@ -16,11 +16,12 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
     """Imports a class by its dotted path.
 
     Raises:
-        ValueError: There is no such class, or it is no subclass of `base`, or it is an
-            abstract one.
+        ValueError: The path has no dot, its module cannot be imported, or the module
+            has no such class. Or the class is no subclass of `base`, or is abstract.
     """
     module, _, name = str(path).rpartition(".")
     if not module:
+        # The path may be the bare name of a class of this package: suggest its path.
         package, _, _ = __name__.rpartition(".")
         class_names = [each for each in vars(sys.modules[package]) if each[0].isupper()]
         own_paths = [f"{package}.{each}" for each in class_names]

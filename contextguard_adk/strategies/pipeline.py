@@ -36,9 +36,17 @@ from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyRe
 RELAXED = (Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
 """The settings that the second and the third run of the reducers do not insist on."""
 
-_DEFAULT_TARGET_RATIO = 0.5  # As the default of SummaryCompaction.
-_WORTHWHILE_RATIO = 0.05  # Of the window: a smaller gain is not worth a new prefix.
-_UNANSWERED_RATIO = 0.9  # Of the size before: a larger request was hardly compacted.
+_DEFAULT_TARGET_RATIO = 0.5
+"""The target without a summary step, as a part of the window.
+
+It is the default of `SummaryCompaction`.
+"""
+
+_WORTHWHILE_RATIO = 0.05
+"""A gain of a smaller part of the window is not worth a new prompt for the cache."""
+
+_UNANSWERED_RATIO = 0.9
+"""A request that keeps more than this part of its tokens was hardly compacted."""
 
 
 def _suggest_instance(value: object) -> str:
@@ -173,7 +181,11 @@ class Pipeline(Strategy):
         return step.truncation() if has_recall or was_set_by_user else None
 
     def fullness(self, turn: Turn) -> float:
-        """Returns tokens as a part of the size from which on the reducers run."""
+        """Returns tokens as a part of the size from which on the reducers run.
+
+        That size is the smaller one of the threshold and `compression_threshold`.
+        """
+        # Without a `compression_threshold`, only the threshold counts.
         early_ratio = self.compression_threshold or math.inf
         early_tokens = early_ratio * turn.budgets.working_tokens
         return max(turn.fullness, turn.tokens / early_tokens)
@@ -189,6 +201,7 @@ class Pipeline(Strategy):
         window_tokens = turn.budgets.working_tokens
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
+        # With a low threshold, the wanted size could itself be due for a compaction.
         target_tokens = min(wanted_tokens, due_tokens - 1)
         reduction = Reduction(turn, ask, target_tokens)
         await self._run_until_small(reduction, due_tokens)
@@ -208,14 +221,16 @@ class Pipeline(Strategy):
         """Runs the reducers up to three times, each time with more relaxed settings.
 
         It stops after the first run that makes the request small enough.
+        `due_tokens` is the size from which on a compaction is due.
         """
         turn = reduction.turn
-        first_goal_tokens = turn.limit_tokens
-        relaxed_goal_tokens = turn.limit_tokens
         if turn.is_due:
             # A run that ends just below the threshold has to be repeated soon.
             first_goal_tokens = (reduction.target_tokens + due_tokens) // 2
             relaxed_goal_tokens = due_tokens
+        else:
+            first_goal_tokens = turn.limit_tokens
+            relaxed_goal_tokens = turn.limit_tokens
 
         await self._run_reducers(reduction)
         if reduction.tokens <= first_goal_tokens:

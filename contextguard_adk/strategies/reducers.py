@@ -19,9 +19,14 @@ from contextguard_adk._support.settings import (
 )
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
-_TIGHT_RATIO = 0.25  # Of a length as set, where lengths are relaxed.
+_TIGHT_RATIO = 0.25
+"""Relaxed lengths are this part of the lengths that are set."""
+
 _MIN_TIGHT_CHARS = 1_000
-_MAX_BESIDE_RATIO = 0.3  # Of the target, beside a summary: the rest is room to grow.
+"""A relaxed `max_length` is at least this, unless a smaller one is set."""
+
+_MAX_BESIDE_RATIO = 0.3
+"""The part of the target that all but the summary may take; the rest may fill later."""
 
 
 class Reducer(Settings, ABC):
@@ -205,20 +210,24 @@ class ToolOutputTruncation(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens the tool results that stand in the request."""
         newest = reduction.last_tool_result()
-        last = newest
         if self.preserve_last_tool_result and not reduction.relaxed.preferences:
             last = reduction.last_tool_result(before=newest)
+        else:
+            last = newest
         if last is None:
             return StrategyResult.NO_CHANGE
 
         upto = last
         truncation = self.truncation(is_tight=reduction.relaxed.lengths)
-        if reduction.truncation is not None:
+        earlier = reduction.truncation
+        if earlier is not None:
             # A result that an earlier run has shortened does not grow again.
-            earlier, earlier_upto = reduction.truncation
-            upto = max(last, earlier_upto)
-            if earlier.result_length and not truncation.result_length:
-                truncation = earlier
+            upto = max(last, earlier.upto)
+            is_earlier_tighter = (
+                earlier.truncation.result_length > 0 and truncation.result_length == 0
+            )
+            if is_earlier_tighter:
+                truncation = earlier.truncation
 
         if reduction.turn.history.has_short_strings(truncation):
             return StrategyResult.NO_CHANGE
@@ -228,12 +237,13 @@ class ToolOutputTruncation(Reducer):
         """Returns how strings are shortened.
 
         The lengths are those of the settings. With `is_tight` they are a quarter of
-        that, but `max_length` falls below 1,000 characters only if it is set so.
+        the settings, or the larger part with which `max_length` is 1,000 characters. A
+        `max_length` that is set below 1,000 stays as it is.
         """
         ratio = 1.0
         if is_tight:
-            least_ratio = _MIN_TIGHT_CHARS / self.max_length
-            ratio = min(1.0, max(_TIGHT_RATIO, least_ratio))
+            least_ratio = min(1.0, _MIN_TIGHT_CHARS / self.max_length)
+            ratio = max(_TIGHT_RATIO, least_ratio)
         max_length = int(self.max_length * ratio)
         return Truncation(
             max_length=max_length,
@@ -263,23 +273,34 @@ class ClearToolResults(Reducer):
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Clears the results of all messages but the newest `keep_count` ones."""
-        upto = reduction.last_tool_result()
-        for _ in range(self.keep_count):
-            if upto is None:
-                return StrategyResult.NO_CHANGE
-            upto = reduction.last_tool_result(before=upto)
+        upto = _find_older_result(reduction, self.keep_count)
         if upto is None:
             return StrategyResult.NO_CHANGE
 
-        if reduction.truncation is not None:
-            earlier, earlier_upto = reduction.truncation
+        earlier = reduction.truncation
+        if earlier is not None:
             # A length of 0 would mean that the results were cleared.
-            was_shortened = earlier.max_length > 0
-            if was_shortened or upto <= earlier_upto:
+            was_shortened = earlier.truncation.max_length > 0
+            if was_shortened or upto <= earlier.upto:
                 return StrategyResult.NO_CHANGE
 
-        clearing = Truncation(0, result_length=1, exclude_tools=self.exclude_tools)
+        clearing = Truncation(
+            max_length=0, result_length=1, exclude_tools=self.exclude_tools
+        )
         return reduction.truncate(clearing, upto)
+
+
+def _find_older_result(reduction: Reduction, newer_count: int) -> int | None:
+    """Returns the index of the tool result that has `newer_count` newer ones.
+
+    Returns None if there are not so many results.
+    """
+    index = reduction.last_tool_result()
+    for _ in range(newer_count):
+        if index is None:
+            return None
+        index = reduction.last_tool_result(before=index)
+    return index
 
 
 class SummaryCompaction(Reducer):
@@ -314,6 +335,7 @@ class SummaryCompaction(Reducer):
 
     @model_validator(mode="after")
     def _check_ratios(self) -> SummaryCompaction:
+        """Refuses a trigger that does not lie above the target."""
         if self.trigger_threshold <= self.target_token_ratio:
             raise ValueError(
                 f"trigger_threshold ({self.trigger_threshold}) must be larger than "
@@ -324,8 +346,9 @@ class SummaryCompaction(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes when the request is still above the trigger.
 
-        Where preferences are relaxed, it does so at any size, and keeps fewer messages
-        if these would take too much of the target.
+        It does not pay for a summary beside which the request would miss the target.
+        Where preferences are relaxed, both rules are dropped: it summarizes at any
+        size, and keeps fewer messages if the request would miss the target.
         """
         is_relaxed = reduction.relaxed.preferences
         if not (is_relaxed or self._is_triggered(reduction)):
@@ -333,10 +356,10 @@ class SummaryCompaction(Reducer):
 
         keep_count = self.preserve_recent_count
         beside_tokens = reduction.expect_beside_summary(keep_count)
-        if beside_tokens > reduction.target_tokens:
-            if not is_relaxed:
-                return StrategyResult.NO_CHANGE
-
+        misses_target = beside_tokens > reduction.target_tokens
+        if misses_target and not is_relaxed:
+            return StrategyResult.NO_CHANGE
+        if misses_target:
             most_tokens = _MAX_BESIDE_RATIO * reduction.target_tokens
             while keep_count and beside_tokens > most_tokens:
                 keep_count //= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from contextguard_adk._history.contents import (
     has_function_response,
@@ -43,6 +44,18 @@ class Relaxed:
     preferences: bool = False
 
 
+class AppliedTruncation(NamedTuple):
+    """How tool results are shortened in a draft.
+
+    Attributes:
+        truncation: The lengths and the exceptions.
+        upto: The index of the last shortened message.
+    """
+
+    truncation: Truncation
+    upto: int
+
+
 class Reduction:
     """The state of one pipeline run: a draft that reducers change, and its size.
 
@@ -70,7 +83,8 @@ class Reduction:
     @property
     def kept(self) -> list[int]:
         """Indexes of the messages that are still sent, oldest first."""
-        return [i for i in self.turn.history.indexes if i not in self._draft.covered]
+        covered = self._draft.covered
+        return [index for index in self.turn.history.indexes if index not in covered]
 
     @property
     def protected(self) -> frozenset[int]:
@@ -82,15 +96,12 @@ class Reduction:
         return protected | {request_index}
 
     @property
-    def truncation(self) -> tuple[Truncation, int] | None:
-        """How tool results are shortened, and the index of the last shortened one.
-
-        None while no tool results are shortened.
-        """
+    def truncation(self) -> AppliedTruncation | None:
+        """How tool results are shortened; None while they are not."""
         draft = self._draft
         if draft.truncation is None:
             return None
-        return draft.truncation, draft.truncated_upto
+        return AppliedTruncation(draft.truncation, draft.truncated_upto)
 
     def measure_kept(self) -> dict[int, int]:
         """Returns the heuristic tokens of each message that is sent, by its index."""
@@ -147,8 +158,8 @@ class Reduction:
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` messages summarized.
 
-        Changes nothing after a failed summary, or if a model has summarized all of
-        these messages already.
+        Changes nothing in two cases: an earlier summary has failed, or a model has
+        already summarized all of these messages.
         """
         old_draft = self._draft
         covered = self.turn.older_than(keep_count)
@@ -156,9 +167,10 @@ class Reduction:
             return StrategyResult.NO_CHANGE
 
         summary = await self.ask.summarize(self.turn, covered)
-        model_covered = summary.covered
         if summary.is_mechanical:
             model_covered = old_draft.model_covered
+        else:
+            model_covered = summary.covered
         new_draft = replace(
             old_draft,
             text=summary.text,

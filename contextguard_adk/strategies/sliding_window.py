@@ -19,7 +19,8 @@ MIN_KEPT = 3
 KEPT_RATIO = 0.30
 """The part of the messages without a summary that stays: the newest of them."""
 
-_MAX_KEPT_WINDOW_RATIO = 0.10  # More of the window would be full again soon.
+_MAX_KEPT_WINDOW_RATIO = 0.10
+"""With more of the window taken by the kept messages, it would be full again soon."""
 
 
 class SlidingWindow(Strategy):
@@ -83,11 +84,12 @@ class SlidingWindow(Strategy):
             covered = window_turn.older_than(kept_count)
             if not _may_help(window_turn, covered):
                 break
+
             draft = await ask.summarize(window_turn, covered)
             if ask.outcome(window_turn, draft).tokens <= window_turn.limit_tokens:
                 return draft
             if kept_count <= MIN_KEPT:
-                break
+                break  # No fewer messages may stay, so nothing else can be tried.
             most_count = _halve(kept_count)
 
         if window_turn.is_due:
@@ -118,8 +120,11 @@ def _may_help(turn: Turn, covered: frozenset[int]) -> bool:
 def _is_too_much(turn: Turn, kept_count: int) -> bool:
     """Whether the newest messages are too large to stay beside a summary.
 
-    They are in two cases: the request would not fit; or the threshold is reached and
-    they take so much of the window that it would be full again soon.
+    They are too large in two cases:
+
+    - The request would not fit.
+    - The threshold is reached, and the newest messages would take so much of the window
+      that it would be full again soon.
     """
     covered = turn.older_than(kept_count)
     if turn.is_due:
