@@ -276,9 +276,9 @@ class ContextGuardPlugin(GuardPlugin):
         with _log_failures(
             f"The recovery failed for agent {callback_context.agent_name!r}"
         ):
-            strategy = find_strategy(self, callback_context, llm_request)
-            if self.settings.observe or is_recorded_test():
-                strategy = None  # Nothing may be sent again.
+            usual_strategy = find_strategy(self, callback_context, llm_request)
+            may_send_again = not (self.settings.observe or is_recorded_test())
+            strategy = usual_strategy if may_send_again else None
             failed = FailedCall(self, callback_context, llm_request, error)
             return await answer_error(self._guard, failed, strategy)
         return None

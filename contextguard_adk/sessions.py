@@ -176,11 +176,16 @@ async def reset(
 
 
 def read(session: Session, agent: str = "") -> str:
-    """Returns the text of a summary; if `agent` is "", of the only one there is."""
+    """Returns the text of an agent's summary.
+
+    Raises:
+        SessionError: There is no summary; or `agent` is "", and there are several.
+    """
     states = _find_summarized(session, agent)
     if len(states) > 1:
         raise SessionError(f"there is {_name_summaries(states)}: name one agent")
-    return states[0].summary.text if states[0].summary else ""
+    summary = states[0].summary
+    return summary.text if summary else ""
 
 
 async def edit(
@@ -235,7 +240,7 @@ async def leave(
         raise SessionError("the messages that were summarized are gone")
     event_count = views[-1].event_count
     if not event_count:
-        raise SessionError("a summarized call waits for its result")
+        raise SessionError("a call waits for its result, or a later event is older")
 
     compaction = EventCompaction(
         start_timestamp=0.0,  # A session that is loaded in part begins later.

@@ -140,9 +140,12 @@ def _describe_agents(
     Agents with a setting of their own come first.
     """
     agents = _find_agents(root, settings)
-    names = sorted(agents, key=lambda name: (name not in settings.agents, name))
+    names_with_setting = agents.keys() & settings.agents.keys()
+    other_names = agents.keys() - settings.agents.keys()
+    sorted_names = [*sorted(names_with_setting), *sorted(other_names)]
+
     descriptions = list[str]()
-    for name in names[:_MAX_AGENTS]:
+    for name in sorted_names[:_MAX_AGENTS]:
         guarding = _describe_agent(name, agents[name], settings, registry)
         descriptions.append(f"{name}: {guarding}")
 
@@ -151,6 +154,7 @@ def _describe_agents(
         descriptions.append(f"and {left_count} more")
 
     if root is None:
+        # A hidden workflow may have agents that the settings do not name.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")

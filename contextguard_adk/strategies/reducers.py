@@ -104,13 +104,15 @@ class MessageWindow(_Window):
         if len(kept) < due_count:
             return StrategyResult.NO_CHANGE
 
-        preserved = self._list_preserved(reduction)
+        all_preserved = self._list_preserved(reduction)
         if self.strict_window_size:
             # Protected messages stay in any case; the window limits the preserved ones.
             protected = reduction.protected.intersection(kept)
             preserved_count = max(0, self.window_size - len(protected))
-            newest_first = sorted(set(preserved) - protected, reverse=True)
+            newest_first = sorted(set(all_preserved) - protected, reverse=True)
             preserved = newest_first[:preserved_count]
+        else:
+            preserved = all_preserved
 
         costs = dict.fromkeys(kept, 1)  # The window counts messages.
         return _keep_newest(reduction, preserved, costs, self.window_size)
