@@ -323,6 +323,24 @@ async def test_leave_splits_no_call_from_its_result(path: Path) -> None:
     assert f" {place:,} events give way" in said
 
 
+async def test_leave_says_why_no_event_can_go(path: Path) -> None:
+    """The first call waits for its result, or the messages are not there any more."""
+    service, session = await load(path)
+    waiting = Event(
+        author="agent",
+        content=types.ModelContent(call_part("look", "late", shelf=7)),
+        long_running_tool_ids={"late"},
+        timestamp=session.events[0].timestamp - 1,
+    )
+    session.events.insert(0, waiting)
+    with pytest.raises(sessions.SessionError, match="waits for its result"):
+        await sessions.leave(service, session, force=True)
+
+    session.events.clear()
+    with pytest.raises(sessions.SessionError, match="are gone"):
+        await sessions.leave(service, session, force=True)
+
+
 async def test_leave_knows_calls_whose_ids_come_again(path: Path) -> None:
     """Some servers number the calls of each turn anew."""
     service, session = await load(path)
