@@ -87,7 +87,7 @@ class ReplayedCall:
     sent_bill: Bill  # With summaries, also of compactions that came to nothing.
     compaction: CompactionRecord | None
     error_ratio: float | None  # Of the estimate, against the real count.
-    pressure: float | None  # The estimate of the whole request / window.
+    pressure: float | None  # The estimate / window.
     needed: list[Needed]
     missing: list[Needed]  # Those that would not have been in the request.
     # Session state after a compaction of the replay; no part of the figures.
