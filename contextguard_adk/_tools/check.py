@@ -223,15 +223,15 @@ def _describe(
 def _plan_budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Plans the window, threshold and costs of a strategy for a model."""
+    """Returns the window, budgets and costs of a strategy for a model, by name."""
     registry = guard.registry
     window = resolve_context_window(
         model, configured=strategy.context_window, registry=registry
     )
     costs = resolve_costs(model, guard.settings.prices, registry)
     planned = plan_strategy(strategy, window.tokens)
-    start = describe_start(window.tokens, planned.threshold_tokens, costs)
 
+    # The name of the registry's entry tells nothing about a registry of the user's own.
     registry_entry = None
     if window.source == "registry" and registry is None:
         registry_entry = LitellmRegistry().entry_name(model)
@@ -244,7 +244,7 @@ def _plan_budget(
         "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
         "costs": costs.model_dump(exclude_defaults=True) if costs else None,
-        "trigger": start.strip(", "),
+        "trigger": describe_start(window.tokens, planned.threshold_tokens, costs),
     }
 
 

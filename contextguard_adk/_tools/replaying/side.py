@@ -335,12 +335,11 @@ class Side:
             # Checks after 1, 2, 4, 8, … additions are enough, and cost little.
             count = finished.addition_count
             is_power_of_two = count & (count - 1) == 0
-            has_later_contents = start < finished.end
-            if has_later_contents or not is_power_of_two:
+            if start < finished.end or not is_power_of_two:
                 return request
         except CommandError:
-            # ADK cannot build some of the events without the others. No request has
-            # these contents, so the comparison below fails.
+            # ADK cannot build some of the events without the others. No request is
+            # without contents, so the comparison below fails.
             joined_contents = []
 
         whole_request = await self._build_from(events, invocation, agent)
@@ -466,8 +465,8 @@ def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
 def _are_separable(events: Sequence[Event]) -> bool:
     """Whether ADK can build the contents of some events without the earlier events.
 
-    It can if no event changes the events before it, as a compaction and a rewind do, and
-    if each tool result has its call among the events.
+    It can if no event changes the events before it, as a compaction or a rewind does,
+    and if each tool result has its call among the events.
     """
     call_ids = {call.id for event in events for call in event.get_function_calls()}
     for event in events:
