@@ -209,12 +209,7 @@ def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
 
     `agent` is the author of the message, unless its role or its text says otherwise.
     """
-    author = agent
-    if content and is_relay(content):  # ADK relays it with the role of the user.
-        author = "another agent"
-    elif content and content.role == "user":
-        author = "the user"
-
+    author = _name_author(content, agent)
     for part in parts_of(content):
         call = part.function_call
         result = part.function_response
@@ -227,6 +222,15 @@ def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
             yield f"{kind} of {author}{_describe_chars(part.text)}"
         else:
             yield f"file or image of {author}"
+
+
+def _name_author(content: types.Content | None, agent: str) -> str:
+    """Returns a name for people of the author of a message."""
+    if content and is_relay(content):  # ADK relays it with the role of the user.
+        return "another agent"
+    if content and content.role == "user":
+        return "the user"
+    return agent
 
 
 def _describe_chars(value: object) -> str:

@@ -56,7 +56,10 @@ Turn: TypeAlias = tuple[str, list[Reply]]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The options of the command; None where the user did not give one."""
+    """The options of the command; None for one that the user did not give.
+
+    `latency` is the simulated time of an answer or a summary, in seconds.
+    """
 
     path: Path | None
     window_tokens: int | None
@@ -90,8 +93,8 @@ def run_demo(**options: Any) -> int:
         print_line(f"Times are simulated: {each}.")
 
     # A failure is worse than any number of rejections.
-    bare, *guarded = runs
-    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
+    bare, *guarded_runs = runs
+    worst = max(guarded_runs, key=lambda run: (bool(run.failure), run.rejections))
     done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
     print_line(f"With the guard {done}, {_describe_end(bare, worst)}.", "bold")
     return 1 if worst.rejections or worst.failure else 0

@@ -107,19 +107,22 @@ def run_replay(
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
+
         rows = list[Row]()
         if compare:
             rows += list_rows(settings.guard, settings.window_tokens)
         # A comparison has the user's settings only if the user gives a file of them.
         if recording["config"] or not compare:
             rows.append(Row("your settings", settings.guard))
-        row_settings = [row.guard for row in rows]
-        replays = asyncio.run(replay_guards(session, settings, row_settings))
+        row_guards = [row.guard for row in rows]
+        replays = asyncio.run(replay_guards(session, settings, row_guards))
+        # Without a comparison there is one row, and one replay.
         result = Comparison(rows, replays) if compare else replays[0]
 
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
         return
+
     print_line(str(recordings.describe_session(session)), "dim")
     if isinstance(result, Comparison):
         result.print()
@@ -130,7 +133,10 @@ def run_replay(
 def read_recording(
     source: str, key: SessionKey, config: str | None, **options: Any
 ) -> tuple[Session, ReplaySettings]:
-    """Reads a recorded session, and the settings to replay it with."""
+    """Reads a recorded session, and the settings to replay it with.
+
+    `options` are fields of `ReplaySettings`.
+    """
     guard = read_settings(config)
     session = asyncio.run(recordings.load_session(source, key))
     return session, ReplaySettings(guard, **options)
@@ -205,13 +211,14 @@ async def replay_guards(
     usages = [read_usage(call.event.usage_metadata) for call in calls]
     has_cache = any(usage.cached_tokens for usage in usages)
     replay = _Replay(session, settings, guards, has_cache)
-    needs = Needs(session.events, calls)
+
     calls_by_agent = defaultdict[str, list[RecordedCall]](list)
     for call in calls:
         calls_by_agent[call.event.author].append(call)
     for agent, own_calls in calls_by_agent.items():
         await replay.infer_agent(agent, own_calls)
 
+    needs = Needs(session.events, calls)
     numbered_calls = list(enumerate(calls, 1))
     unknown_calls = numbered_calls[len(known_calls) :]
     # One list for each call, with a replayed call for each guard.
@@ -376,6 +383,7 @@ class _Replay:
         configuration, which has the tools.
         """
         side = Side(self._recorded, self._settings.model, self._memo)
+
         counts = list[_Counts]()
         config_tokens = 0
         for call in sample:
@@ -384,6 +392,7 @@ class _Replay:
             recorded_tokens = call.heuristic_tokens or call.prompt_tokens
             counts.append(_Counts(content_tokens, recorded_tokens))
             config_tokens = estimate_config_tokens(request.config)
+
         return counts, config_tokens
 
     async def play_call(
