@@ -205,8 +205,9 @@ def _describe_agent(
     source = _SOURCES.get(window.source, f"assumed: unknown model {model_name!r}")
     due_tokens = plan_strategy(strategy, window.tokens).threshold_tokens
     costs = resolve_costs(model_name, settings.prices, registry)
+    described = f"{strategy_name}, window {window.tokens:,} tokens ({source})"
     start = describe_start(window.tokens, due_tokens, costs)
-    return f"{strategy_name}, window {window.tokens:,} tokens ({source}){start}"
+    return f"{described}, {start}" if start else described
 
 
 def _find_model_name(agent: object) -> str:

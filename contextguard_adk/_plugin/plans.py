@@ -39,4 +39,4 @@ def describe_start(window_tokens: int, due_tokens: int, costs: Costs | None) -> 
     cost = "an unknown amount"
     if costs:
         cost = f"${costs.price(Usage(due_tokens)):,.2f}"
-    return f", compacts at {due_tokens:,} tokens, a prompt of that size costs {cost}"
+    return f"compacts at {due_tokens:,} tokens, a prompt of that size costs {cost}"

@@ -29,13 +29,20 @@ class Recalled:
     """A call of the recall tool, and the use of its result.
 
     The recall tool lets an agent search the messages that a summary has replaced.
+
+    Attributes:
+        index: The index of the event with the result.
+        agent: The name of the agent.
+        asked: The arguments of the call, as text.
+        result_chars: The length of the result in characters.
+        values: The values in the result that later calls needed.
     """
 
-    index: int  # The place of the event with the result.
+    index: int
     agent: str
     asked: str
     result_chars: int
-    values: list[str]  # Values in the result that later calls needed.
+    values: list[str]
 
 
 def count_kinds(
@@ -43,7 +50,11 @@ def count_kinds(
 ) -> Counter[str]:
     """Estimates the tokens of a request by the kind of content.
 
-    The tokens of all kinds are `prompt_tokens` in sum, but for rounding.
+    Args:
+        rebuilt: The request.
+        memo: The known sizes of contents.
+        fixed_tokens: The tokens of instruction and tools by bytes / 4.
+        prompt_tokens: The provider's count; the tokens of all kinds are scaled to it.
     """
     estimated = Counter({"instruction and tools": fixed_tokens})
 
@@ -64,6 +75,7 @@ def count_kinds(
 
 
 def _name_kind(part: types.Part, role: str | None) -> str:
+    """Returns a name for people of the kind of content that a part is."""
     if part.function_response:
         return f"{RESULTS_OF}{part.function_response.name}"
     if part.function_call:
@@ -133,7 +145,10 @@ class RemovedNeeds(NamedTuple):
 def find_needed_later(
     needs: Needs, removed: Sequence[types.Content], later_calls: Iterable[CallNeeds]
 ) -> RemovedNeeds:
-    """Finds the values in removed messages that later calls needed."""
+    """Finds the values in removed messages that later calls needed.
+
+    A value counts as held only if the request of every call that needed it held it.
+    """
     held_once = dict[str, None]()
     missing_once = dict[str, None]()
     for call in later_calls:
@@ -151,7 +166,7 @@ def find_needed_later(
 def find_values(
     needs: Needs, wanted: Sequence[Needed], contents: Sequence[types.Content]
 ) -> list[str]:
-    """Returns the wanted values that stand in some contents."""
+    """Returns the wanted values that at least one of the contents holds."""
     not_found = needs.find_missing(wanted, contents)
     return [each.value for each in wanted if each not in not_found]
 
@@ -175,8 +190,8 @@ def list_recalled(
         if not recall_results:
             continue
 
-        later = [needed for call, needed in model_calls if call.index > index]
-        needed_later = list(chain.from_iterable(later))
+        needed_by_call = [needed for call, needed in model_calls if call.index > index]
+        needed_later = list(chain.from_iterable(needed_by_call))
         content = event.content or types.Content()
         values = find_values(needs, needed_later, [content])
         for result in recall_results:
@@ -194,12 +209,7 @@ def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
 
     `agent` is the author of the message, unless its role or its text says otherwise.
     """
-    author = agent
-    if content and is_relay(content):  # ADK relays it with the role of the user.
-        author = "another agent"
-    elif content and content.role == "user":
-        author = "the user"
-
+    author = _name_author(content, agent)
     for part in parts_of(content):
         call = part.function_call
         result = part.function_response
@@ -212,6 +222,15 @@ def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
             yield f"{kind} of {author}{_describe_chars(part.text)}"
         else:
             yield f"file or image of {author}"
+
+
+def _name_author(content: types.Content | None, agent: str) -> str:
+    """Returns a name for people of the author of a message."""
+    if content and is_relay(content):  # ADK relays it with the role of the user.
+        return "another agent"
+    if content and content.role == "user":
+        return "the user"
+    return agent
 
 
 def _describe_chars(value: object) -> str:

@@ -32,7 +32,10 @@ from contextguard_adk.strategies import Pipeline, Strategy
 
 
 def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
-    """Checks a file, or the agents in a folder; returns 1 if one of them is wrong."""
+    """Checks a file, or the agents in a folder; prints what they mean.
+
+    Returns the exit code: 1 if an agent or an app has a problem, else 0.
+    """
     files = [each for each in models if each.lower().endswith(SETTINGS_SUFFIXES)]
     if files:
         text = f"{files[0]!r} stands among the models; name the file before --model"
@@ -60,6 +63,7 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
+    """Describes the settings of a file, or the built-in ones, for some models."""
     guard = ContextGuardPlugin.from_file(config) if config else ContextGuardPlugin()
     settings = guard.settings
     agents = {"(default)": settings.default, **settings.agents}
@@ -74,26 +78,33 @@ def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_folder(folder: str | None) -> dict[str, Any]:
-    """Loads the agents in a folder as `adk web` does; the folder may be one itself."""
+    """Checks the agents in a folder, loaded as `adk web` loads them.
+
+    The folder may be that of a single agent.
+    """
     path = Path(folder or "").resolve()
     app_folders = _find_app_folders(path)
 
     loader = AgentLoader(str(app_folders[0].parent))
     loaded = {each.name: _load(loader, each.name) for each in app_folders}
-    names = set[str]()
+    all_names = set[str]()
     for app in loaded.values():
-        names |= _list_names(app)
-    reports = [_check_app(name, app, names) for name, app in loaded.items()]
+        all_names |= _list_names(app)
+    reports = [_check_app(name, app, all_names) for name, app in loaded.items()]
 
     # A name in the settings file is misspelled only if no app has it.
     shared_file = os.environ.get(CONFIG_VARIABLE)
     if shared_file:
-        problems = _list_misses("agents", load_settings(shared_file).agents, names)
+        problems = _list_misses("agents", load_settings(shared_file).agents, all_names)
         reports.append({"app": shared_file, "agents": [], "problems": problems})
     return {"path": str(path), "apps": reports}
 
 
 def _find_app_folders(path: Path) -> list[Path]:
+    """Returns the folders of apps in a folder, or the folder itself if it is an app.
+
+    A folder without apps is returned as well: to load it gives the reason.
+    """
     inner = [each for each in sorted(path.iterdir()) if _is_app(each, "__init__.py")]
     if _is_app(path) or not inner:
         return [path]
@@ -136,8 +147,11 @@ def _list_misses(setting: str, used: Iterable[str], known: set[str]) -> list[str
     ]
 
 
-def _check_app(name: str, loaded: Any, names: set[str]) -> dict[str, Any]:
-    """Checks a loaded app, or reports the error that came instead of it."""
+def _check_app(name: str, loaded: Any, all_names: set[str]) -> dict[str, Any]:
+    """Checks a loaded app, or reports the error that came instead of it.
+
+    `all_names` are the names of the agents and tools of all apps.
+    """
     if isinstance(loaded, BaseException):
         reason = " ".join(f"{type(loaded).__name__}: {loaded}".split())
         problem = f"cannot be loaded: {reason}"
@@ -147,7 +161,7 @@ def _check_app(name: str, loaded: Any, names: set[str]) -> dict[str, Any]:
     plugins = getattr(loaded, "plugins", ())
     guards = [each for each in plugins if isinstance(each, ContextGuardPlugin)]
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
-    known_names = names
+    known_names = all_names
     if guards and not guard.is_shared:
         known_names = _list_names(loaded)
         problems += _list_misses("agents", guard.settings.agents, known_names)
@@ -168,7 +182,7 @@ def _check_app(name: str, loaded: Any, names: set[str]) -> dict[str, Any]:
 def _check_agent(
     agent: LlmAgent, guard: ContextGuardPlugin, names: set[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Describes an agent's settings, and lists the problems with them."""
+    """Returns a description of an agent's settings, and the problems with them."""
     strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
 
     problems = list[str]()
@@ -197,8 +211,8 @@ def _describe(
 ) -> dict[str, Any]:
     """Describes a strategy, its settings, and its budgets for some models."""
     if not isinstance(strategy, Strategy):
-        kind = "chosen by a function" if strategy else None
-        return {"strategy": kind, "settings": {}, "summarizer": None, "budgets": []}
+        name = "chosen by a function" if strategy else None
+        return {"strategy": name, "settings": {}, "summarizer": None, "budgets": []}
 
     settings = strategy.model_dump(
         exclude_unset=True,
@@ -206,7 +220,9 @@ def _describe(
         serialize_as_any=True,
     )
     reducers = strategy.reducers if isinstance(strategy, Pipeline) else ()
-    for reducer, items in zip(reducers, settings.get("reducers", ()), strict=False):
+    # There are no settings of reducers if the user has not set any.
+    reducer_settings = settings.get("reducers", ())
+    for reducer, items in zip(reducers, reducer_settings, strict=False):
         items["reducer"] = f"{type(reducer).__module__}.{type(reducer).__name__}"
 
     budgeted_models = models
@@ -223,15 +239,15 @@ def _describe(
 def _plan_budget(
     strategy: Strategy, model: str, guard: ContextGuardPlugin
 ) -> dict[str, Any]:
-    """Plans the window, threshold and costs of a strategy for a model."""
+    """Returns the window, budgets and costs of a strategy for a model, by name."""
     registry = guard.registry
     window = resolve_context_window(
         model, configured=strategy.context_window, registry=registry
     )
     costs = resolve_costs(model, guard.settings.prices, registry)
     planned = plan_strategy(strategy, window.tokens)
-    start = describe_start(window.tokens, planned.threshold_tokens, costs)
 
+    # The name of the registry's entry tells nothing about a registry of the user's own.
     registry_entry = None
     if window.source == "registry" and registry is None:
         registry_entry = LitellmRegistry().entry_name(model)
@@ -244,7 +260,7 @@ def _plan_budget(
         "threshold_tokens": planned.threshold_tokens,
         "summary_tokens": planned.summary_tokens,
         "costs": costs.model_dump(exclude_defaults=True) if costs else None,
-        "trigger": start.strip(", "),
+        "trigger": describe_start(window.tokens, planned.threshold_tokens, costs),
     }
 
 
@@ -284,6 +300,7 @@ def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines on a budget, which `_plan_budget` has returned."""
     sources = {"configured": "config", "default": "unknown model: assumed"}
     from_registry = f"registry: {budget['registry_entry']}"
     source = sources.get(budget["source"], from_registry)
@@ -302,6 +319,7 @@ def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_prices(costs: Costs) -> str:
+    """Lists prices: "input 2, output 8; above 200,000 tokens input 4, output 12"."""
     prices = costs.model_dump(exclude={"above", "above_tokens"}, exclude_none=True)
     base_prices = ", ".join(f"{name} {price:g}" for name, price in prices.items())
     if not costs.above:

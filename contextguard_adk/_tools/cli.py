@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif not isinstance(error, BrokenPipeError):
             raise
 
-        # Nobody takes the output any more; Python must not flush to it at exit.
+        # The disk is full, or nobody reads the output any more. Python must not flush
+        # to it at exit.
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 1
@@ -58,7 +59,11 @@ def _run(words: list[str]) -> int:
 
 
 def _call(**options: Any) -> int | None:
-    """Runs the current command with its options."""
+    """Runs the current command with its options; returns its exit code.
+
+    None stands for 0. The command `check` is the function `run_check` in the module
+    `check`, and so on.
+    """
     # A settings file may name classes in the current folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -85,6 +90,10 @@ def _call(**options: Any) -> int | None:
 
 
 def _parse_strategy(text: str) -> str:
+    """Returns the name of a strategy in the form of the settings.
+
+    "sliding-window" -> "sliding_window".
+    """
     name = text.replace("-", "_")
     if name not in STRATEGIES:
         known = f"{', '.join(STRATEGIES)}.{suggest(name, STRATEGIES)}"
@@ -95,7 +104,10 @@ def _parse_strategy(text: str) -> str:
 def _number(
     kind: type[float], least: float, most: float = math.inf
 ) -> Callable[[object], float]:
-    """Makes a parser of numbers, which may have commas for thousands."""
+    """Makes a parser of numbers from `least` to `most`.
+
+    A number may have commas for thousands: "32,000" -> 32000.
+    """
     at_most = f", at most {most:,}" if most < math.inf else ""
 
     def parse(value: object) -> float:
@@ -114,7 +126,10 @@ class _Check(click.Command):
     """A command that takes several names after one `--model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `--model` before each name, which is the form that click reads."""
+        """Puts `--model` before each name, which is the form that click reads.
+
+        "--model a b" -> "--model a --model b".
+        """
         option = ""
         repeated: list[str] = []
         for word in args:

@@ -42,13 +42,24 @@ SIMULATED_WINDOW_TOKENS = 32_000
 BARE = "no guard"
 AHEAD = "summaries ahead"
 
+FILES_PER_QUESTION = 10
+MAX_LISTED_FILES = 300
+MAX_FILE_BYTES = 200_000
+# A file with longer lines, on average, is generated.
+MAX_AVERAGE_LINE_BYTES = 200
+# After this number of refused turns in a row, a run is given up.
+MAX_REFUSED_TURNS = 10
+
 # A question of the user, and the offline model's replies to it.
 Turn: TypeAlias = tuple[str, list[Reply]]
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The options of the command; None where the user did not give one."""
+    """The options of the command; None for one that the user did not give.
+
+    `latency` is the simulated time of an answer or a summary, in seconds.
+    """
 
     path: Path | None
     window_tokens: int | None
@@ -81,8 +92,9 @@ def run_demo(**options: Any) -> int:
         each = f"{settings.latency:g} s for every answer and every summary"
         print_line(f"Times are simulated: {each}.")
 
-    bare, *guarded = runs
-    worst = max(guarded, key=lambda run: (bool(run.failure), run.rejections))
+    # A failure is worse than any number of rejections.
+    bare, *guarded_runs = runs
+    worst = max(guarded_runs, key=lambda run: (bool(run.failure), run.rejections))
     done = f"{worst.steps:,} of {bare.planned_steps:,} steps were done"
     print_line(f"With the guard {done}, {_describe_end(bare, worst)}.", "bold")
     return 1 if worst.rejections or worst.failure else 0
@@ -152,15 +164,15 @@ def _print_comparison(
 
 def plan_turns(root: Path, max_files: int) -> Iterator[Turn]:
     """Yields questions about the first source files, ten of one folder at a time."""
-    found = (file.relative_to(root) for file in walk_files(root) if read_source(file))
-    files = islice(found, max_files)
-    for folder, group in groupby(files, lambda file: file.parent):
+    sources = (file for file in walk_files(root) if read_source(file))
+    paths = (file.relative_to(root) for file in islice(sources, max_files))
+    for folder, folder_paths in groupby(paths, lambda path: path.parent):
         place = "the top folder" if folder == Path() else f"the folder {folder}"
         listing = call("list_files", directory=folder.as_posix())
 
-        while names := [file.as_posix() for file in islice(group, 10)]:
-            first_name = Path(names[0]).name
-            question = f"How does {place} work? Begin with {first_name}."
+        while asked_paths := list(islice(folder_paths, FILES_PER_QUESTION)):
+            question = f"How does {place} work? Begin with {asked_paths[0].name}."
+            names = [path.as_posix() for path in asked_paths]
             readings = [call("read_file", path=name) for name in names]
             answer = f"I have read {', '.join(names)}."
             yield question, [listing, *readings, answer]
@@ -177,7 +189,7 @@ class FileTools:
         folder = self._find(directory)
         if folder is None:
             return {"error": f"the project has no folder {directory!r}"}
-        files = islice(walk_files(folder), 300)
+        files = islice(walk_files(folder), MAX_LISTED_FILES)
         return {"files": [file.relative_to(self._root).as_posix() for file in files]}
 
     def read_file(self, path: str) -> dict[str, Any]:
@@ -189,7 +201,7 @@ class FileTools:
         return {"path": path, "content": text}
 
     def _find(self, path: str) -> Path | None:
-        """Resolves a path; None for what is missing or leads out of the folder."""
+        """Resolves a path; returns None if it is missing or leads out of the folder."""
         try:
             found = (self._root / path).resolve(strict=True)
         except (OSError, RuntimeError, TypeError, ValueError):
@@ -198,9 +210,10 @@ class FileTools:
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yields the files under a folder; no hidden ones, caches and symbolic links."""
+    """Yields the files under a folder, without hidden files, caches, symbolic links."""
     for directory, folder_names, file_names in os.walk(folder):
-        folder_names[:] = _list_shown(folder_names)  # `os.walk` goes on with these.
+        # `os.walk` goes on with the folders that are left in its own list.
+        folder_names[:] = _list_shown(folder_names)
         for name in _list_shown(file_names):
             file = Path(directory, name)
             if not file.is_symlink():
@@ -213,16 +226,22 @@ def _list_shown(names: list[str]) -> list[str]:
 
 
 def read_source(file: Path) -> str:
-    """Returns a file's text; "" for what is binary, generated or unreadable."""
+    """Returns the start of a file's text.
+
+    Returns "" if the file is binary, generated, empty or unreadable.
+    """
     try:
         if not file.is_file():  # To read a pipe would take forever.
             return ""
         with file.open("rb") as stream:
-            data = stream.read(200_000)
+            data = stream.read(MAX_FILE_BYTES)
     except OSError:
         return ""
+
+    is_empty = not data.strip()
+    is_binary = b"\0" in data
     average_line_bytes = len(data) / (data.count(b"\n") + 1)
-    if not data.strip() or b"\0" in data or average_line_bytes > 200:
+    if is_empty or is_binary or average_line_bytes > MAX_AVERAGE_LINE_BYTES:
         return ""
     return data.decode("utf-8", "replace")
 
@@ -230,7 +249,10 @@ def read_source(file: Path) -> str:
 def _create_model(
     name: str | None, latency: float | None, window_tokens: int, turns: list[Turn]
 ) -> BaseLlm:
-    """Makes a real model by its name, or one that plays the turns offline."""
+    """Makes the model of this name; without a name, one that plays the turns offline.
+
+    The offline model begins again with the first turn after the last one.
+    """
     if name is None:
         replies = cycle(chain.from_iterable(replies for _, replies in turns))
         return SimulatedLlm(
@@ -255,7 +277,24 @@ def _create_model(
 
 @dataclass
 class DemoRun:
-    """The work of the demo, done once from beginning to end, and its figures."""
+    """The work of the demo, done once from beginning to end, and its figures.
+
+    Attributes:
+        name: The name of the run for people: with or without a guard.
+        planned_steps: The number of model calls to make.
+        window_tokens: The context window of the model.
+        costs: The prices of the model; None if they are unknown.
+        steps: The number of complete answers of the model.
+        rejections: The number of requests that the provider refused.
+        compactions: The number of compactions.
+        usage: The tokens of all answers and summaries.
+        sizes: The prompt tokens of each request, as far as they are known.
+        pressures: The warnings about the running call.
+        largest_tokens: The prompt tokens of the largest request.
+        answer_seconds: The time of the last answer, on the clock of the event loop.
+        waited_seconds: The time that the agent waited for summaries.
+        failure: An error other than a refusal, which ended the run; "" for none.
+    """
 
     name: str
     planned_steps: int
@@ -264,8 +303,8 @@ class DemoRun:
     steps: int = 0
     rejections: int = 0
     compactions: int = 0
-    usage: Usage = field(default_factory=Usage)  # With that of summaries.
-    sizes: list[int] = field(default_factory=list)  # Of requests, in tokens.
+    usage: Usage = field(default_factory=Usage)
+    sizes: list[int] = field(default_factory=list)
     pressures: list[PressureRecord] = field(default_factory=list)
     largest_tokens: int = 0
     answer_seconds: float = 0.0
@@ -273,12 +312,15 @@ class DemoRun:
     failure: str = ""
 
     def describe(self, latency: float | None) -> dict[str, str]:
-        """Returns the figures to compare, by the name of their row."""
-        done = max(1, self.steps)
+        """Returns the figures to compare, by the name of their row.
+
+        If `latency` is set, time is simulated, and two rows tell it.
+        """
+        divisor = max(1, self.steps)
         usage = self.usage
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
         cost = price_calls([usage], self.costs)
-        step_cost = None if cost is None else cost / done
+        step_cost = None if cost is None else cost / divisor
 
         figures = {
             "steps done": f"{self.steps:,} of {self.planned_steps:,}",
@@ -286,9 +328,9 @@ class DemoRun:
             "compactions": f"{self.compactions:,}",
             "largest request": f"{self.largest_tokens:,}",
             "of the window": f"{self.largest_tokens / self.window_tokens:.0%}",
-            "uncached input / step": f"{uncached_tokens / done:,.0f}",
-            "cached input / step": f"{usage.cached_tokens / done:,.0f}",
-            "output / step": f"{usage.output_tokens / done:,.0f}",
+            "uncached input / step": f"{uncached_tokens / divisor:,.0f}",
+            "cached input / step": f"{usage.cached_tokens / divisor:,.0f}",
+            "output / step": f"{usage.output_tokens / divisor:,.0f}",
             "cost / step": format_cost(step_cost),
             "cost of the steps done": format_cost(cost),
         }
@@ -332,15 +374,17 @@ class DemoRun:
         if self.failure and not self.steps:
             raise CommandError(f"the model cannot be used: {self.failure}")
 
-        # Only a simulated model knows the size of requests for summaries, too.
-        largest_answered = max(self.sizes, default=0)
-        self.largest_tokens = getattr(llm, "largest_request_tokens", largest_answered)
+        # A simulated model knows the size of requests for summaries as well.
+        if isinstance(llm, SimulatedLlm):
+            self.largest_tokens = llm.largest_request_tokens
+        else:
+            self.largest_tokens = max(self.sizes, default=0)
 
     async def _ask(self, runner: Runner, questions: Iterator[str]) -> None:
         """Asks one question after the other until the steps are done.
 
-        A refused request ends a turn, and ten in a row end the run; any other error
-        ends it at once.
+        A refused request ends its turn. Ten refused turns in a row end the run, and so
+        does any other error.
         """
         await runner.session_service.create_session(
             app_name=runner.app_name, user_id="user", session_id="session"
@@ -363,12 +407,12 @@ class DemoRun:
 
             if self.steps >= self.planned_steps:
                 return
-            if refused_in_a_row == 10:
-                print_line("    given up after 10 refused turns")
+            if refused_in_a_row == MAX_REFUSED_TURNS:
+                print_line(f"    given up after {MAX_REFUSED_TURNS} refused turns")
                 return
 
     async def _play_turn(self, runner: Runner, question: str) -> None:
-        """Has the agent answer a question, at most until all steps are done."""
+        """Has the agent answer a question; stops it once all steps are done."""
         events = runner.run_async(
             user_id="user",
             session_id="session",
@@ -381,7 +425,7 @@ class DemoRun:
                     return
 
     def _count(self, event: Event) -> None:
-        """Counts an event that is a complete answer of the model."""
+        """Counts an event if it is a complete answer of the model."""
         if event.partial or not event.content or event.content.role != "model":
             return
 
@@ -392,7 +436,7 @@ class DemoRun:
         self.sizes.append(usage.prompt_tokens)
 
     def _note_call(self, record: CallRecord) -> None:
-        """Prints a rejection, a compaction and a warning, as the guard reports them."""
+        """Counts and prints a rejection, a compaction and a warning of the guard."""
         self.usage += record.summary_usage
         if record.is_recovered:
             self._note_rejection(0)
@@ -417,7 +461,7 @@ class DemoRun:
         self.pressures.clear()
 
     def _note_rejection(self, prompt_tokens: int) -> None:
-        """Prints a refused request, of which 0 tokens mean an unknown size."""
+        """Counts and prints a refused request; 0 tokens mean an unknown size."""
         self.rejections += 1
         size = "too many tokens"
         if prompt_tokens:

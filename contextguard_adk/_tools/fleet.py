@@ -32,9 +32,20 @@ from contextguard_adk._tools.terminal import CommandError, number_column
 from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
 
+# The figures of an agent in one session, or in several ones, by name.
 Row = dict[str, Any]
 
 ROW_NAMES = {"app", "agent", "user", "session"}
+PARTS_PER_PROCESS = 8
+MAX_REASON_CHARS = 200
+
+# This number of known calls is replayed as well before the first unknown one: from
+# their counts the guard learns how many bytes a token has.
+REPEATED_CALLS = 3
+# A guard's estimates are seldom more than a tenth too high, so a request of this part
+# of the threshold is not compacted.
+QUIET_RATIO = 0.85
+
 UNSUPPORTED_OPTIONS = ("is_list", "compare", "is_complete")
 
 COLUMNS = {
@@ -56,17 +67,20 @@ def run_fleet(
     output: Path | None = None,
     **options: Any,
 ) -> None:
-    """Replays sessions in several processes; prints a table, and writes a page."""
+    """Replays sessions in several processes; prints their figures by agent.
+
+    If `output` is set, an HTML page with the figures is written to it as well.
+    """
     unsupported = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
     if any(unsupported):
         raise CommandError("--all-sessions: no --list, --compare or --all")
 
     settings = ReplaySettings(read_settings(config), **options)
     with terminal.quiet_logs(Console(stderr=True)):
-        done = _replay_in_processes(source, key, settings)
+        all_rows = _replay_in_processes(source, key, settings)
 
-    failed = [row for row in done if "failed" in row]
-    rows = [row for row in done if "failed" not in row]
+    failed = [row for row in all_rows if "failed" in row]
+    rows = [row for row in all_rows if "failed" not in row]
     agents = _add_up_agents(rows)
     found = {"agents": agents, "sessions": rows, "failed": failed}
 
@@ -94,7 +108,7 @@ def _replay_in_processes(
 
     # Many small parts keep all processes busy until the end.
     process_count = os.cpu_count() or 1
-    part_count = 8 * process_count
+    part_count = PARTS_PER_PROCESS * process_count
     parts = [listed[start::part_count] for start in range(part_count)]
 
     context = multiprocessing.get_context("spawn")
@@ -112,7 +126,7 @@ def _format_cells(row: Row) -> list[str]:
 
 
 def _add_up_agents(rows: list[Row]) -> list[Row]:
-    """Adds up the rows of each agent, and, if there are several agents, all of them."""
+    """Returns a row with the sums of each agent; if there are several, one of all."""
     names = itemgetter("app", "agent")
     agents = [
         _add_up(app, agent, list(own))
@@ -124,7 +138,7 @@ def _add_up_agents(rows: list[Row]) -> list[Row]:
 
 
 def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
-    """Adds up figures; a sum is None where one of the summands is unknown."""
+    """Adds up the figures of some rows; a sum is None if one of its summands is."""
     total: Row = {"app": app, "agent": agent}
     figures = [name for name in rows[0] if name not in ROW_NAMES]
     for figure in figures:
@@ -144,18 +158,20 @@ def _replay_part(
 async def _replay_all(
     source: str, settings: ReplaySettings, part: list[ListedSession]
 ) -> list[Row]:
+    """Replays some sessions; returns a row for each agent, or one for an error."""
     rows = list[Row]()
-    async with recordings.open_source(source) as found:
+    async with recordings.open_source(source) as opened:
         for each in part:
             names = {"app": each.app, "user": each.user, "session": each.session}
             try:
-                measured = await _measure(await found.load(each), settings)
+                session = await opened.load(each)
+                measured = await _measure(session, settings)
                 rows.extend(names | row for row in measured)
             except Exception as error:  # noqa: BLE001 - of whatever is stored there
                 # Other errors than ours may quote the conversation.
                 is_ours = isinstance(error, terminal.CommandError)
                 reason = str(error) if is_ours else type(error).__name__
-                rows.append({**names, "failed": reason[:200]})
+                rows.append({**names, "failed": reason[:MAX_REASON_CHARS]})
     return rows
 
 
@@ -166,9 +182,8 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
     if known and len(known) == len(calls):
         replayed = Replayed(session.id, {}, known, has_cache=True)
     else:
-        # The last three known calls are replayed as well: from their counts the guard
-        # learns how many bytes a token has.
-        replayed = await replay_session(session, settings, known[:-3])
+        kept = known[:-REPEATED_CALLS]
+        replayed = await replay_session(session, settings, kept)
 
     rows = list[Row]()
     for agent in dict.fromkeys(call.agent for call in replayed.calls):
@@ -202,7 +217,7 @@ class _Limits:
 def _take_as_recorded(
     session: Session, calls: list[RecordedCall], settings: ReplaySettings
 ) -> Iterator[ReplayedCall]:
-    """Yields the first calls as recorded, up to one that the guard might change.
+    """Yields the first calls as recorded, up to the first that a guard might change.
 
     A replay of these calls would take most of the time and find nothing.
     """
@@ -244,21 +259,26 @@ def _take_as_recorded(
 def _find_limits(
     session: Session, settings: ReplaySettings, agent: str, model: str
 ) -> _Limits:
+    """Returns the window and the prices that hold for an agent with a model."""
     guard = settings.guard
     strategy: Any = settings.adapt(guard.agents.get(agent, guard.default))
-    fixed = getattr(strategy, "context_window", settings.window_tokens)
-    window_tokens = resolve_context_window(model, configured=fixed).tokens
+    configured_tokens = getattr(strategy, "context_window", settings.window_tokens)
+    window = resolve_context_window(model, configured=configured_tokens)
+    window_tokens = window.tokens
     costs = resolve_costs(model, guard.prices, None)
     quiet_tokens = _find_quiet_tokens(session, strategy, window_tokens)
     return _Limits(window_tokens, quiet_tokens, costs)
 
 
 def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> float:
-    """Returns the prompt tokens below which a strategy surely changes no request."""
+    """Returns the prompt tokens below which a strategy surely changes no request.
+
+    Infinity means that it changes no request, 0 that it may change each.
+    """
     if not strategy:
         return math.inf
     if type(strategy) not in (Threshold, SlidingWindow, Pipeline):
-        return 0.0
+        return 0.0  # A strategy of the user's own, or a function that chooses one.
     if len(session.events) > getattr(strategy, "max_messages", math.inf):
         return 0.0
 
@@ -267,6 +287,6 @@ def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> f
     if preview and any(preview(content) for content in contents):
         return 0.0
 
-    planned = plan_strategy(strategy, window_tokens)
-    # Estimates are seldom more than a tenth too high.
-    return 0.85 * planned.threshold_tokens * (strategy.ahead or 1)
+    # A strategy with `ahead` writes summaries from this part of the threshold on.
+    threshold_tokens = plan_strategy(strategy, window_tokens).threshold_tokens
+    return QUIET_RATIO * threshold_tokens * (strategy.ahead or 1)

@@ -52,17 +52,27 @@ class ListedSession:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One model call of a recording, found at the event of its response."""
+    """One model call of a recording, found at the event of its response.
 
-    index: int  # The event of the response.
+    Attributes:
+        index: The index of the event of the response.
+        event: The event of the response.
+        prompt_tokens: The provider's count.
+        is_guarded: Whether a guard had cut the request, so that the count is not that
+            of the whole history.
+        heuristic_tokens: A guard's bytes / 4 of the request that was sent; None if no
+            guard has stored any.
+    """
+
+    index: int
     event: Event
-    prompt_tokens: int  # The provider's count.
-    is_guarded: bool  # A guard has cut the request: the count is not the history's.
-    heuristic_tokens: int | None  # A guard's bytes / 4 of the request that was sent.
+    prompt_tokens: int
+    is_guarded: bool
+    heuristic_tokens: int | None
 
     @property
     def ratio(self) -> float | None:
-        """Prompt tokens per heuristic token; None where no guard has measured any."""
+        """Prompt tokens per heuristic token; None if no guard has stored any."""
         if not self.heuristic_tokens:
             return None
         return self.prompt_tokens / self.heuristic_tokens
@@ -75,12 +85,17 @@ async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
-    """Reads a session; where a name is missing, the newest one that has events."""
-    async with open_source(source) as found:
-        listed = await found.list(key)
+    """Reads the newest session that has the given names, if possible one with events.
+
+    Raises a `CommandError` if no session has the names.
+    """
+    async with open_source(source) as opened:
+        listed = await opened.list(key)
         if listed:
-            with_events = (each for each in listed if each.events != 0)
-            return await found.load(next(with_events, listed[0]))
+            # Agent Engine does not tell the number: it is None.
+            with_events = [each for each in listed if each.events != 0]
+            newest = with_events[0] if with_events else listed[0]
+            return await opened.load(newest)
 
     given = [f"{name} {value!r}" for name, value in vars(key).items() if value]
     whose = ", ".join(given) or "anybody"
@@ -133,6 +148,7 @@ class _Service:
         return sorted(listed, key=lambda each: each.updated, reverse=True)
 
     async def _list_rows(self, key: SessionKey) -> Sequence[Sequence[Any]]:
+        """Returns a row for each session: app, user, id, time, and number of events."""
         if self.query:
             given = {name: value for name, value in vars(key).items() if value}
             conditions = [f" AND {_COLUMNS[name]} = :{name}" for name in given]
@@ -166,10 +182,14 @@ _COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
 
 
 def read_time(value: float | str | datetime) -> datetime:
-    """Reads a time; one without a zone is in UTC, an invalid one counts as 1970."""
+    """Reads a time: the seconds since 1970, a text in ISO format, or a datetime.
+
+    A time without a zone is in UTC. An invalid one counts as the beginning of 1970.
+    """
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
+
         time = datetime.fromisoformat(value) if isinstance(value, str) else value
         return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
     except (ValueError, OverflowError, OSError):
@@ -210,6 +230,7 @@ async def _open_file(source: str) -> AsyncIterator[_Export | _Service]:
 
 
 def _explain_missing(source: str) -> str:
+    """Says which extra of ADK a source needs."""
     need = "databases need SQLAlchemy"
     extra = "db"
     if source.startswith(_ENGINE):
@@ -238,6 +259,7 @@ def _open_engine(source: str) -> _Service:
 
 
 def _read_export(source: str, data: bytes) -> Session:
+    """Reads a session from JSON, with field names of ADK's web server or of Python."""
     try:
         # Half of a surrogate pair, which no file can hold, becomes a question mark.
         text = json.dumps(json.loads(data), ensure_ascii=False)
@@ -292,14 +314,23 @@ async def _open_url(url: str) -> AsyncIterator[_Service]:
         await engine.dispose()
 
 
+_READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE")
+_WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE)\b")
+
+
 def _replace_write(
     connection: object, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
-    """Replaces a statement that writes: ADK makes missing tables before it reads."""
-    reading = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE", "EXPLAIN")
-    if statement.lstrip().upper().startswith(reading):
-        return statement, parameters
-    return "SELECT 1", ()
+    """Returns a statement that reads with its parameters, "SELECT 1" for another one.
+
+    ADK makes missing tables before it reads. A statement is judged by its first word. A
+    WITH, which may begin a reading or a writing statement, is judged by all its words.
+    """
+    text = statement.lstrip().upper()
+    is_reading = text.startswith(_READING)
+    if text.startswith("WITH") and _WRITING.search(text):
+        is_reading = False
+    return (statement, parameters) if is_reading else ("SELECT 1", ())
 
 
 _PICKLED = (
@@ -314,7 +345,10 @@ _OF_READ = f"WHERE lower(made.tbl_name) IN {_READ}"
 
 
 def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
-    """Refuses a file with tables that compute their values or hold pickles."""
+    """Refuses a file with tables that compute their values or hold pickles.
+
+    Computed tables are views and virtual tables, and those with generated columns.
+    """
     definitions = copy.execute(
         f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} AND sql NOT NULL"
     )
@@ -327,15 +361,16 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
         f"sqlite_master AS made, pragma_table_xinfo(made.name) AS columns {_OF_READ}"
     ).fetchall()
     for table, _, hidden in columns:
-        if hidden:
+        if hidden:  # SQLite hides generated columns, and those of virtual tables.
             raise CommandError(_COMPUTED.format(path, table))
+    # Only ADK before 1.22 has the column `actions`.
     if ("events", "actions", 0) in columns:
         raise CommandError(_PICKLED.format(path))
 
 
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
-    """Opens a copy: ADK's service makes missing tables in what it opens."""
+    """Opens a copy of an SQLite file: ADK's service makes missing tables in a file."""
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ from contextguard_adk._tools.replaying import figures
 from contextguard_adk._tools.replaying.calls import list_calls
 from contextguard_adk._tools.replaying.compare import Comparison, Row, list_rows
 from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
-from contextguard_adk._tools.replaying.need import Needs
+from contextguard_adk._tools.replaying.need import Needed, Needs
 from contextguard_adk._tools.replaying.side import (
     Scale,
     Sent,
@@ -42,8 +42,17 @@ from contextguard_adk.config import Chooser, PluginSettings, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
 
-MAX_LISTED = 100  # Sessions of a list for people; JSON has them all.
-SAMPLE_CALLS = 40  # About so many calls tell the size of an agent's instruction.
+# A table shows at most this number of sessions; JSON has them all.
+MAX_LISTED = 100
+LIST_COLUMNS = ("app", "user", "session", "updated", "events")
+
+# The size of an agent's instruction is inferred from 40 to 79 of its calls, or from all
+# of them if it has fewer.
+SAMPLE_CALLS = 40
+# The median error below which the counts say that an agent was sent only the running
+# turn. A guard's own counts of bytes / 4 fit almost exactly.
+MOST_TURN_ERROR = 1.0
+MOST_MEASURED_TURN_ERROR = 0.05
 
 # Requests of nearly the same size do not tell the ratio of tokens to bytes / 4.
 LEAST_DIFFERENCE = 0.1
@@ -62,7 +71,7 @@ class ReplaySettings:
     window_tokens: int | None = None
 
     def adapt(self, strategy: Strategy | Chooser | None) -> Strategy | Chooser | None:
-        """Returns a strategy with the wanted window that asks no real model.
+        """Returns a strategy with the wanted window and a simulated summarizer.
 
         A function that chooses a strategy is returned as it is, and so is None.
         """
@@ -98,19 +107,22 @@ def run_replay(
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
+
         rows = list[Row]()
         if compare:
             rows += list_rows(settings.guard, settings.window_tokens)
         # A comparison has the user's settings only if the user gives a file of them.
         if recording["config"] or not compare:
             rows.append(Row("your settings", settings.guard))
-        row_settings = [row.guard for row in rows]
-        replays = asyncio.run(replay_guards(session, settings, row_settings))
+        row_guards = [row.guard for row in rows]
+        replays = asyncio.run(replay_guards(session, settings, row_guards))
+        # Without a comparison there is one row, and one replay.
         result = Comparison(rows, replays) if compare else replays[0]
 
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
         return
+
     print_line(str(recordings.describe_session(session)), "dim")
     if isinstance(result, Comparison):
         result.print()
@@ -121,7 +133,10 @@ def run_replay(
 def read_recording(
     source: str, key: SessionKey, config: str | None, **options: Any
 ) -> tuple[Session, ReplaySettings]:
-    """Reads a recorded session, and the settings to replay it with."""
+    """Reads a recorded session, and the settings to replay it with.
+
+    `options` are fields of `ReplaySettings`.
+    """
     guard = read_settings(config)
     session = asyncio.run(recordings.load_session(source, key))
     return session, ReplaySettings(guard, **options)
@@ -146,14 +161,15 @@ def print_sessions(as_json: bool, source: str, key: SessionKey, **_: Any) -> Non
 
     print_line(f"Sessions: {len(sessions):,}; times in UTC", "bold")
     columns: list[Any] = []
-    if sessions:
-        columns = ["app", "user", "session", "updated"]
-        columns.append(terminal.number_column("events"))
+    if sessions:  # A table without rows has no head, either.
+        *name_columns, count_column = LIST_COLUMNS
+        columns = [*name_columns, terminal.number_column(count_column)]
 
     no_style = ""
     rows = list[tuple[list[str], str]]()
     for session in sessions[:MAX_LISTED]:
-        cells = ["-" if value is None else str(value) for value in session.values()]
+        values = [session[name] for name in LIST_COLUMNS]
+        cells = ["-" if value is None else str(value) for value in values]
         rows.append((cells, no_style))
     if len(sessions) > MAX_LISTED:
         text = f"... {len(sessions) - MAX_LISTED:,} older ones: see --app, --json"
@@ -181,8 +197,8 @@ async def replay_guards(
 ) -> list[Replayed]:
     """Replays a session with the settings of several guards at once.
 
-    So ADK builds each request once for all guards. Returns one replay for each of them,
-    in their order; each begins with the known calls.
+    So ADK builds each request once for all guards. Returns one replay for each guard,
+    in the order of `guards`. Each replay begins with the known calls.
     """
     calls = list(list_calls(session, settings.agent))
     if not calls:
@@ -195,13 +211,14 @@ async def replay_guards(
     usages = [read_usage(call.event.usage_metadata) for call in calls]
     has_cache = any(usage.cached_tokens for usage in usages)
     replay = _Replay(session, settings, guards, has_cache)
-    needs = Needs(session.events, calls)
+
     calls_by_agent = defaultdict[str, list[RecordedCall]](list)
     for call in calls:
         calls_by_agent[call.event.author].append(call)
     for agent, own_calls in calls_by_agent.items():
         await replay.infer_agent(agent, own_calls)
 
+    needs = Needs(session.events, calls)
     numbered_calls = list(enumerate(calls, 1))
     unknown_calls = numbered_calls[len(known_calls) :]
     # One list for each call, with a replayed call for each guard.
@@ -223,10 +240,54 @@ class _RecordedTool(BaseTool):
         return types.FunctionDeclaration(name=self.name)
 
 
+class _ComparedTokens(NamedTuple):
+    """A guard's estimate of a request, and the provider's count of the same request.
+
+    Attributes:
+        estimated: The estimated tokens; None if no guard watches the agent.
+        real: The count; None if the recording has none of the estimated request.
+    """
+
+    estimated: int | None
+    real: int | None
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The error of the estimate, as a ratio of the count; None if unknown."""
+        if not (self.estimated and self.real):
+            return None
+        return self.estimated / self.real - 1
+
+    def divide_estimate(self, window_tokens: int) -> float | None:
+        """Returns the part of a window that the estimate fills; None if unknown."""
+        return self.estimated / window_tokens if self.estimated else None
+
+
+class _WholeCall(NamedTuple):
+    """A recorded call, made again with the whole history.
+
+    Attributes:
+        number: The number of the call in the recording, from 1.
+        agent: The name of the agent.
+        sent: The request with the whole history, and its usage.
+        tokens: The estimate and the count to compare.
+        window_tokens: The window, in tokens, with which all requests are compared.
+        needed: The values that the call needed and the whole history holds.
+    """
+
+    number: int
+    agent: str
+    sent: Sent
+    tokens: _ComparedTokens
+    window_tokens: int
+    needed: list[Needed]
+
+
 class _Replay:
     """Replays a session with one guard that watches, and with guards that act.
 
-    The watching guard sees the whole history; an acting guard cuts its own requests.
+    The watching guard changes no request, so its requests have the whole history. An
+    acting guard cuts its own requests.
     """
 
     def __init__(
@@ -274,8 +335,10 @@ class _Replay:
     async def infer_agent(self, name: str, calls: list[RecordedCall]) -> None:
         """Makes an agent whose instruction is as long as the counts suggest.
 
-        A recording has neither the instruction nor `include_contents`. With "none" the
-        agent was sent only the running turn, with "default" the whole history.
+        A recording has neither the instruction nor `include_contents`. Both settings of
+        `include_contents` are tried, and the one that fits the recorded counts is kept:
+        - "none": the agent was sent only the running turn.
+        - "default": the agent was sent the whole history.
         """
         agent = make_agent(name, tools=_list_tools(self._recorded, name))
         self._agents[name] = agent
@@ -295,13 +358,15 @@ class _Replay:
         whole_counts, config_tokens = await self._count_sample(agent, sample)
         whole_fit = _fit_counts(whole_counts, is_measured)
 
-        # "none" is the rarer setting: it is taken only if it fits much better, and, by
-        # a guard's own counts of bytes / 4, only if it fits almost exactly.
-        max_error = 0.05 if is_measured else 1.0
-        fit = whole_fit
-        if turn_fit.error < min(max_error, whole_fit.error / 2):
+        # "none" is the rarer setting: it is taken only if its error is small, and less
+        # than half of the other one.
+        most_error = MOST_MEASURED_TURN_ERROR if is_measured else MOST_TURN_ERROR
+        if turn_fit.error < min(most_error, whole_fit.error / 2):
             agent.include_contents = "none"
             fit = turn_fit
+        else:
+            agent.include_contents = "default"
+            fit = whole_fit
         self.fixed_tokens[name] = fit.fixed_tokens
 
         if sample:
@@ -318,6 +383,7 @@ class _Replay:
         configuration, which has the tools.
         """
         side = Side(self._recorded, self._settings.model, self._memo)
+
         counts = list[_Counts]()
         config_tokens = 0
         for call in sample:
@@ -326,66 +392,106 @@ class _Replay:
             recorded_tokens = call.heuristic_tokens or call.prompt_tokens
             counts.append(_Counts(content_tokens, recorded_tokens))
             config_tokens = estimate_config_tokens(request.config)
+
         return counts, config_tokens
 
     async def play_call(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> list[ReplayedCall]:
         """Replays a call; returns one replayed call for each acting guard."""
-        name = call.event.author
-        agent = self._agents[name]
-        scale = self._scales[name]
-        ratio_before = scale.last.ratio if scale.last else None
-
+        agent = self._agents[call.event.author]
         # The whole history is sent first: the recorded count corrects the scale, by
         # which the requests of the acting guards are counted.
-        watching = self._watching
-        watching.llm.call = call
-        watching.llm.scale = scale
-        whole_request = await watching.build(call, agent)
-        whole = await watching.send(call, agent, whole_request)
-        window_tokens = self._find_window(whole)
-        needed = needs.find(call, whole.request.contents, window_tokens)
-
-        estimate = whole.record.estimated_tokens if whole.record else None
-        real: int | None = call.prompt_tokens
-        if not watching.llm.is_whole:
-            # A guard had cut the recorded request. Its count can be compared only with
-            # an estimate of the cut request.
-            if estimate and call.heuristic_tokens and ratio_before:
-                estimate = round(call.heuristic_tokens * ratio_before)
-            else:
-                real = None
+        whole_call = await self._send_whole(number, call, needs)
 
         replayed = list[ReplayedCall]()
         for acting in self._acting:
-            acting.llm.scale = scale
-            sent = await acting.send(call, agent, whole.request)
-            record = sent.record or whole.record
-            compaction = sent.record.compaction if sent.record else None
-            replayed.append(
-                ReplayedCall(
-                    number=number,
-                    agent=name,
-                    contents=len(whole.request.contents),
-                    estimated_tokens=estimate,
-                    real_tokens=real,
-                    whole_tokens=whole.usage.prompt_tokens,
-                    whole_bill=self._price(whole),
-                    window_tokens=window_tokens,
-                    threshold_tokens=record.threshold_tokens if record else None,
-                    sent_contents=len(sent.request.contents),
-                    sent_tokens=sent.usage.prompt_tokens,
-                    sent_bill=self._price(sent),
-                    compaction=compaction,
-                    error_ratio=estimate / real - 1 if estimate and real else None,
-                    pressure=estimate / window_tokens if estimate else None,
-                    needed=needed,
-                    missing=needs.find_missing(needed, sent.request.contents),
-                    state=dict(acting.state) if compaction else {},
-                )
-            )
+            acting.llm.scale = self._scales[agent.name]
+            sent = await acting.send(call, agent, whole_call.sent.request)
+            missing = needs.find_missing(whole_call.needed, sent.request.contents)
+            replayed.append(self._describe(whole_call, sent, missing, acting.state))
         return replayed
+
+    async def _send_whole(
+        self, number: int, call: RecordedCall, needs: Needs
+    ) -> _WholeCall:
+        """Sends the whole history to the model of the watching guard."""
+        agent = self._agents[call.event.author]
+        scale = self._scales[agent.name]
+        # This is read before the call is sent, which makes it the last call.
+        last_ratio = scale.last.ratio if scale.last else None
+
+        watching = self._watching
+        watching.llm.call = call
+        watching.llm.scale = scale
+        request = await watching.build(call, agent)
+        sent = await watching.send(call, agent, request)
+
+        window_tokens = self._find_window(sent)
+        return _WholeCall(
+            number=number,
+            agent=agent.name,
+            sent=sent,
+            tokens=self._compare_tokens(call, sent, last_ratio),
+            window_tokens=window_tokens,
+            needed=needs.find(call, sent.request.contents, window_tokens),
+        )
+
+    def _compare_tokens(
+        self, call: RecordedCall, whole: Sent, last_ratio: float | None
+    ) -> _ComparedTokens:
+        """Returns a guard's estimate of a request, and the count to compare it with.
+
+        `last_ratio` is the ratio of the agent's last recorded request; None if it is
+        unknown.
+        """
+        whole_estimate = whole.record.estimated_tokens if whole.record else None
+        if self._watching.llm.is_whole:
+            return _ComparedTokens(whole_estimate, call.prompt_tokens)
+
+        # A guard had cut the recorded request. Its count can be compared only with an
+        # estimate of the cut request.
+        if whole_estimate and call.heuristic_tokens and last_ratio:
+            cut_estimate = round(call.heuristic_tokens * last_ratio)
+            return _ComparedTokens(cut_estimate, call.prompt_tokens)
+        return _ComparedTokens(whole_estimate, None)
+
+    def _describe(
+        self,
+        whole_call: _WholeCall,
+        sent: Sent,
+        missing: list[Needed],
+        state: dict[str, Any],
+    ) -> ReplayedCall:
+        """Describes a call of an acting guard, beside the call with the whole history.
+
+        `missing` are the needed values that the sent request does not hold, and `state`
+        is the session state of the acting guard.
+        """
+        whole = whole_call.sent
+        record = sent.record or whole.record
+        compaction = sent.record.compaction if sent.record else None
+        tokens = whole_call.tokens
+        return ReplayedCall(
+            number=whole_call.number,
+            agent=whole_call.agent,
+            contents=len(whole.request.contents),
+            estimated_tokens=tokens.estimated,
+            real_tokens=tokens.real,
+            whole_tokens=whole.usage.prompt_tokens,
+            whole_bill=self._price(whole),
+            window_tokens=whole_call.window_tokens,
+            threshold_tokens=record.threshold_tokens if record else None,
+            sent_contents=len(sent.request.contents),
+            sent_tokens=sent.usage.prompt_tokens,
+            sent_bill=self._price(sent),
+            compaction=compaction,
+            error_ratio=tokens.error_ratio,
+            pressure=tokens.divide_estimate(whole_call.window_tokens),
+            needed=whole_call.needed,
+            missing=missing,
+            state=dict(state) if compaction else {},
+        )
 
     def _find_window(self, whole: Sent) -> int:
         """Returns the window, in tokens, with which all requests are compared."""
@@ -446,9 +552,9 @@ class _Fit(NamedTuple):
 def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
     """Infers the size of instruction and tools from the counts of some requests.
 
-    If `is_heuristic`, the recorded counts are a guard's bytes / 4; else they are a
-    provider's tokens, which are some multiple of bytes / 4. Without counts the size is
-    0, and so is the error.
+    If `is_heuristic`, the recorded counts are a guard's bytes / 4. Otherwise they are a
+    provider's tokens, which are some multiple of bytes / 4: the ratio. A recorded count
+    is `ratio * (contents + fixed_tokens)`. Without counts, size and error are 0.
     """
     if not counts:
         return _Fit(0, 0.0)
@@ -461,12 +567,13 @@ def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
             ratios.append((other.recorded - one.recorded) / difference)
     ratio = 1.0
     if ratios and not is_heuristic:
-        ratio = min(max(statistics.median(ratios), LEAST_RATIO), MOST_RATIO)
+        raised_ratio = max(LEAST_RATIO, statistics.median(ratios))
+        ratio = min(MOST_RATIO, raised_ratio)
 
     # A guard may have cut all requests but the first.
     uncut = counts[:1] if is_heuristic else counts
-    fixed = statistics.median(each.recorded - ratio * each.contents for each in uncut)
-    fixed_tokens = max(0, round(fixed / ratio))
+    recorded_rests = [each.recorded - ratio * each.contents for each in uncut]
+    fixed_tokens = max(0, round(statistics.median(recorded_rests) / ratio))
     errors = [
         abs(ratio * (each.contents + fixed_tokens) - each.recorded) / each.recorded
         for each in counts

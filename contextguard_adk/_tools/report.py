@@ -35,16 +35,22 @@ from contextguard_adk._tools.recordings import (
 )
 from contextguard_adk._tools.replay import ReplaySettings
 from contextguard_adk._tools.replaying.calls import list_calls
-from contextguard_adk._tools.replaying.figures import Replayed, ReplayedCall
+from contextguard_adk._tools.replaying.figures import Bill, Replayed, ReplayedCall
 from contextguard_adk._tools.replaying.need import Needed, Needs, Share, list_missing
 from contextguard_adk._tools.requests import Rebuilder, Rebuilt
 from contextguard_adk._tools.terminal import print_line, quiet_logs
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.records import REASONS, Usage, format_cost
 
+# The command line accepts no smaller window, either.
+LEAST_WINDOW_TOKENS = 1_000
+
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
-    """Writes the page about a session, or prints a list of sessions."""
+    """Writes the page about a session, or prints a list of sessions if `is_list`.
+
+    `recording` are the arguments of `replay.read_recording`.
+    """
     if is_list:
         replay.print_sessions(as_json, **recording)
         return
@@ -76,14 +82,23 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
 
 @dataclass(frozen=True)
 class Compaction:
-    """A compaction, recorded or played; `facts` as in an event's `custom_metadata`."""
+    """A compaction, recorded or simulated.
+
+    Attributes:
+        facts: The figures, as a guard notes them in an event's `custom_metadata`.
+        usage: The tokens of the summaries.
+        cost: The price of the summaries in US dollars; None if unknown.
+        lines: A line on each part of the removed messages.
+        held: The values in the removed messages that later calls needed, and that the
+            request of each such call held in another place.
+        missing: The values in the removed messages that later calls needed, and that
+            the request of at least one such call did not hold.
+    """
 
     facts: dict[str, Any]
     usage: Usage
     cost: float | None
-    lines: list[str]  # One on each part of the removed messages.
-    # The values in the removed messages that later calls needed: those that every
-    # request held in another place, and those that a request did not hold.
+    lines: list[str]
     held: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -127,27 +142,32 @@ class Report:
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
-    """Collects the recorded facts, and replays the session for the others."""
+    """Reads a session and replays it.
+
+    The replay adds the figures that no recording has. If no guard was at work in the
+    session, the replay has the compactions as well.
+    """
     recorded_calls = list(list_calls(session, settings.agent))
     noted_facts = [recordings.read_facts(call.event) for call in recorded_calls]
     is_guarded = any(noted_facts) or any(call.is_guarded for call in recorded_calls)
     report_settings = _with_noted_window(settings, noted_facts)
 
-    # The compactions of a guard that was at work are recorded: none are simulated.
+    # The compactions of a guard that was at work are recorded. None are simulated, so
+    # the acting guard of the replay guards no agent.
     guard = PluginSettings(default=None) if is_guarded else report_settings.guard
     (replayed,) = await replay.replay_guards(session, report_settings, [guard])
-    pairs = list(zip(recorded_calls, replayed.calls, strict=True))
+    recorded_and_played = list(zip(recorded_calls, replayed.calls, strict=True))
 
     needs = Needs(session.events, recorded_calls)
     reader = _Reader(session, report_settings, is_guarded, needs)
     read_calls = list[Call]()
-    for recorded, played in pairs:
+    for recorded, played in recorded_and_played:
         fixed_tokens = replayed.fixed_tokens[recorded.event.author]
         read_calls.append(await reader.read(recorded, played, fixed_tokens))
 
     indexes = range(len(read_calls))
     calls = [_with_later_needs(needs, read_calls, index) for index in indexes]
-    needed_by_call = [(recorded, played.needed) for recorded, played in pairs]
+    needed_by_call = [(call, played.needed) for call, played in recorded_and_played]
     recalled = list(list_recalled(session, needs, needed_by_call))
     return Report(calls, replayed, is_guarded, recalled)
 
@@ -155,16 +175,19 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
 def _with_noted_window(
     settings: ReplaySettings, noted_facts: list[dict[str, Any]]
 ) -> ReplaySettings:
-    """Takes the window that a guard has noted on events, if all have the same one.
+    """Returns settings with the window that a guard has noted on events.
 
-    A window that the user has given stays.
+    The settings stay as they are if the user has given a window, if none is noted, and
+    if the noted windows differ.
     """
-    windows = {int(read_number(facts.get("window"))) for facts in noted_facts} - {0}
-    if settings.window_tokens is None and len(windows) == 1:
-        (window_tokens,) = windows
-        # The command line accepts no smaller one, either.
-        return replace(settings, window_tokens=max(1_000, window_tokens))
-    return settings
+    noted_windows = [int(read_number(facts.get("window"))) for facts in noted_facts]
+    windows = set(noted_windows) - {0}  # 0 means that none is noted.
+    if settings.window_tokens is not None or len(windows) != 1:
+        return settings
+
+    (noted_tokens,) = windows
+    window_tokens = max(LEAST_WINDOW_TOKENS, noted_tokens)
+    return replace(settings, window_tokens=window_tokens)
 
 
 def _with_later_needs(needs: Needs, calls: list[Call], index: int) -> Call:
@@ -209,10 +232,11 @@ class _Reader:
     async def read(
         self, call: RecordedCall, played: ReplayedCall, fixed_tokens: int
     ) -> Call:
-        """Describes a call.
+        """Describes a call; calls come in their order.
 
-        If a guard was at work, its request and its compaction are those of the
-        recording, else those of the replay.
+        If a guard was at work in the session, the request and the compaction are those
+        of the recording; otherwise they are those of the replay. `fixed_tokens` are
+        the tokens of instruction and tools by bytes / 4.
         """
         event = call.event
         news = self._list_news(call)
@@ -253,7 +277,10 @@ class _Reader:
         )
 
     def _list_news(self, call: RecordedCall) -> list[str]:
-        """Describes the messages since the last call's answer, and notes the place."""
+        """Describes the messages since the last call, and notes the place of this one.
+
+        The events of the call's own answer after the first count for the next call.
+        """
         news = list[str]()
         for event in self._events[self._next_event : call.index]:
             if not event.partial:
@@ -271,8 +298,8 @@ class _Reader:
         lines = list[str]()
         for content in rebuilt.removed:
             lines += list_parts(content, agent)
-        usage, cost = self._read_bill(facts)
-        return Compaction(facts, usage, cost, lines)
+        bill = self._read_bill(facts)
+        return Compaction(facts, bill.usage, bill.cost, lines)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
         """Returns the price of a usage in US dollars; None if it is unknown."""
@@ -280,11 +307,13 @@ class _Reader:
         costs = resolve_costs(self._settings.model or model or "", prices, None)
         return price_calls([usage], costs)
 
-    def _read_bill(self, facts: dict[str, Any]) -> tuple[Usage, float | None]:
+    def _read_bill(self, facts: dict[str, Any]) -> Bill:
         """Reads the usage of a compaction's summaries, and their price in US dollars.
 
-        The price is 0.0 if no model was asked, else the noted one, else that of the
-        noted model, and None if that is unknown, too.
+        - If no model was asked, the price is 0.0.
+        - Else, if a valid price is noted with a usage, it is the noted price.
+        - Else, if a model is noted, it is the price of the model, which may be None.
+        - Else the price is None.
         """
         noted_usage = facts.get("usage")
         counts = noted_usage if isinstance(noted_usage, dict) else {}
@@ -293,16 +322,16 @@ class _Reader:
 
         model = facts.get("model")
         if model == "":
-            return usage, 0.0
+            return Bill(usage, 0.0)
 
         noted_cost = facts.get("cost")
-        cost = read_number(noted_cost)
+        cost = read_number(noted_cost)  # 0 for an invalid one.
         is_valid_cost = noted_cost == cost
         if usage != Usage() and is_valid_cost:
-            return usage, cost
+            return Bill(usage, cost)
         if model:
-            return usage, self._price(str(model), usage)
-        return usage, None
+            return Bill(usage, self._price(str(model), usage))
+        return Bill(usage, None)
 
 
 def _list_facts(call: Call) -> dict[str, str]:
@@ -362,7 +391,10 @@ def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
 
 
 def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]:
-    """Returns, for each call, the agent, the prompt tokens, and their limits."""
+    """Returns, for each call, the agent, the prompt tokens, and their limits.
+
+    "other" is None if the other requests have the same tokens as the recorded ones.
+    """
     recorded = [call.usage.prompt_tokens for call in calls]
     return {
         "agents": [call.event.author for call in calls],
@@ -387,7 +419,7 @@ def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
 
 
 def _add_up(costs: list[float | None]) -> list[float] | None:
-    """Returns the dollars of each call and all calls before it.
+    """Returns, for each call, the dollars of all calls up to it.
 
     Returns None if a price is unknown or if all prices are 0.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from google.adk.agents import LlmAgent
+from google.adk.events.event import Event
 from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import Session
 from google.genai import types
@@ -115,6 +116,8 @@ class Rebuilder:
         state = AgentState(session_state, agent.name, scope=branch_scope(event))
         preview = self._make_preview(call)
 
+        # While neither the invocation nor the stored state changes, a request has the
+        # messages of the request before it, and new ones at the end.
         key = event.invocation_id, state.read("record"), state.read("summary")
         last = self._last.get(state.owner)
         if last and last.key == key and last.content_count <= len(contents):
@@ -137,7 +140,7 @@ class Rebuilder:
         state: AgentState,
         preview: Preview | None,
     ) -> Rebuilt:
-        """Rebuilds a request from the stored summary; `removed` stays empty."""
+        """Rebuilds a request from the stored summary, with `removed` empty."""
         record_summary = state.record.summary
         stored = StoredSummary()
         if record_summary:
@@ -151,14 +154,15 @@ class Rebuilder:
         for index, shortened_result in history.shortened_results(stored).items():
             messages[index] = shortened_result
 
-        covered = history.covered  # The indexes of the contents without a message.
-        held = [index for index in range(len(contents)) if index not in covered]
+        # The indexes of the contents that the summary replaces, and of all others.
+        covered = history.covered
+        kept = [index for index in range(len(contents)) if index not in covered]
         has_replacements = bool(covered or stored.text)
         return Rebuilt(
-            messages=[messages[i] for i in held],
+            messages=[messages[i] for i in kept],
             left_out=[contents[i] for i in sorted(covered)],
             removed=[],
-            shortened=[contents[i] for i in held if messages[i] is not contents[i]],
+            shortened=[contents[i] for i in kept if messages[i] is not contents[i]],
             summary=stored.text if has_replacements else None,
             beside=_render_beside(history, stored) if has_replacements else {},
         )
@@ -178,8 +182,8 @@ class Rebuilder:
     ) -> list[types.Content]:
         """Returns the messages that are left out now and were not left out before.
 
-        Equal messages are counted: if two are left out now and one was before, the last
-        one is returned.
+        Equal messages are counted: if two equal ones are left out now and one of them
+        was before, only the second is returned.
         """
         before_counts = Counter(self._identify(content) for content in left_out_before)
         new = []
@@ -199,25 +203,22 @@ class Rebuilder:
     def _read_state(self, call: RecordedCall) -> None:
         """Reads the state that events bring, up to the last event of a call's answer.
 
-        An answer may be several events in a row, by the same agent and in the same
-        invocation.
+        An answer may be several events in a row.
         """
-        for event in self._session.events[self._next_event :]:
-            is_of_answer = (
-                event.author == call.event.author
-                and event.invocation_id == call.event.invocation_id
-                and not event.get_function_responses()
-            )
-            if self._next_event > call.index and not is_of_answer:
-                break
+        events = self._session.events
+        answer_end = max(self._next_event, call.index + 1)
+        while answer_end < len(events) and _is_of_answer(events[answer_end], call):
+            answer_end += 1
+
+        for event in events[self._next_event : answer_end]:
             self._state.update(event.actions.state_delta)
-            self._next_event += 1
+        self._next_event = answer_end
 
     def _make_preview(self, call: RecordedCall) -> Preview | None:
         """Makes the function that shows large tool results on arrival.
 
-        It shows them as they were recorded only if the settings are still the same.
-        None means that results were shown whole.
+        Its previews are those of the recording only if the settings are still the same.
+        Returns None if results were shown whole.
         """
         agent = call.event.author
         strategy = self._guard.agents.get(agent, self._guard.default)
@@ -232,10 +233,22 @@ class Rebuilder:
         return strategy.preview(window_tokens, has_recall, self.memo.form)
 
 
+def _is_of_answer(event: Event, call: RecordedCall) -> bool:
+    """Whether an event after that of a call belongs to the same answer."""
+    return (
+        event.author == call.event.author
+        and event.invocation_id == call.event.invocation_id
+        and not event.get_function_responses()
+    )
+
+
 def _add_messages(
     last: Rebuilt, new_contents: list[types.Content], preview: Preview | None
 ) -> Rebuilt:
-    """Returns a request with more messages at its end."""
+    """Returns a request with more messages at its end.
+
+    `preview` returns the shortened form of a content; None if the content stays whole.
+    """
     messages = [*last.messages]
     shortened = [*last.shortened]
     for content in new_contents:

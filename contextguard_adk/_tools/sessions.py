@@ -24,7 +24,7 @@ from contextguard_adk._tools.terminal import CommandError, print_line, quiet_log
 
 
 def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> None:
-    """Prints the stored state, or one line that tells the change."""
+    """Runs an action: prints the stored state, or one line that tells the change."""
     with quiet_logs(Console(stderr=True)):
         try:
             act = _purge if action == "purge" else _run
@@ -41,6 +41,11 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
 async def _run(
     action: str, source: str, key: SessionKey, is_full: bool, **options: Any
 ) -> list[str]:
+    """Runs an action on a stored session; returns the lines to print.
+
+    The options of the command are the arguments of the action's function, but for those
+    that only some actions have.
+    """
     found = await load_session(source, key)  # Checks the file, in a copy.
     if action == "show":
         lines = sessions.show(found, options["agent"], is_full)
@@ -76,7 +81,10 @@ def _edit(text: str, text_file: Path | None) -> str:
 
 
 def _open(source: str) -> BaseSessionService:
-    """Opens a database, or an SQLite file as `adk web` or a database's URL has it."""
+    """Opens a database, or an SQLite file, for the service that has written it.
+
+    An SQLite file is given as a path, or as `adk web` takes it: "sqlite:///path".
+    """
     url = source
     path = source.removeprefix("sqlite:///")
     if "://" not in path:
@@ -91,6 +99,10 @@ def _open(source: str) -> BaseSessionService:
 
 
 async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
+    """Deletes the artifacts of a session; returns the line to print.
+
+    `_` and `__` take the action and the options of other actions.
+    """
     from google.adk.cli.service_registry import get_service_registry
 
     service = get_service_registry().create_artifact_service(uri, agents_dir=".")

@@ -60,9 +60,10 @@ def print_line(text: str, style: str = "", output: Console = console) -> None:
 
 
 def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
-    """Draws sizes as bars; the highest bar is `most`, and a cross is more than that.
+    """Draws sizes as bars after a label.
 
-    Where there are more sizes than columns, a bar is the largest of several.
+    A size of `most` has the highest bar, and a larger one is a cross. If there are more
+    sizes than columns, a bar is the largest of several neighboring sizes.
     """
     bars = "▁▂▃▄▅▆▇█"
     cross = "✕"
@@ -72,9 +73,9 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
 
     line = Text(label)
     columns = max(1, console.width - len(line))
-    step = max(1, math.ceil(len(sizes) / columns))
-    for start in range(0, len(sizes), step):
-        size = max(sizes[start : start + step])
+    sizes_per_bar = max(1, math.ceil(len(sizes) / columns))
+    for start in range(0, len(sizes), sizes_per_bar):
+        size = max(sizes[start : start + sizes_per_bar])
         if size > most:
             line.append(cross, "red")
         else:
@@ -97,18 +98,21 @@ def number_column(name: str) -> Column:
 def print_table(
     columns: Iterable[Column | str], rows: Iterable[tuple[Sequence[str], str]]
 ) -> None:
-    """Prints rows, each with a style; no number is cut, however narrow the terminal."""
+    """Prints rows; each has its cells and a style.
+
+    No number is cut: the table may be wider than the terminal. In a file it is at least
+    120 columns wide.
+    """
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for cells, style in rows:
         table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
 
     unbounded = console.options.update(max_width=10_000)
     needs = Measurement.get(console, unbounded, table)
-    is_rigid = all(column.no_wrap for column in table.columns)
-    least_columns = needs.maximum if is_rigid else needs.minimum
-    usual_columns = console.width if console.is_terminal else 120
-    width = max(usual_columns, least_columns)
-    Console(width=width).print(table, "", sep="\n")
+    can_wrap = not all(column.no_wrap for column in table.columns)
+    least_width = needs.minimum if can_wrap else needs.maximum
+    usual_width = console.width if console.is_terminal else 120
+    Console(width=max(usual_width, least_width)).print(table, "", sep="\n")
 
 
 def clean_text(text: str, output: Console = console) -> str:
@@ -134,8 +138,8 @@ class _WarningHandler(logging.Handler):
 def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
     """Silences libraries, and our messages on facts that the commands print.
 
-    Other warnings of this package are printed among the lines of the command. `more`
-    loggers are silenced as well.
+    The loggers of `more` are silenced as well. Other warnings of this package are
+    printed to `output`, among the lines of the command.
     """
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")

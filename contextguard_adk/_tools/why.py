@@ -118,7 +118,10 @@ class Period:
 
 
 def run_why(words: str, as_json: bool, **recording: Any) -> None:
-    """Runs the command; `recording` names a session, as for `replay.read_recording`."""
+    """Prints where words stood in a session, and which requests had them.
+
+    `recording` are the arguments of `replay.read_recording`.
+    """
     with terminal.quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         finder = _Finder(words, session)
@@ -170,10 +173,10 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
 async def find_periods(
     session: Session, settings: ReplaySettings, finder: _Finder
 ) -> list[Period]:
-    """Rebuilds the requests, and joins calls whose requests had the words alike.
+    """Rebuilds the requests, and joins neighboring calls to periods.
 
-    Only calls of the same agent in the same scope are joined. Calls before anybody had
-    said the words are left out.
+    The calls of a period have the same agent and scope, and their requests had the
+    words in the same places. Calls before anybody had said the words are left out.
     """
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
     calls = list(list_calls(session))
@@ -182,8 +185,8 @@ async def find_periods(
 
     periods: list[Period] = []
     last_periods: dict[str, Period] = {}  # By the agent with its scope.
-    numbered = list(enumerate(calls, 1))
-    for number, call in terminal.show_progress(numbered, "Reading"):
+    numbered_calls = list(enumerate(calls, 1))
+    for number, call in terminal.show_progress(numbered_calls, "Reading"):
         # The rebuilder needs all calls in their order, those of other agents as well.
         rebuilt = await rebuilder.rebuild(call)
         agent = call.event.author
@@ -197,18 +200,19 @@ async def find_periods(
         gone = "" if holders else finder.explain_absence(rebuilt)
         if last is None and gone == "absent":
             continue  # Nobody had said the words yet.
-        if last is not None and (last.holders, last.gone) == (holders, gone):
+        if last is not None and last.holders == holders and last.gone == gone:
             last.last_call = number
             continue
 
+        # A compaction explains a change, and the first period of an agent is none.
+        compaction = None if last is None else _read_compaction(call.event)
         period = Period(
             agent=owner,
             first_call=number,
             last_call=number,
             holders=holders,
             gone=gone,
-            # A compaction explains a change, and the first period is none.
-            compaction=None if last is None else _read_compaction(call.event),
+            compaction=compaction,
         )
         last_periods[owner] = period
         periods.append(period)

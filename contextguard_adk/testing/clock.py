@@ -57,8 +57,8 @@ class _Clock(selectors.DefaultSelector):
         There are three cases:
         - No timer is set (None), or one is due (0): no virtual time passes.
         - No thread works: the time of the timer passes at once.
-        - A thread works: this waits for real. The time of the timer has passed only if
-          no event came before it.
+        - A thread works: this waits for real. If an event comes before the timer, no
+          virtual time passes.
         """
         if timeout is None or timeout <= 0:
             return super().select(timeout)

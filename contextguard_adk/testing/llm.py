@@ -29,10 +29,11 @@ Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[
 
 @dataclass
 class RecordedRequest:
-    """One request as the provider saw it, and what it answered.
+    """One request as the provider saw it, and its answer.
 
-    `rejected` is None for an accepted request, `response` where there was no final
-    answer. `cached_tokens` is what a prompt cache served, where there is one.
+    `rejected` is None for an accepted request. `response` is None if there was no final
+    answer. `cached_tokens` are the prompt tokens that a prompt cache served; 0 without
+    a cache.
     """
 
     contents: list[types.Content]
@@ -49,6 +50,12 @@ class RecordedRequest:
     def text(self) -> str:
         """All that the contents say, with calls and tool results as JSON."""
         return "\n".join(provider.list_content_texts(self.contents))
+
+
+# By the setting `usage`, the number of the first agent call that reports its usage.
+_FIRST_REPORTING_CALL = {"last": 0, "late": 4, "never": math.inf}
+# A prompt cache keeps this number of prompts.
+_CACHED_PROMPTS = 4
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -179,10 +186,9 @@ class SimulatedLlm(BaseLlm):
         if self.prompt_cache:
             self._serve_from_cache(record, llm_request)
 
-        # This is asked before the wait, in which other calls may come.
+        # The calls are counted before the wait, in which others may come.
         agent_calls = self.calls - self.summaries
-        first_reporting_call = {"last": 0, "late": 4, "never": math.inf}[self.usage]
-        reports_usage = agent_calls >= first_reporting_call
+        reports_usage = agent_calls >= _FIRST_REPORTING_CALL[self.usage]
         await asyncio.sleep(self.latency_seconds)
 
         if record.is_summary:
@@ -239,13 +245,13 @@ class SimulatedLlm(BaseLlm):
             record.rejected = "invalid"
             raise provider.InvalidRequestError(violation)
 
-        used = record.prompt_tokens
-        limit = self.context_window
-        if used > limit:
+        excess = record.prompt_tokens - self.context_window
+        if excess > 0:
             self._counts["rejections"] += 1
             record.rejected = "overflow"
-            words = provider.OVERFLOW_WORDS[self.error_style]
-            text = words.format(used=used, limit=limit, excess=used - limit)
+            text = provider.OVERFLOW_WORDS[self.error_style].format(
+                used=record.prompt_tokens, limit=self.context_window, excess=excess
+            )
             raise provider.ContextOverflowError(text)
 
     def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
@@ -257,8 +263,9 @@ class SimulatedLlm(BaseLlm):
         ]
         longest_shared = max(shared_counts, default=0)
         record.cached_tokens = min(longest_shared, record.prompt_tokens)
-        # In place: ADK's copies of the model share the list.
-        self._cached[:] = [*self._cached[-3:], prompt]
+        # The list is changed in place: ADK's copies of the model share it.
+        self._cached.append(prompt)
+        del self._cached[:-_CACHED_PROMPTS]
 
     def _next_summary(self, request: LlmRequest) -> Reply | Awaitable[Reply]:
         """Returns the next of `summary_replies`, or excerpts if there is none."""
@@ -290,7 +297,10 @@ class SimulatedLlm(BaseLlm):
         return "Done."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
-        """Makes a complete response of a scripted reply; ADK may change it."""
+        """Makes a response of a scripted reply; ADK may change it.
+
+        The response names its model. With `call_ids`, its tool calls have ids.
+        """
         response = _to_response(reply)
         response.model_version = response.model_version or self.model
         response.partial = bool(response.partial)
@@ -337,7 +347,7 @@ def _acknowledge(request: LlmRequest) -> str:
 
 
 def _to_response(reply: _Answer) -> LlmResponse:
-    """Makes a response of a scripted reply, which may be one; always of a copy."""
+    """Makes a response of a scripted reply, or copies one that is a response itself."""
     if isinstance(reply, LlmResponse):
         return reply.model_copy(deep=True)
 

@@ -53,8 +53,15 @@ _PAYLOAD_FIELDS = (
     "executable_code", "code_execution_result", "tool_call", "tool_response",
 )  # fmt: skip
 
+_SLICE_CHARS = 8_192
 _TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
 _loading = threading.Lock()
+
+# The tokens of a summary if a request sets no maximum.
+_SUMMARY_TOKENS = 1_000
+# The characters of a line in a summary: at first, and when no line is shortened more.
+_LINE_CHARS = 240
+_LEAST_LINE_CHARS = 60
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
 _LISTED = re.compile(  # Lists that the guard keeps itself, and wants nobody to copy.
@@ -110,6 +117,7 @@ def _list_flaws(content: types.Content) -> Iterator[str]:
 
 
 def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
+    """Yields the flaws of a part in a content of this role."""
     fields = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
     # Gemini closes a turn with a signature on an empty part and wants it back.
     may_be_empty = bool(part.thought_signature)
@@ -129,7 +137,7 @@ def _list_broken_pairs(
 ) -> Iterator[str]:
     """Yields a flaw for each response without a call, and one for all open calls."""
     unanswered = list(calls)
-    # Responses with an id find their calls first; the others take what is left.
+    # Responses with an id find their calls first. The others take the remaining calls.
     with_id = [response for response in responses if response.id]
     without_id = [response for response in responses if not response.id]
     for response in [*with_id, *without_id]:
@@ -169,6 +177,7 @@ def list_content_texts(contents: Iterable[types.Content]) -> Iterator[str]:
 
 
 def _list_part_texts(part: types.Part) -> Iterator[str]:
+    """Yields the text of each field of a part that a model reads."""
     if part.text:
         yield part.text
 
@@ -239,7 +248,7 @@ def count_shared_tokens(
     """Counts the tokens with which two prompts begin in common; 0 if the heads differ.
 
     The head of a prompt is its tools and its system instruction. The prompts are those
-    of `list_prompt_texts`.
+    of `list_prompt_texts`: the items are a place and a text.
     """
     shared_texts: list[str] = []
     shared_places: set[str] = set()
@@ -251,6 +260,7 @@ def count_shared_tokens(
         if old_place != new_place:
             break
 
+        # A cache can end within a text, so the last one may be shared in part.
         shared_places.add(new_place)
         if old_text != new_text:
             start = os.path.commonprefix([old_text, new_text])  # noqa: RUF071 - chars
@@ -265,13 +275,16 @@ def count_shared_tokens(
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
-    """Counts the tokens of texts: by BPE without a ratio, else by UTF-8 bytes."""
+    """Counts the tokens of texts.
+
+    `token_ratio` are the tokens per four UTF-8 bytes; None counts by BPE.
+    """
     if token_ratio is None:
         # Slices: tiktoken's regex overflows its stack on a megabyte of blanks.
         return sum(
-            _count_slice(text[start : start + 8_192])
+            _count_slice(text[start : start + _SLICE_CHARS])
             for text in texts
-            for start in range(0, len(text), 8_192)
+            for start in range(0, len(text), _SLICE_CHARS)
         )
     utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     return math.ceil(utf8_bytes / 4 * token_ratio)
@@ -375,22 +388,27 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Summarizes by excerpts: keeps the head and the tail of each line.
 
-    While the excerpts are too long for the summary, each line is shortened to a half;
-    then lines are left out.
+    While the excerpts are too long for the summary, this is done again and again:
+    - The lines are shortened to half of their length, down to 60 characters.
+    - Then lines are left out, until one is left.
+    - Then this line is cut in half.
     """
-    max_tokens = request.config.max_output_tokens or 1_000
-    line_chars = 240
+    max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
+    line_chars = _LINE_CHARS
     stripped = [line.strip() for line in read_summary_material(request).splitlines()]
     shortened = [_shorten(line, line_chars) for line in stripped if line]
 
     lines = list(dict.fromkeys(shortened))
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
-        if line_chars > 60:
+        if line_chars > _LEAST_LINE_CHARS:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            middle = len(lines) // 3  # The newer lines count for more.
-            del lines[middle : middle + 1 + len(lines) // 8]
+            # An eighth of the lines is left out, from the end of the first third on:
+            # the newer lines count for more.
+            first = len(lines) // 3
+            removed_count = 1 + len(lines) // 8
+            del lines[first : first + removed_count]
         else:
             half_chars = len(lines[0]) // 2
             lines[0] = lines[0][:half_chars]
@@ -398,6 +416,7 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
 
 
 def _shorten(line: str, max_chars: int) -> str:
+    """Returns a line, or its head and its tail if it is longer than `max_chars`."""
     if len(line) <= max_chars:
         return line
     return f"{line[: max_chars // 2]} … {line[-max_chars // 3 :]}"

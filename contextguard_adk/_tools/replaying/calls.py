@@ -14,13 +14,19 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 
+# A replay makes up no larger request.
 MAX_TOKENS = 20_000_000
+# A guard's notes are looked for in this number of events, from the first of a response.
+MAX_RESPONSE_EVENTS = 4
 
 
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Yields the model calls with a recorded prompt count, of one agent or of all."""
-    state: dict[str, Any] = {}
-    previous: tuple[object, ...] = ()
+    """Yields the model calls with a recorded prompt count, of one agent or of all.
+
+    `agent` is the name of the agent; None yields the calls of all.
+    """
+    state: dict[str, Any] = {}  # The state after the event.
+    previous_origin: tuple[object, ...] = ()
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
         if event.partial:
@@ -30,13 +36,13 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
         # A stream may give one response as two events, of text and of calls.
         origin = (prompt_tokens, event.author, event.invocation_id)
-        is_new = origin != previous
-        previous = origin
+        is_new = origin != previous_origin
+        previous_origin = origin
 
         is_wanted = event.author != "user" and agent in (None, event.author)
         if is_wanted and prompt_tokens and is_new:
             _check_usage(index, event)
-            response_events = session.events[index : index + 4]
+            response_events = session.events[index : index + MAX_RESPONSE_EVENTS]
             yield RecordedCall(
                 index=index,
                 event=event,
@@ -62,9 +68,10 @@ def _is_guarded(event: Event, state: dict[str, Any]) -> bool:
 
 
 def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
-    """Finds the bytes / 4 that a guard has stored beside a count.
+    """Finds the bytes / 4 that a guard has stored beside a count, if there are any.
 
-    A guard stores them at the end of the response, of which `events` has the first.
+    A guard stores them with the last event of a response. `events` begin with the first
+    event of the response.
     """
     author = events[0].author
     scope = branch_scope(events[0])
@@ -73,5 +80,6 @@ def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
         if stored.read("real_tokens") == prompt_tokens:
             tokens = int(stored.read("last_heuristic") or 0)
             if tokens:
-                return tokens if 0 < tokens <= MAX_TOKENS else None
+                is_valid = 0 < tokens <= MAX_TOKENS
+                return tokens if is_valid else None
     return None

@@ -66,9 +66,10 @@ class Row:
 
 
 def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]:
-    """Lists the settings to compare, each for all agents alike.
+    """Yields the settings to compare, each for all agents alike.
 
-    They have the window, the summarizer and the prices of the given guard.
+    They have the summarizer and the prices of `guard`. Their window is `window_tokens`;
+    None takes the window of `guard`.
     """
     kept = dict[str, Any]()
     for name in ("context_window", "summarizer", "summarizer_context_window"):
@@ -82,9 +83,10 @@ def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]
         values = {**changes, **kept}
         settings = {"strategy": strategy, **values}
         toml = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+        changed = [f"{key} {value}" for key, value in changes.items()]
         default = STRATEGIES[strategy].model_validate(values)
         yield Row(
-            name=", ".join([strategy, *(f"{k} {v}" for k, v in changes.items())]),
+            name=", ".join([strategy, *changed]),
             guard=PluginSettings(default=default, prices=guard.prices),
             toml=["[default]", *toml],
         )
@@ -99,41 +101,49 @@ class Comparison:
         self._totals = [replay.with_guard for replay in replays]
         self._without = replays[0].without_guard
 
-        costs = [found.cost for found in self._totals]
+        costs = [totals.cost for totals in self._totals]
         self._is_priced = self._without.cost is not None and None not in costs
-        prices: list[float | None] = [each.weighted_tokens for each in self._totals]
-        if self._is_priced and any(costs):
-            prices = costs
+        self._best = self._find_best(by_cost=self._is_priced and any(costs))
 
-        fitting = [n for n, found in enumerate(self._totals) if not found.over_window]
-        # The first of the cheapest rows in which each request fits.
-        self._best = min(fitting, key=lambda row: prices[row] or 0, default=None)
+    def _find_best(self, by_cost: bool) -> int | None:
+        """Returns the index of the cheapest row in which each request fits.
+
+        Of several cheapest rows it is the first. Returns None if no row fits.
+        """
+        fitting = [n for n, totals in enumerate(self._totals) if not totals.over_window]
+
+        def price(index: int) -> float:
+            totals = self._totals[index]
+            return (totals.cost or 0) if by_cost else totals.weighted_tokens
+
+        return min(fitting, key=price, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        rows = enumerate(zip(self._rows, self._totals, strict=True))
+        """Describes the comparison, safe as JSON."""
+        best_row = None if self._best is None else self._rows[self._best]
         return {
             "session": self._replay.session_id,
             "has_cache": self._replay.has_cache,
             "without_guard": self._without.to_json(),
             "rows": [
-                {"name": row.name, "is_best": number == self._best, **found.to_json()}
-                for number, (row, found) in rows
+                {"name": row.name, "is_best": row is best_row, **totals.to_json()}
+                for row, totals in zip(self._rows, self._totals, strict=True)
             ],
-            "toml": [] if self._best is None else self._rows[self._best].toml,
+            "toml": best_row.toml if best_row else [],
         }
 
     def print(self) -> None:
-        """Prints a row for each, marks the best one, and says how to get it."""
+        """Prints a line for each row, marks the best one, and says how to get it."""
         shown = dict(COLUMNS)
         if self._is_priced:
             del shown["weighted"]
         forms = list(shown.values())
 
         lines = [(["  no guard", *_format_cells(forms, self._without)], "")]
-        for number, row in enumerate(self._rows):
-            is_best = number == self._best
+        for index, row in enumerate(self._rows):
+            is_best = index == self._best
             name = f"* {row.name}" if is_best else f"  {row.name}"
-            cells = _format_cells(forms, self._totals[number])
+            cells = _format_cells(forms, self._totals[index])
             lines.append(([name, *cells], "green" if is_best else ""))
 
         columns = [Column("", no_wrap=True)]

@@ -16,6 +16,15 @@ from contextguard_adk._tools.replaying.need import Needed, Share, list_missing
 from contextguard_adk._tools.terminal import number_column, print_line
 from contextguard_adk.records import CompactionRecord, Usage, format_cost
 
+# An estimate is a miss if it is more than 10% too low.
+MISS_RATIO = -0.10
+
+# A session of fewer calls is printed whole; of a longer one, this number of calls at
+# the start and at the end, and the calls next to a compaction.
+LEAST_LONG_CALLS = 50
+END_CALLS = 5
+
+# By the name of a column, the field of `ReplayedCall` and the format of its figures.
 COLUMNS = {
     "call": ("number", ","),
     "messages": ("contents", ","),
@@ -87,14 +96,14 @@ class ReplayedCall:
     sent_bill: Bill  # With summaries, also of compactions that came to nothing.
     compaction: CompactionRecord | None
     error_ratio: float | None  # Of the estimate, against the real count.
-    pressure: float | None  # The estimate of the whole request / window.
+    pressure: float | None  # The estimate / window.
     needed: list[Needed]
     missing: list[Needed]  # Those that would not have been in the request.
     # Session state after a compaction of the replay; no part of the figures.
     state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes all of it but the state, safe as JSON."""
+        """Describes the call without its state, safe as JSON."""
         figures = asdict(replace(self, state={}))
         return {name: value for name, value in figures.items() if name != "state"}
 
@@ -133,23 +142,28 @@ class Replayed:
         missing: list[Needed],
         compactions: int,
     ) -> Totals:
+        """Adds up the figures of the calls.
+
+        `requests` has the prompt tokens and the bill of each call. `missing` are the
+        needed values that requests did not hold.
+        """
         windows = [call.window_tokens for call in self.calls]
         sizes = [tokens for tokens, _ in requests]
         too_long = [
             tokens
-            for tokens, window in zip(sizes, windows, strict=True)
-            if tokens > window
+            for tokens, window_tokens in zip(sizes, windows, strict=True)
+            if tokens > window_tokens
         ]
 
-        bill = sum((bill for _, bill in requests), Bill())
+        total_bill = sum((bill for _, bill in requests), Bill())
         needed = [each for call in self.calls for each in call.needed]
         far_needed = [each for each in needed if each.is_far]
         far_missing = [each for each in missing if each.is_far]
         return Totals(
             over_window=len(too_long),
             compactions=compactions,
-            usage=bill.usage,
-            cost=bill.cost,
+            usage=total_bill.usage,
+            cost=total_bill.cost,
             largest_request_tokens=max(sizes),
             need=Share(len(needed), len(missing)),
             far=Share(len(far_needed), len(far_missing)),
@@ -173,9 +187,10 @@ class Replayed:
 
 
 def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
-    """Compares estimates with counts, without each agent's first one.
+    """Describes the errors of the estimates; None if there is nothing to compare.
 
-    The guard corrects its estimates by the counts before, and the first has none.
+    The first estimate of each agent is left out: the guard corrects its estimates by
+    earlier counts, and the first one has none.
     """
     by_agent: dict[str, list[float]] = {}
     for call in calls:
@@ -186,23 +201,28 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
     if not errors:
         return None
 
+    # The 95th percentile is the smallest size that 95% of the sizes do not exceed.
     sizes = sorted(abs(error) for error in errors)
     return {
         "calls": len(errors),
         "median_error_ratio": statistics.median(sizes),
         "p95_error_ratio": sizes[math.ceil(0.95 * len(sizes)) - 1],
-        "misses": sum(1 for error in errors if error < -0.10),
+        "misses": sum(1 for error in errors if error < MISS_RATIO),
     }
 
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
-    """Prints the sums and the calls; of a long session those near a compaction."""
+    """Prints the sums and the calls.
+
+    Of a long session, unless `is_complete`, only the first and the last calls and those
+    near a compaction are printed.
+    """
     calls = replayed.calls
     without = replayed.without_guard
     guarded = replayed.with_guard
     over = f"{without.over_window:,} without the guard → {guarded.over_window:,}"
-    done = f"{guarded.compactions:,} compactions"
-    print_line(f"Requests over the window: {over} with it; {done}", "bold")
+    compactions = f"{guarded.compactions:,} compactions"
+    print_line(f"Requests over the window: {over} with it; {compactions}", "bold")
 
     window_tokens = max(call.window_tokens for call in calls)
     whole_sizes = [call.whole_tokens for call in calls]
@@ -226,19 +246,23 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
 def _list_rows(
     calls: list[ReplayedCall], is_complete: bool, width: int
 ) -> Iterator[tuple[list[str], str]]:
-    """Yields the cells of each call to print, and its style."""
-    shows_all = is_complete or len(calls) < 50
-    previous = 0
+    """Yields the first `width` cells of each call to print, and the style of the row.
+
+    A row of dots stands for the calls that are left out.
+    """
+    shows_all = is_complete or len(calls) < LEAST_LONG_CALLS
+    last_number = 0  # Of the call that was printed last.
     for index, call in enumerate(calls):
-        is_at_end = index < 5 or index >= len(calls) - 5
+        is_at_start = index < END_CALLS
+        is_at_end = index >= len(calls) - END_CALLS
         neighbors = calls[max(0, index - 1) : index + 2]
         is_near_compaction = any(each.compaction for each in neighbors)
-        if not (shows_all or is_at_end or is_near_compaction):
+        if not (shows_all or is_at_start or is_at_end or is_near_compaction):
             continue
 
-        if call.number > previous + 1:
+        if call.number > last_number + 1:
             yield ["..."], ""
-        previous = call.number
+        last_number = call.number
 
         cells = list[str]()
         for name, form in COLUMNS.values():
@@ -248,13 +272,16 @@ def _list_rows(
         yield cells[:width], "cyan" if call.compaction else ""
 
 
-def _describe(done: CompactionRecord | None) -> str:
-    if done is None:
+def _describe(compaction: CompactionRecord | None) -> str:
+    """Describes a compaction in one cell; returns "" for none."""
+    if compaction is None:
         return ""
-    tokens = f"{done.tokens_before:,} → {done.tokens_after:,} tokens"
-    messages = f"{done.contents_before:,} → {done.contents_after:,} messages"
-    end = ", mechanical" if done.is_mechanical else ""
-    return f"{done.reason}: {tokens}, {messages}{end}"
+
+    tokens = f"{compaction.tokens_before:,} → {compaction.tokens_after:,} tokens"
+    contents_before = f"{compaction.contents_before:,}"
+    messages = f"{contents_before} → {compaction.contents_after:,} messages"
+    end = ", mechanical" if compaction.is_mechanical else ""
+    return f"{compaction.reason}: {tokens}, {messages}{end}"
 
 
 def list_assumptions(has_cache: bool) -> Iterator[str]:
@@ -296,6 +323,7 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
     saved = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
     yield f"Tokens with the guard: {_describe_tokens(guarded)}; {saved}."
 
+    # A share as text is the part of the values that requests held.
     need = guarded.need
     far = guarded.far
     yield (

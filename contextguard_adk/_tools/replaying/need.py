@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.adk.events.event import Event
 from google.genai import types
@@ -20,6 +21,9 @@ _NAME = re.compile(r"[/_@]|\w\.\w|[a-z][A-Z]|[^\W\d]\d|\d[^\W\d]\w|^\d{4,}$")
 _SECRET = re.compile(r"(sk-|[sr]k_live_|gh[a-z]_|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{12}")
 _SECRET_FIELD = re.compile(r"passw|secret|api_?key|credential|authori[sz]ation", re.I)
 _ANCHOR = re.compile(r"[A-Za-z0-9_]+")
+
+# A longer argument is a text, of which only some words are values.
+MAX_VALUE_CHARS = 100
 
 # An escaped backslash before an "n" is read as a backslash and a line break, so a value
 # such as "C:\new" is not found in its escaped form.
@@ -38,7 +42,10 @@ class Needed:
 
 @dataclass(frozen=True)
 class Share:
-    """The numbers of needed values, and of those that requests did not hold."""
+    """The number of needed values, and of the missing ones among them.
+
+    As text it is the part of the needed values that requests held, such as "87.5%".
+    """
 
     needed: int
     missing: int
@@ -54,22 +61,23 @@ class Needs:
         # The values that each call needed, by the index of the call's event.
         self._values = {call.index: _list_values(events, call) for call in calls}
 
-        # Each recorded part has a number, which is its index in `_texts` as well. The
-        # parts are kept because the identity of a payload is that of its part.
+        # Each recorded part has a number: its index in `_parts` and in `_texts`. The
+        # parts are kept because the key of a payload is its `id`, which Python gives
+        # to another object once the payload is deleted.
         self._parts = [part for event in events for part in parts_of(event.content)]
-        self._numbers = {_key(part): n for n, part in enumerate(self._parts)}
+        self._part_numbers = {_key(part): n for n, part in enumerate(self._parts)}
         self._texts = [read_part(part) for part in self._parts]
 
-        # To look for each value in each text would take minutes. A value can stand only
-        # in the texts that have its longest word, its anchor.
+        # To look for each value in each text would take minutes. Only a text that has
+        # the longest word of a value, its anchor, can hold the value.
         anchors = set[str]()
         for values in self._values.values():
-            anchors.update(_anchor(value) for value in values)
-        self._numbers_by_anchor = defaultdict[str, list[int]](list)
-        for number, text in enumerate(self._texts):
+            anchors.update(_find_anchor(value) for value in values)
+        self._part_numbers_by_anchor = defaultdict[str, list[int]](list)
+        for part_number, text in enumerate(self._texts):
             # The anchor of a value without words is "", and any text may hold it.
             for anchor in anchors.intersection(["", *_ANCHOR.findall(text)]):
-                self._numbers_by_anchor[anchor].append(number)
+                self._part_numbers_by_anchor[anchor].append(part_number)
 
         # By value, the numbers of the parts that hold it.
         self._holders: dict[str, list[int]] = {}
@@ -78,32 +86,33 @@ class Needs:
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
         """Finds the values that a call needed and that the whole request holds."""
-        indexes = self._locate(self._values[call.index], whole)
-        if not indexes:
+        last_holders = self._find_last_holders(self._values[call.index], whole)
+        if not last_holders:
             return []
 
-        far_end = self._find_far_end(whole, window_tokens)
-        needed = list[Needed]()
-        for value, index in indexes.items():
+        far_count = self._count_far(whole, window_tokens)
+        all_needed = list[Needed]()
+        for value, index in last_holders.items():
             # Each content of the model after the value is the answer of a call.
             answers_since = [c for c in whole[index + 1 :] if c.role == "model"]
-            one = Needed(
+            needed = Needed(
                 value=value,
                 place=_describe_holder(whole[index], value),
                 calls_ago=1 + len(answers_since),
-                is_far=index < far_end,
+                is_far=index < far_count,
             )
-            needed.append(one)
-        return needed
+            all_needed.append(needed)
+        return all_needed
 
     def find_missing(
         self, needed: Sequence[Needed], sent: Sequence[types.Content]
     ) -> list[Needed]:
-        """Finds the needed values that stand nowhere in a request."""
-        present = self._locate([each.value for each in needed], sent)
-        return [each for each in needed if each.value not in present]
+        """Finds the needed values that no content of a request holds."""
+        values = [each.value for each in needed]
+        last_holders = self._find_last_holders(values, sent)
+        return [each for each in needed if each.value not in last_holders]
 
-    def _locate(
+    def _find_last_holders(
         self, values: list[str], contents: Sequence[types.Content]
     ) -> dict[str, int]:
         """Returns the index of the last content that holds a value, by value.
@@ -113,67 +122,88 @@ class Needs:
         if not values:
             return {}
 
-        index_by_number, other_texts = self._sort_parts(contents)
-        last_indexes = dict[str, int]()
+        parts = self._sort_parts(contents)
+        last_holders = dict[str, int]()
         for value in values:
-            holders = self._list_holders(value)
-            indexes = [index_by_number[n] for n in holders if n in index_by_number]
-            indexes += [index for index, text in other_texts if value in text]
+            indexes = [
+                parts.recorded[part_number]
+                for part_number in self._list_holders(value)
+                if part_number in parts.recorded
+            ]
+            indexes += [other.index for other in parts.others if value in other.text]
             if indexes:
-                last_indexes[value] = max(indexes)
-        return last_indexes
+                last_holders[value] = max(indexes)
+        return last_holders
 
-    def _sort_parts(
-        self, contents: Sequence[types.Content]
-    ) -> tuple[dict[int, int], list[tuple[int, str]]]:
-        """Sorts parts into recorded ones and others, such as a summary.
-
-        Returns:
-            The index of the content of each recorded part, by the part's number; and
-            for each other part the index of its content, and its text.
-        """
-        index_by_number = dict[int, int]()
-        other_texts = list[tuple[int, str]]()
+    def _sort_parts(self, contents: Sequence[types.Content]) -> _SortedParts:
+        """Sorts the parts of a request into recorded ones and others."""
+        sorted_parts = _SortedParts(recorded={}, others=[])
         for index, content in enumerate(contents):
             for part in parts_of(content):
-                number = self._numbers.get(_key(part))
-                if number is None:
-                    other_texts.append((index, read_part(part)))
+                part_number = self._part_numbers.get(_key(part))
+                if part_number is None:
+                    other = _OtherPart(index, read_part(part))
+                    sorted_parts.others.append(other)
                 else:
-                    index_by_number[number] = index
-        return index_by_number, other_texts
+                    sorted_parts.recorded[part_number] = index
+        return sorted_parts
 
     def _list_holders(self, value: str) -> list[int]:
         """Returns the numbers of the recorded parts that hold a value."""
         if value not in self._holders:
-            candidates = self._numbers_by_anchor[_anchor(value)]
+            candidates = self._part_numbers_by_anchor[_find_anchor(value)]
             self._holders[value] = [n for n in candidates if value in self._texts[n]]
         return self._holders[value]
 
-    def _find_far_end(self, whole: Sequence[types.Content], window_tokens: int) -> int:
-        """Returns the number of contents that lie more than half a window back.
+    def _count_far(self, whole: Sequence[types.Content], window_tokens: int) -> int:
+        """Counts the contents that lie more than half a window before the end.
 
         They are the first ones of the request.
         """
-        far_end = len(whole)
-        near_chars = 2 * window_tokens  # Half of the window, by bytes / 4.
-        while far_end and near_chars >= 0:
-            far_end -= 1
-            near_chars -= self._count_chars(whole[far_end])
-        return far_end
+        rest_chars = 2 * window_tokens  # Half of the window, at 4 characters a token.
+        far_count = len(whole)
+        while far_count and rest_chars >= 0:
+            far_count -= 1
+            rest_chars -= self._count_chars(whole[far_count])
+        return far_count
 
     def _count_chars(self, content: types.Content) -> int:
+        """Counts the characters of a content, in the form of `read_part`.
+
+        The texts of recorded parts are known already.
+        """
         chars = 0
         for part in parts_of(content):
-            # An older ADK copies payloads, and no copy is a recorded part.
-            number = self._numbers.get(_key(part))
-            text = read_part(part) if number is None else self._texts[number]
+            part_number = self._part_numbers.get(_key(part))
+            if part_number is not None:
+                text = self._texts[part_number]
+            else:  # An older ADK copies payloads, and no copy is a recorded part.
+                text = read_part(part)
             chars += len(text)
         return chars
 
 
+class _OtherPart(NamedTuple):
+    """A part that is not recorded, such as a summary: its content's index, its text."""
+
+    index: int
+    text: str
+
+
+class _SortedParts(NamedTuple):
+    """The parts of a request.
+
+    Attributes:
+        recorded: By the number of a recorded part, the index of its content.
+        others: The parts that are not recorded.
+    """
+
+    recorded: dict[int, int]
+    others: list[_OtherPart]
+
+
 def _key(part: types.Part) -> object:
-    """Tells a part from others: by its text, else by the identity of its payload."""
+    """Returns a part's text, or the identity of its payload; equal for equal parts."""
     return part.text or code_of(part) or id(payload_of(part))
 
 
@@ -219,7 +249,7 @@ def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
         yield field, value
 
 
-def _anchor(value: str) -> str:
+def _find_anchor(value: str) -> str:
     """Returns the longest word of a value, by which the texts with it are found."""
     return max(_ANCHOR.findall(value), key=len, default="")
 
@@ -230,20 +260,20 @@ def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
     They are the ids, numbers, names and paths among the arguments. Credentials are
     left out, and so are the arguments of ADK's tools and of the guard's own.
     """
-    values = dict[str, None]()
-    for field, leaf in _walk_arguments(events, recorded):
+    values = dict[str, None]()  # In their order, each once.
+    for field, argument in _walk_arguments(events, recorded):
         # A bool is no value that an agent could look up.
-        if not isinstance(leaf, bool) and not _SECRET_FIELD.search(field):
-            values.update(dict.fromkeys(_split_values(leaf)))
+        if not isinstance(argument, bool) and not _SECRET_FIELD.search(field):
+            values.update(dict.fromkeys(_split_values(argument)))
     return [value for value in values if not _SECRET.match(value)]
 
 
 def _walk_arguments(
     events: Sequence[Event], recorded: RecordedCall
 ) -> Iterator[tuple[str, object]]:
-    """Yields the fields and values of the arguments of the tool calls in an answer.
+    """Yields the arguments of the tool calls in an answer, each after its field's name.
 
-    An answer may be several events; the first one with a tool's result ends it.
+    An answer may be several events. The first event with a tool result ends it.
     """
     own_names = (RECALL_TOOL, *INTERNAL_CALLS)
     for event in events[recorded.index :]:
@@ -259,26 +289,33 @@ def _walk_arguments(
                 yield from _walk(call.args)
 
 
-def _split_values(leaf: object) -> list[str]:
+def _split_values(argument: object) -> list[str]:
     """Returns the values in an argument.
 
-    A short argument without blanks is one value. In a long one, or one with blanks, the
-    words that look like names, paths or ids are values: "open src/a.py" -> "src/a.py".
-    Shorter texts than four characters, and numbers of one digit, stand everywhere.
+    - A short argument without blanks is one value.
+    - In any other argument, the words that look like names, paths or ids are values:
+      "open src/a.py" -> "src/a.py".
+
+    Texts of less than four characters and numbers of one digit are left out: nearly
+    every request holds them by chance.
     """
-    text = str(leaf)
-    values = [text]
-    if len(text) > 100 or re.search(r"\s", text):
-        values = [w.strip(".-/") for w in _WORD.findall(text) if _NAME.search(w)]
-    least_chars = 4 if isinstance(leaf, str) else 2
+    text = str(argument)
+    is_one_value = len(text) <= MAX_VALUE_CHARS and not re.search(r"\s", text)
+    if is_one_value:
+        values = [text]
+    else:
+        names = [word for word in _WORD.findall(text) if _NAME.search(word)]
+        values = [name.strip(".-/") for name in names]
+
+    least_chars = 4 if isinstance(argument, str) else 2
     return [value for value in values if len(value) >= least_chars]
 
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
     """Returns a line on each missing value: the first call without it, and its place.
 
-    `missing` has values, each after the number of the call that needed it. After the
-    first `most` lines, one line says how many more there are.
+    `missing` has values, each after the number of the call that needed it. If there are
+    more than `most` lines, one line in place of the others tells their number.
     """
     first_misses = dict[str, tuple[int, Needed]]()
     for number, needed in missing:

@@ -1,6 +1,7 @@
 """One side of a replay: a session that grows as recorded, and a model of its own.
 
 The model answers nothing. It reports as many tokens as the recorded model would have.
+Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider counts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 
-SAME_SIZE = 0.05  # Requests of the same size differ by a smaller share.
+# Requests of the same size differ by a smaller share of it.
+SAME_SIZE = 0.05
+
+# The difference between two heuristic counts of one request is at most this ratio and,
+# in addition, this number of tokens. A larger one means that a result was shortened.
+SAME_COUNT_RATIO = 1.03
+SAME_COUNT_TOKENS = 30
 
 # The ratio of a few new tokens is mostly noise outside this range.
 LEAST_NEW_RATIO = 0.2
@@ -67,7 +74,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Scale:
-    """The real tokens of an agent's whole history, per token by bytes / 4.
+    """The real tokens of an agent's whole history, per heuristic token.
 
     Three kinds of calls correct the ratio:
     - The recorded request had the whole history: its count gives the ratio.
@@ -77,48 +84,53 @@ class Scale:
     - The first recorded request was cut: its ratio stands for the whole history.
 
     Attributes:
-        ratio: Real tokens per token by bytes / 4.
+        ratio: Real tokens per heuristic token.
         last: The last call that was read; None before the first.
     """
 
     ratio: float = 1.0
     last: RecordedCall | None = None
-    _last_whole_count: int = 0  # The whole history at the last call, by bytes / 4.
+    # The heuristic tokens of the whole history at the last call.
+    _last_whole_tokens: int = 0
 
-    def ratio_of_sent(self, sent_count: int) -> float:
+    def find_ratio(self, heuristic_tokens: int) -> float:
         """Returns the ratio of a request that a guard sends.
 
-        If the last recorded request had about the same size, it has the same content,
-        and its ratio is returned. `sent_count` are the tokens by bytes / 4.
+        If the last recorded request had about the same size, it had the same content:
+        its ratio is returned. Otherwise it is the ratio of the whole history.
         """
         last = self.last
         if last is None or not last.ratio or not last.heuristic_tokens:
             return self.ratio
-        is_same = abs(sent_count / last.heuristic_tokens - 1) < SAME_SIZE
-        return last.ratio if is_same else self.ratio
 
-    def read(self, call: RecordedCall, whole_count: int) -> bool:
+        difference = abs(heuristic_tokens / last.heuristic_tokens - 1)
+        return last.ratio if difference < SAME_SIZE else self.ratio
+
+    def correct(self, call: RecordedCall, whole_tokens: int) -> bool:
         """Corrects the ratio; returns whether the request had the whole history.
 
-        `whole_count` are the tokens of the whole history by bytes / 4.
+        `whole_tokens` are the heuristic tokens of the whole history at the call.
         """
-        sent_count = call.heuristic_tokens or 0
-        # A preview of a tool result leaves no trace but a smaller request. The margin
-        # is for small differences between the two estimates.
-        is_shortened = bool(sent_count) and whole_count > 1.03 * sent_count + 30
+        # A preview of a tool result leaves no trace but a smaller request.
+        is_shortened = False
+        if call.heuristic_tokens:
+            most_tokens = SAME_COUNT_RATIO * call.heuristic_tokens + SAME_COUNT_TOKENS
+            is_shortened = whole_tokens > most_tokens
         is_whole = not (call.is_guarded or is_shortened)
 
         if is_whole:
-            self.ratio = call.prompt_tokens / whole_count
+            self.ratio = call.prompt_tokens / whole_tokens
         elif self.last:
-            new_count = max(0, whole_count - self._last_whole_count)
-            new_ratio = self._measure_new(call, self.last)
-            self.ratio += new_count * (new_ratio - self.ratio) / whole_count
+            # The new ratio is the mean of two ratios, weighted by tokens: that of the
+            # new text, and the ratio so far for the older text.
+            new_tokens = max(0, whole_tokens - self._last_whole_tokens)
+            ratio_of_new = self._measure_new(call, self.last)
+            self.ratio += new_tokens * (ratio_of_new - self.ratio) / whole_tokens
         elif call.ratio:
             self.ratio = call.ratio
 
         self.last = call
-        self._last_whole_count = whole_count
+        self._last_whole_tokens = whole_tokens
         return is_whole
 
     def _measure_new(self, call: RecordedCall, last: RecordedCall) -> float:
@@ -128,12 +140,24 @@ class Scale:
         """
         if not (call.heuristic_tokens and last.heuristic_tokens):
             return self.ratio
-        new_count = call.heuristic_tokens - last.heuristic_tokens
+
+        # The new text may be a summary in place of older text if the guard notes
+        # something on the event.
+        new_heuristic_tokens = call.heuristic_tokens - last.heuristic_tokens
         may_be_summary = bool(read_facts(call.event))
-        if new_count <= 0 or may_be_summary:
+        if new_heuristic_tokens <= 0 or may_be_summary:
             return self.ratio
-        new_ratio = (call.prompt_tokens - last.prompt_tokens) / new_count
-        return min(max(new_ratio, LEAST_NEW_RATIO), MOST_NEW_RATIO)
+
+        new_real_tokens = call.prompt_tokens - last.prompt_tokens
+        raised_ratio = max(LEAST_NEW_RATIO, new_real_tokens / new_heuristic_tokens)
+        return min(MOST_NEW_RATIO, raised_ratio)
+
+
+class _RequestSize(NamedTuple):
+    """The size of a request, and the real tokens of it that a prompt cache serves."""
+
+    heuristic_tokens: int
+    cached_tokens: int
 
 
 class _RecordedModel(BaseLlm):
@@ -172,14 +196,14 @@ class _RecordedModel(BaseLlm):
                 yield response
             return
 
-        count, shared_tokens = self._count_request(llm_request)
+        size = self._count_request(llm_request)
         if self.call:
-            self.is_whole = self.scale.read(self.call, count)
+            self.is_whole = self.scale.correct(self.call, size.heuristic_tokens)
             ratio = self.scale.ratio
         else:
-            ratio = self.scale.ratio_of_sent(count)
-        tokens = max(1, round(count * ratio))
-        cached_tokens = min(tokens, shared_tokens)
+            ratio = self.scale.find_ratio(size.heuristic_tokens)
+        tokens = max(1, round(size.heuristic_tokens * ratio))
+        cached_tokens = min(tokens, size.cached_tokens)
 
         self.answered = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
         usage = types.GenerateContentResponseUsageMetadata(
@@ -192,27 +216,29 @@ class _RecordedModel(BaseLlm):
     async def _summarize(
         self, request: LlmRequest
     ) -> AsyncGenerator[LlmResponse, None]:
+        """Yields a summary, whose usage tells the tokens that a cache serves."""
         self.summarizer.token_ratio = self.scale.ratio
         async for response in self.summarizer.generate_content_async(request):
             if response.usage_metadata:
-                _, shared_tokens = self._count_request(request)
-                response.usage_metadata.cached_content_token_count = shared_tokens
+                size = self._count_request(request)
+                response.usage_metadata.cached_content_token_count = size.cached_tokens
             yield response
 
-    def _count_request(self, request: LlmRequest) -> tuple[int, int]:
-        """Returns a request's bytes / 4, and the real tokens that a cache serves of it.
+    def _count_request(self, request: LlmRequest) -> _RequestSize:
+        """Returns the size of a request.
 
-        If a cache is assumed, it keeps the prompt for the next requests.
+        If a prompt cache is assumed, the prompt is kept in it for the next requests.
         """
         memo = self.memo
         contents = request.contents
-        head_count = estimate_config_tokens(request.config)
-        count = max(1, head_count + memo.estimate_tokens(contents))
+        head_tokens = estimate_config_tokens(request.config)
+        request_tokens = max(1, head_tokens + memo.estimate_tokens(contents))
         if not self.has_cache:
-            return count, 0
+            return _RequestSize(request_tokens, 0)
 
-        # Two items stand for the instruction and the tools, one for each content.
-        head = [str(request.config.system_instruction), head_count]
+        # A prompt in the cache is a list: two items stand for the instruction and the
+        # tools, and one for each content.
+        head = [str(request.config.system_instruction), head_tokens]
         fingerprints = [
             memo.remember(fingerprint, content, content.parts or (), content.role)
             for content in contents
@@ -223,10 +249,10 @@ class _RecordedModel(BaseLlm):
         self.cached_prompts = [*self.cached_prompts[-3:], prompt]
 
         if same_items < len(head):
-            return count, 0
+            return _RequestSize(request_tokens, 0)
         same_contents = contents[: same_items - len(head)]
-        shared_count = head_count + memo.estimate_tokens(same_contents)
-        return count, round(shared_count * self.scale.ratio)
+        same_tokens = head_tokens + memo.estimate_tokens(same_contents)
+        return _RequestSize(request_tokens, round(same_tokens * self.scale.ratio))
 
 
 def _count_same(old: Sequence[Any], new: Sequence[Any]) -> int:
@@ -287,15 +313,15 @@ class Side:
 
         ADK copies all events for each request, which takes most of the time. So the
         contents of finished invocations are built once, and only the running invocation
-        is built for each call. From time to time the request is also built as a whole.
-        If its contents differ, all later requests are built as a whole.
+        is built for each call. From time to time the request is also built as a whole,
+        and that one is returned. If its contents differ from the joined ones, all later
+        requests are built as a whole.
         """
         invocation = self.begin(call, agent, PluginManager())
         events = self._session.events
         finished = self._finished[agent.name, branch_scope(call.event)]
-        finished.is_separable = finished.is_separable and _are_separable(
-            events[finished.end :]
-        )
+        if finished.is_separable:
+            finished.is_separable = _are_separable(events[finished.end :])
         if agent.include_contents == "none" or not finished.is_separable:
             return await self._build_from(events, invocation, agent)
 
@@ -311,7 +337,9 @@ class Side:
             is_power_of_two = count & (count - 1) == 0
             if start < finished.end or not is_power_of_two:
                 return request
-        except CommandError:  # ADK cannot build some of the events without the others.
+        except CommandError:
+            # ADK cannot build some of the events without the others. No request is
+            # without contents, so the comparison below fails.
             joined_contents = []
 
         whole_request = await self._build_from(events, invocation, agent)
@@ -347,7 +375,8 @@ class Side:
     ) -> Sent:
         """Makes the call as ADK would, without the traces, which take most time.
 
-        The guard changes a copy of the request, which comes back.
+        The guard changes a copy of the request. Returns this copy, the usage, and the
+        record of the guard.
         """
         changes = {
             "contents": list(request.contents),
@@ -375,7 +404,10 @@ class Side:
     def begin(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
-        """Adds the events before a recorded call; returns the call's invocation."""
+        """Adds the events before a recorded call, and prepares the model for the call.
+
+        Returns the invocation that the call belongs to.
+        """
         event = call.event
         added_count = len(self._session.events)
         for new_event in self._recorded.events[added_count : call.index]:
@@ -402,7 +434,7 @@ async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmR
     """Runs an agent up to its model call; returns the request that ADK has built."""
     requests: list[LlmRequest] = []
 
-    # A response of the callback takes the place of the model's.
+    # ADK calls no model if the callback returns a response.
     def catch(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
         requests.append(llm_request)
         return LlmResponse(content=types.ModelContent("."))
@@ -422,7 +454,7 @@ async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmR
 def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
     """Returns the index of the first event of the running invocation.
 
-    Its events stand last. If it has no event yet, the index is that of the next event.
+    Its events are the last ones. If it has no event yet, returns the number of events.
     """
     start = len(events)
     while start and events[start - 1].invocation_id == invocation_id:
@@ -431,7 +463,11 @@ def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
 
 
 def _are_separable(events: Sequence[Event]) -> bool:
-    """Whether events change no earlier event, and answer no earlier call."""
+    """Whether ADK can build the contents of some events without the earlier events.
+
+    It can if no event changes the events before it, as a compaction or a rewind does,
+    and if each tool result has its call among the events.
+    """
     call_ids = {call.id for event in events for call in event.get_function_calls()}
     for event in events:
         actions = event.actions
