@@ -178,8 +178,10 @@ class History:
             if preview is not None:
                 previews[index] = preview
 
+        # Only contents that come from session events have previews. Most requests have
+        # none at all: then `indexes` need not be found.
         if not previews:
-            return {}  # Most requests have none: then `indexes` need not be found.
+            return {}
         return {index: previews[index] for index in self.indexes if index in previews}
 
     def has_short_strings(self, truncation: Truncation) -> bool:
@@ -423,21 +425,31 @@ class History:
 
     @cached_property
     def _covered_places(self) -> dict[int, int]:
-        """By the index of each covered content, its place among the covered contents.
+        """The covered place of each covered content, by the index of the content.
 
-        Places count from 0, for the oldest content that the summary covers.
+        A covered place is a position among the contents that the summary covers: 0 is
+        the oldest of them.
         """
         if self.stored is None:
             return {}
 
-        places = self._match_covered(self.stored)
+        covered_places = self._match_covered(self.stored)
         new_indexes = self._find_new(self.stored)
-        old_indexes = [index for index in places if index not in new_indexes]
+        old_indexes = [index for index in covered_places if index not in new_indexes]
+
+        # A call and its result are covered together or not at all.
         whole_indexes = keep_pairs_whole(old_indexes, self.pairs)
-        return {index: places[index] for index in old_indexes if index in whole_indexes}
+        return {
+            index: covered_place
+            for index, covered_place in covered_places.items()
+            if index in whole_indexes
+        }
 
     def _match_covered(self, stored: StoredSummary) -> dict[int, int]:
-        """Finds the covered contents; returns their covered places, by index."""
+        """Finds the contents that are equal to covered ones.
+
+        Returns the covered place of each, by the index of the content.
+        """
         indexes = self.indexes
         covered = stored.covered
         count = covered.content_count
@@ -447,7 +459,10 @@ class History:
         first_fingerprints = [self.fingerprint(index) for index in indexes[:count]]
         has_enough = len(first_fingerprints) == count
         if has_enough and cover(first_fingerprints) == covered:
-            return {index: place for place, index in enumerate(indexes[:count])}
+            return {
+                index: covered_place
+                for covered_place, index in enumerate(indexes[:count])
+            }
 
         fingerprints = [self.fingerprint(index) for index in indexes]
         matches = align_covered(covered, fingerprints)
@@ -552,8 +567,8 @@ class History:
     def is_partial(self) -> bool:
         """Whether this request or a later one may lack older messages of the session.
 
-        It may if the caller loads only a part of the session, or if covered contents
-        are missing that no rewind took back.
+        It may in two cases: the caller loads only a part of the session, or covered
+        contents are missing although the session has no rewind since.
         """
         wanted_count = self.stored.covered.content_count if self.stored else 0
         lacks_some = len(self.covered) < wanted_count

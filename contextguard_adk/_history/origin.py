@@ -79,6 +79,10 @@ class KnownEvents:
                 self._authors.add("model")  # ADK 2.0 names this author for it.
 
     def _add_content(self, content: types.Content, author: str = "") -> None:
+        """Adds the parts of an event's content to the known ones.
+
+        The texts of the user, the code and its outputs are known by themselves, too.
+        """
         for part in parts_of(content):
             self._keys.add(_key_of(part))
             if author == "user" and part.text:

@@ -107,21 +107,25 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 
 
 def name_media(part: types.Part | types.FunctionResponsePart) -> str:
-    """Returns kind, name and size of an image or a file; "" for other parts."""
+    """Returns the MIME type, the name and the size of an image or a file, in one line.
+
+    For example: "image/png 'cat.png', 2048 bytes". Facts that are not known are left
+    out. "" for a part that is no file.
+    """
     if part.inline_data:
         blob = part.inline_data
-        kind = blob.mime_type
+        mime_type = blob.mime_type
         name = blob.display_name
-        size = f", {len(blob.data or b'')} bytes"
+        size_text = f", {len(blob.data or b'')} bytes"
     elif part.file_data:
-        kind = part.file_data.mime_type
+        mime_type = part.file_data.mime_type
         name = part.file_data.display_name or part.file_data.file_uri
-        size = ""
+        size_text = ""
     else:
         return ""
 
-    label = f" {name[-_MAX_FILE_NAME_CHARS:]!r}" if name else ""
-    return quote_line(f"{kind or 'file'}{label}{size}")
+    name_text = f" {name[-_MAX_FILE_NAME_CHARS:]!r}" if name else ""
+    return quote_line(f"{mime_type or 'file'}{name_text}{size_text}")
 
 
 def file_text(part: types.Part) -> str:
@@ -406,12 +410,18 @@ def _label(said: Said) -> str:
 
 
 def _hint(said: Said, args: str) -> str:
-    """Returns the beginning of a message, or of the arguments of a tool call.
+    """Returns the beginning of a message, or of the arguments of a result's call.
 
-    "" for a file and for code.
+    "" for a call, a file and code.
+
+    Args:
+        said: The part with the message or the result.
+        args: For a result, the arguments of the call that it answers; else "".
     """
     part = said.part
-    if part.function_call or part.function_response:
+    if part.function_call:
+        return ""
+    if part.function_response:
         return _clip(args)
     return f'"{_clip(part.text)}"' if part.text else ""
 
