@@ -356,6 +356,7 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
         max_bytes: How long the list may be.
     """
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+
     chosen = []
     left_bytes = max_bytes
     for value in sorted(places, key=_rank_kind):
@@ -365,6 +366,7 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
             chosen.append(value)
         if left_bytes < _LEAST_VALUE_BYTES:
             break
+
     return ", ".join(sorted(chosen, key=places.__getitem__))
 
 

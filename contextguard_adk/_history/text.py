@@ -227,12 +227,11 @@ def walk_parts(
         parts = parts_of(content)
         whole_parts = parts_of(wholes[index]) if wholes else [None] * len(parts)
 
+        author = content.role or "user"
+        start = 0
         if is_relay(content):
             author = "other agent"
             start = 1  # ADK's preamble is no part of the conversation.
-        else:
-            author = content.role or "user"
-            start = 0
 
         for part, whole in zip(parts[start:], whole_parts[start:], strict=True):
             answered_call = _update_waiting(waiting, index, part)
@@ -419,10 +418,10 @@ def _hint(said: Said, args: str) -> str:
         args: For a result, the arguments of the call that it answers; else "".
     """
     part = said.part
-    if part.function_call:
-        return ""
     if part.function_response:
         return _clip(args)
+    if part.function_call:
+        return ""
     return f'"{_clip(part.text)}"' if part.text else ""
 
 
