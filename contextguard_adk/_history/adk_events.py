@@ -116,6 +116,11 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 def _is_call_of_agent(
     call: types.FunctionCall, event: Event, invocation: InvocationContext | None
 ) -> bool:
+    """Whether the agent of an invocation has made a call, and is shown it.
+
+    Without an invocation the agent is unknown, so the calls of all agents count. ADK's
+    internal calls never count.
+    """
     if call.name in INTERNAL_CALLS:
         return False
     if invocation is None:
@@ -130,15 +135,20 @@ def _is_own(event: Event, invocation: InvocationContext) -> bool:
 def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
     """Finds the input that a workflow gave to this agent's node.
 
-    ADK shows the input beside the user's message, or in place of it. None if the agent
-    is not in a workflow, or if the newest input is a tool's result.
+    ADK shows the input beside the user's message, or in place of it. Returns None in
+    these cases:
+
+    - The agent is not in a workflow.
+    - This run has no input of the node.
+    - The newest input is a tool's result.
     """
     own_path = getattr(invocation, "node_path", None)
     if invocation is None or not own_path:
         return None
 
     for event in reversed(invocation.session.events):
-        # ADK gives the input of a node with a single turn no invocation id.
+        # An event of an earlier run ends the search. The input of a node with a single
+        # turn has no invocation id in ADK.
         if event.invocation_id not in ("", invocation.invocation_id):
             return None
         event_path = getattr(getattr(event, "node_info", None), "path", None)
@@ -238,15 +248,16 @@ def _is_start(event: Event, invocation: InvocationContext) -> bool:
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves."""
     newest_first: list[Event] = []
-    end = len(events)  # The events from here on are read.
-    while end > 0:
-        end -= 1
-        event = events[end]
+    place = len(events)  # Of the event that was read last, from the newest back.
+    while place > 0:
+        place -= 1
+        event = events[place]
         target = event.actions.rewind_before_invocation_id if event.actions else None
         if target:
-            # The events since the target invocation began were taken back.
-            starts = (i for i in range(end) if events[i].invocation_id == target)
-            end = next(starts, end)
+            # The events since the target invocation began were taken back. If it is not
+            # in the session, the rewind takes nothing back.
+            starts = (i for i in range(place) if events[i].invocation_id == target)
+            place = next(starts, place)
         else:
             newest_first.append(event)
     return newest_first[::-1]

@@ -125,14 +125,14 @@ def join_new_texts(
     `messages`. It may hold texts of these messages. They are quoted, because the joined
     text also has lines of the guard.
     """
-    several_parts = [
+    indexes_with_several_parts = [
         index
         for index, content in enumerate(contents)
         if content.role == "user" and len(content.parts or ()) > 1
     ]
     new_indexes = [
         index
-        for index in several_parts
+        for index in indexes_with_several_parts
         if not any(contents[index] is message for message in messages)
     ]
     if not new_indexes:
@@ -307,18 +307,22 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
 
 
 def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
-    """Moves a cut to an index before which it splits no call from its result.
+    """Returns the index before which a cut splits no call from its result.
 
-    `split` is the wished number of contents before the cut. It is tried in this order:
+    `split` is the wished index. These indexes are tried, in this order:
 
     1. Before a content without a tool, from the wished index back to half of it.
     2. Before any content from the wished index on.
     3. Before any content from the wished index back.
+
+    A single content cannot be divided: then the cut is after it. If every cut splits a
+    call from its result, the cut is after the first content.
     """
     last_index = len(contents) - 1
     if last_index < 1:
-        return len(contents)  # A single content cannot be divided: the cut is after it.
+        return len(contents)
 
+    # At least one content is before the cut, and at least one is after it.
     wished_index = max(1, min(split, last_index))
     half = max(1, wished_index // 2)  # Further back would give up most of the cut.
     backward = range(wished_index, 0, -1)
@@ -339,7 +343,9 @@ def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
 
     The list has one more element than there are contents: for a cut after the last one.
     """
-    # How many more pairs are open at an index than at the index before it.
+    # A cut before an index splits the pairs that are open there: with the call before
+    # the index, and the result at the index or after it. `changes` tells how many more
+    # pairs are open at an index than at the index before it.
     changes = [0] * (len(contents) + 1)
     for index, partners in pair_contents(contents).partners.items():
         for partner in partners:
@@ -351,7 +357,7 @@ def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
 
 def find_current_request(
     contents: Sequence[types.Content],
-    messages: Iterable[int],
+    candidates: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
     """Finds the newest message with the content that began the invocation.
@@ -363,7 +369,13 @@ def find_current_request(
     - Without parts, or None: a message with a text, unless it is of another agent.
     - With other parts alone, such as a tool's result: none.
 
-    `messages` are the indexes that may be found. Returns an index, or None.
+    Args:
+        contents: The contents of a request.
+        candidates: The indexes that may be found.
+        user_content: The content that began the invocation.
+
+    Returns:
+        The index of the message; None if there is none.
     """
     wanted_texts = set(_visible_texts(user_content))
     wants_media = not wanted_texts and bool(media_parts(user_content))
@@ -371,7 +383,7 @@ def find_current_request(
     if has_parts and not wanted_texts and not wants_media:
         return None
 
-    for index in sorted(messages, reverse=True):
+    for index in sorted(candidates, reverse=True):
         content = contents[index]
         if not is_message(content):
             continue

@@ -19,14 +19,32 @@ from typing import Any
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
-MAX_WHOLE_CHARS = 48  # A text in a field is a value as a whole if it is no longer.
-MAX_TEXT_CHARS = 100_000  # The rest of a longer text is not read.
-MAX_FOUND = 10_000  # Values of one payload, repeated ones included.
-MAX_KNOWN = 300_000  # Values that the process remembers, of all payloads.
-MAX_PAYLOADS = 4_096  # Payloads without a value included.
-_LEAST_VALUE_BYTES = 5  # Three characters, a comma and a space.
+"""A longer word is no value."""
+
+MAX_WHOLE_CHARS = 48
+"""A text that fills a field is a value as a whole if it is not longer than this."""
+
+MAX_TEXT_CHARS = 100_000
+"""Only this many characters of a text are searched for values."""
+
+MAX_FOUND = 10_000
+"""Only this many values of one payload are read, repeated ones included."""
+
+MAX_KNOWN = 300_000
+"""The process remembers at most this many values of all payloads together."""
+
+MAX_PAYLOADS = 4_096
+"""The process remembers at most this many payloads, including those without a value."""
+
+_LEAST_VALUE_BYTES = 5
+"""The room that the shortest value takes: three characters, a comma and a space."""
+
 _MAX_DEPTH = 20
-_MAX_JSON_DEPTH = 3  # Texts that hold JSON are read as such above this depth.
+"""Objects and lists that are nested deeper are not read."""
+
+_MAX_JSON_DEPTH = 3
+"""A text that holds JSON is parsed if it is nested less deep than this."""
+
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}
@@ -98,7 +116,9 @@ class KnownValues:
 
     def read(self, payload: object) -> Found:
         """Returns the values of a payload, each once; remembers them."""
-        key = (isinstance(payload, str), blake2b(json_text(payload)).digest())
+        # A text has the same bytes as the payload that it is the JSON of.
+        is_text = isinstance(payload, str)
+        key = (is_text, blake2b(json_text(payload)).digest())
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)
@@ -176,9 +196,13 @@ def walk_values(
 ) -> Iterator[tuple[str, float]]:
     """Yields the values of a payload, each with how telling it is.
 
-    Fields that hold credentials are left out. `seen` has the objects and lists around
-    the value, and those before it, by their ids. They are not walked again, because a
-    payload may contain itself. `depth` tells how deep the value is nested.
+    Fields that hold credentials are left out.
+
+    Args:
+        value: The payload, or a value that is nested in it.
+        seen: The objects and lists that were already walked, by their ids; None for the
+            payload itself. They are not walked again: a payload may contain itself.
+        depth: How deep the value is nested; 0 for the payload itself.
     """
     if seen is None:
         seen = {}
@@ -233,9 +257,10 @@ def _read_text(
 ) -> Iterator[tuple[str, float]]:
     """Yields the values of a text.
 
-    - If the text is JSON, the values of the parsed payload.
-    - If it is short and fills a field, itself, unless it has a credential.
-    - In any other case, and after a short text, the values in it.
+    - If the text is JSON: the values of the parsed payload.
+    - If the text is short and fills a field: the text itself, unless it has a
+      credential, and then the values in it.
+    - Otherwise: the values in the text.
     """
     if text.startswith(("{", "[")) and depth < _MAX_JSON_DEPTH:
         with contextlib.suppress(ValueError, RecursionError):
@@ -324,8 +349,14 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
 
     If not all of them fit into `max_bytes`, paths, addresses and ids are chosen first.
     The chosen values keep their order.
+
+    Args:
+        values: The values of the whole text, in their order; repeated ones count once.
+        shown: The text in which they are searched.
+        max_bytes: How long the list may be.
     """
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+
     chosen = []
     left_bytes = max_bytes
     for value in sorted(places, key=_rank_kind):
@@ -335,6 +366,7 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
             chosen.append(value)
         if left_bytes < _LEAST_VALUE_BYTES:
             break
+
     return ", ".join(sorted(chosen, key=places.__getitem__))
 
 

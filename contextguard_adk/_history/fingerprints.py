@@ -193,7 +193,8 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
     older_places = covered_places[:-RECENT_COUNT]
     recent_places = covered_places[-RECENT_COUNT:]
 
-    # Gaps tell which contents the digest is made of. Later gaps are not needed.
+    # Gaps tell which contents the digest is made of. A gap after the last older content
+    # is not needed for that.
     last_older_place = older_places[-1] if older_places else 0
     places_with_bit = range(min(last_older_place, MAX_GAP_BITS))
     gap_places = [place for place in places_with_bit if not fingerprints[place]]
@@ -245,38 +246,47 @@ def decode_covered(stored: str) -> Covered:
 def align_covered(covered: Covered, fingerprints: Sequence[bytes]) -> list[Match]:
     """Matches covered contents with the equal contents of a history, oldest first.
 
-    The older contents match all together, by their digest, or not at all.
+    The older contents match all together, by their digest, or not at all. If they do,
+    the recent contents are searched after them, otherwise in the whole history.
+
+    Args:
+        covered: The covered set.
+        fingerprints: One for each content of the history, oldest first.
     """
+    # If nothing has changed, the older contents and the gaps are the first contents.
     older_end = covered.older_count + covered.gaps.bit_count()
     candidates = range(min(older_end, len(fingerprints)))
     older_places = [place for place in candidates if not covered.is_gap(place)]
     digest = _digest_older(fingerprints[place] for place in older_places)
 
     if digest == covered.older_digest and len(older_places) == covered.older_count:
-        matches = [
+        older_matches = [
             Match(covered_place, history_place)
             for covered_place, history_place in enumerate(older_places)
         ]
         recent_start = older_end
     else:
-        matches = []
+        older_matches = []
         recent_start = 0
 
-    recent_matches = _align_recent(covered.recent, fingerprints[recent_start:])
-    for covered_place, history_place in recent_matches:
-        matches.append(
-            Match(covered.older_count + covered_place, recent_start + history_place)
-        )
-    return matches
+    recent_matches = _align_recent(covered, fingerprints, recent_start)
+    return [*older_matches, *recent_matches]
 
 
-def _align_recent(recent: Sequence[bytes], history: Sequence[bytes]) -> list[Match]:
-    """Matches the longest runs of fingerprints that two sequences have in common.
+def _align_recent(
+    covered: Covered, fingerprints: Sequence[bytes], history_start: int
+) -> list[Match]:
+    """Matches the longest runs of recent fingerprints that a history also has.
 
-    Matching is quadratic, so only a window of the history is searched. Most of the
+    Only the history from `history_start` on is searched.
+
+    Matching is quadratic, so only a window of the history is compared. Most of the
     recent fingerprints have moved by the same number of places, the shift. The window
     begins before the place to which the oldest of them has moved.
     """
+    recent = covered.recent
+    history = fingerprints[history_start:]
+
     # Of equal fingerprints in the history the first one counts: it is set last.
     first_places = {history[place]: place for place in reversed(range(len(history)))}
     shifts = Counter(
@@ -285,21 +295,27 @@ def _align_recent(recent: Sequence[bytes], history: Sequence[bytes]) -> list[Mat
         if item in first_places
     )
     shift = shifts.most_common(1)[0][0] if shifts else 0
+
+    # Beside the recent contents, the window has room for others before and after them.
     window_start = max(0, shift - RECENT_COUNT // 2)
     window = history[window_start : window_start + 2 * RECENT_COUNT]
 
     # Contents that repeat all the time make matching slow, up to seconds. With
-    # `autojunk` such contents begin no run, they only lengthen one.
+    # `autojunk` such contents begin no run, they only lengthen one. Without repeats
+    # there are `RECENT_COUNT` equal pairs at most.
     window_counts = Counter(window)
     equal_pairs_count = sum(window_counts[item] for item in recent)
     has_many_repeats = equal_pairs_count > 4 * RECENT_COUNT
 
     matcher = SequenceMatcher(None, recent, window, autojunk=has_many_repeats)
-    return [
-        Match(block.a + step, window_start + block.b + step)
-        for block in matcher.get_matching_blocks()
-        for step in range(block.size)
-    ]
+    matches: list[Match] = []
+    for run in matcher.get_matching_blocks():
+        covered_start = covered.older_count + run.a
+        run_start = history_start + window_start + run.b
+        matches += [
+            Match(covered_start + step, run_start + step) for step in range(run.size)
+        ]
+    return matches
 
 
 def match_older(
@@ -314,43 +330,51 @@ def match_older(
     contents before the first of the `matches` count as covered, with two exceptions:
     gaps of the covered set, and contents that ADK has moved there from newer events.
 
+    A content has a history place, its position in `contents`. It also has a former
+    place, its position in the history when the summary was made. The bits of the gaps
+    are numbered by former places.
+
     Args:
         covered: The covered set.
         matches: The matches of `align_covered`. There may be none: while a late result
             is the newest event, ADK omits all contents between its call and the result.
+            Then all contents count as those before the first match.
         contents: The contents of the history.
         newer: The contents of the events since the last covered event.
     """
-    # Before the first match: how many contents are covered, and how many are loaded.
+    # How many contents before the first match are covered, and how many are loaded.
     if matches:
-        covered_end, history_end = matches[0]
-        behind = contents[matches[-1].history_place + 1 :]
+        covered_count = matches[0].covered_place
+        loaded_count = matches[0].history_place
+        contents_behind = contents[matches[-1].history_place + 1 :]
     else:
-        # Then all contents count as covered.
-        covered_end = len(contents)
-        history_end = len(contents)
-        behind = []
+        covered_count = len(contents)
+        loaded_count = len(contents)
+        contents_behind = []
 
     # When the summary was made, the covered contents and all gaps were before the first
-    # match. The oldest of them may not be loaded now: the first bits of the gaps belong
-    # to these.
-    former_count = covered_end + covered.gaps.bit_count()
-    missing_count = max(0, former_count - history_end)
-    moved_handles = _find_moved(newer, behind)
+    # match. If fewer contents are loaded now, the oldest are missing. So the former
+    # place of a content is its history place plus the number of missing contents.
+    former_count = covered_count + covered.gaps.bit_count()
+    missing_count = max(0, former_count - loaded_count)
+    moved_handles = _find_moved(newer, contents_behind)
 
     older_places: list[int] = []
-    for place in range(history_end):
-        if covered.is_gap(missing_count + place):
+    for history_place in range(loaded_count):
+        former_place = missing_count + history_place
+        if covered.is_gap(former_place):
             continue
-        handles = [handle_of(part) for part in parts_of(contents[place])]
-        if moved_handles.isdisjoint(handles):
-            older_places.append(place)
 
-    # Contents that are not loaded were the oldest.
-    first = max(0, covered.older_count - len(older_places))
+        handles = [handle_of(part) for part in parts_of(contents[history_place])]
+        if moved_handles.isdisjoint(handles):
+            older_places.append(history_place)
+
+    # The older contents that are missing were the oldest, so their covered places, from
+    # 0 on, are left out.
+    first_covered_place = max(0, covered.older_count - len(older_places))
     return [
         Match(covered_place, history_place)
-        for covered_place, history_place in enumerate(older_places, first)
+        for covered_place, history_place in enumerate(older_places, first_covered_place)
     ]
 
 
@@ -359,9 +383,12 @@ def _find_moved(
 ) -> set[str]:
     """Finds the handles of parts that ADK has moved to the place of an older event.
 
-    ADK moves a late result to the place of the first result of its call. A part of a
-    newer event has moved if it is not among the contents behind the covered ones, or is
-    there less often than in the events.
+    ADK moves a late result to the place of the first result of its call. A part has
+    moved if the newer events have it more often than the contents behind.
+
+    Args:
+        newer: The contents of the events since the last covered event.
+        behind: The contents of the history behind the covered ones.
     """
     newer_counts: Counter[str] = Counter()
     for content in newer:

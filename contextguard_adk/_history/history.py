@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
@@ -55,8 +56,18 @@ _OF_SUMMARY = (
 _SEARCHED_EVENTS = 63
 """How many events are searched for the event of a content.
 
-Not every event has a content, so the next event is not always the right one.
+Not every event has a content, so the next event is not always the right one. The bound
+keeps the search short in a long session.
 """
+
+
+class _ShortenedKey(NamedTuple):
+    """The facts that decide how a content looks once its tool results are shortened."""
+
+    index: int
+    is_preview: bool
+    truncation: Truncation
+    has_handles: bool
 
 
 class History:
@@ -114,7 +125,7 @@ class History:
         # These results hold with any summary, so the copies share them.
         self._fingerprints: dict[int, bytes] = {}
         self._known_previews: dict[int, types.Content | None] = {}
-        self._shortened: dict[Hashable, types.Content] = {}
+        self._shortened: dict[_ShortenedKey, types.Content] = {}
 
     def with_summary(self, stored: StoredSummary | None) -> History:
         """Returns the same history with another summary in place."""
@@ -154,8 +165,8 @@ class History:
         The model reads them in place of these contents from its first request on.
         Results that a model has summarized need none.
         """
-        form = self.preview
-        if form is None:
+        settings = self.preview
+        if settings is None:
             return {}
 
         previews = {}
@@ -163,19 +174,21 @@ class History:
         for index, content in enumerate(self.contents):
             if not has_function_response(content) or index in summarized:
                 continue
-            preview = self._make_preview(index, form)
+            preview = self._make_preview(index, settings)
             if preview is not None:
                 previews[index] = preview
 
+        # Only contents that come from session events have previews. Most requests have
+        # none at all: then `indexes` need not be found.
         if not previews:
-            return {}  # Most requests have none: then `indexes` need not be found.
+            return {}
         return {index: previews[index] for index in self.indexes if index in previews}
 
     def has_short_strings(self, truncation: Truncation) -> bool:
-        """Whether results are shown with such short strings from the first request."""
+        """Whether previews shorten strings in the same way as `truncation`."""
         return self.preview is not None and self.preview.strings == truncation
 
-    def _make_preview(self, index: int, form: Preview) -> types.Content | None:
+    def _make_preview(self, index: int, settings: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
         if index not in self._known_previews:
             content = self.contents[index]
@@ -183,36 +196,44 @@ class History:
             size_bytes = sum(self.memo.part_bytes(part) for part in results)
 
             preview = None
-            if not form.fits(size_bytes):
-                preview = self.memo.remember(form, content, content.parts or ())
+            if not settings.fits(size_bytes):
+                preview = self.memo.remember(settings, content, content.parts or ())
             self._known_previews[index] = preview
         return self._known_previews[index]
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
-        """Returns the contents whose tool results a compaction has shortened, by index.
+        """Returns shortened contents, by index, as a compaction has shortened them.
 
-        {} if the stored summary shortens none.
+        Only contents that are really shorter are returned; {} if the stored summary
+        shortens no tool results.
         """
         truncation = stored.truncation
         if truncation is None:
             return {}
 
-        shortened = {}
+        shortened_by_index = {}
         last_index = self.find_named(stored.truncated_upto)
         for index in self.indexes:
             if index > last_index:
                 break
 
             shown = self.shown[index]
-            key = (index, index in self.shown_in_part, truncation, stored.has_recall)
+            key = _ShortenedKey(
+                index,
+                is_preview=index in self.shown_in_part,
+                truncation=truncation,
+                has_handles=stored.has_recall,
+            )
             if key not in self._shortened:
+                # With the whole content, `truncate_content` adds a handle to each
+                # shortened result: the recall tool finds the whole result by it.
                 whole = self.contents[index] if stored.has_recall else None
                 self._shortened[key] = truncate_content(shown, truncation, whole)
 
-            is_changed = self._shortened[key] is not shown
-            if is_changed:
-                shortened[index] = self._shortened[key]
-        return shortened
+            shortened = self._shortened[key]
+            if shortened is not shown:
+                shortened_by_index[index] = shortened
+        return shortened_by_index
 
     # Origin of the contents.
 
@@ -266,10 +287,10 @@ class History:
     def fingerprint(self, index: int) -> bytes:
         """Returns the fingerprint of a content as its event has it."""
         if index not in self._fingerprints:
-            self._fingerprints[index] = self.spell(self.original(index))
+            self._fingerprints[index] = self.fingerprint_content(self.original(index))
         return self._fingerprints[index]
 
-    def spell(self, content: types.Content) -> bytes:
+    def fingerprint_content(self, content: types.Content) -> bytes:
         """Returns the fingerprint of a content; remembers it."""
         parts = content.parts or ()
         return self.memo.remember(fingerprint, content, parts, content.role)
@@ -290,24 +311,28 @@ class History:
     def request_index(self) -> int | None:
         """The index of this agent's current request; None if ADK does not show it.
 
-        It is the content with the input of the agent's node, or with the message that
-        began the invocation. If ADK shows neither, `_find_input` looks for another one.
+        The request is the first of these that the contents have:
+
+        1. The input of the agent's node or, without a node, the message that began the
+           invocation.
+        2. The content that `_find_input` finds, unless the run began with the result of
+           a call.
         """
-        contents = list(self.contents)
+        searched = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
-                # Either form may hold the words of the request.
-                parts = [*parts_of(contents[index]), *parts_of(event.content)]
-                contents[index] = types.Content(role="user", parts=parts)
+                # The rewritten or the original form may hold the words of the request.
+                parts = [*parts_of(searched[index]), *parts_of(event.content)]
+                searched[index] = types.Content(role="user", parts=parts)
 
         candidates = [index for index in self.indexes if index not in self.outputs]
         request = find_node_input(self._invocation) or self.user_content
-        found_index = find_current_request(contents, candidates, request)
+        found_index = find_current_request(searched, candidates, request)
         if found_index is not None:
             return found_index
 
         # A run may begin with the result of a call, which is no request.
-        has_message = content_text(request) or media_parts(request)
+        has_message = bool(content_text(request) or media_parts(request))
         if parts_of(request) and not has_message:
             return None
         return self._find_input(candidates)
@@ -315,8 +340,9 @@ class History:
     def _find_input(self, candidates: Sequence[int]) -> int | None:
         """Finds the input of an agent to which ADK does not show the user's request.
 
-        It is the user's newest message of this run, if the contents have any message of
-        the user, and otherwise the newest message of another agent.
+        - If the contents have a message of the user: the user's newest message of this
+          run, or None.
+        - Otherwise: the newest message of another agent, or None.
         """
         if self.user_messages:
             return self._find_newest_message()
@@ -399,49 +425,68 @@ class History:
 
     @cached_property
     def _covered_places(self) -> dict[int, int]:
-        """By the index of each covered content, its place among the covered contents.
+        """The covered place of each covered content, by the index of the content.
 
-        Places count from 0, for the oldest content that the summary covers.
+        A covered place is a position among the contents that the summary covers: 0 is
+        the oldest of them.
         """
         if self.stored is None:
             return {}
 
-        places = self._match_covered(self.stored)
+        covered_places = self._match_covered(self.stored)
         new_indexes = self._find_new(self.stored)
-        old_indexes = [index for index in places if index not in new_indexes]
+        old_indexes = [index for index in covered_places if index not in new_indexes]
+
+        # A call and its result are covered together or not at all.
         whole_indexes = keep_pairs_whole(old_indexes, self.pairs)
-        return {index: places[index] for index in old_indexes if index in whole_indexes}
+        return {
+            index: covered_place
+            for index, covered_place in covered_places.items()
+            if index in whole_indexes
+        }
 
     def _match_covered(self, stored: StoredSummary) -> dict[int, int]:
-        """Finds the covered contents; returns their covered places, by index."""
+        """Finds the contents that are equal to covered ones.
+
+        Returns the covered place of each, by the index of the content.
+        """
         indexes = self.indexes
         covered = stored.covered
         count = covered.content_count
 
-        # As a rule the history has only grown since.
+        # Usually the history has only grown since the summary was made: then the
+        # covered contents are still its first ones.
         first_fingerprints = [self.fingerprint(index) for index in indexes[:count]]
         has_enough = len(first_fingerprints) == count
         if has_enough and cover(first_fingerprints) == covered:
-            return {index: place for place, index in enumerate(indexes[:count])}
+            return {
+                index: covered_place
+                for covered_place, index in enumerate(indexes[:count])
+            }
 
         fingerprints = [self.fingerprint(index) for index in indexes]
         matches = align_covered(covered, fingerprints)
-        older_matches = self._match_older(stored, matches)
+        older_matches = self._find_older_matches(stored, matches)
         return {
             indexes[history_place]: covered_place
             for covered_place, history_place in [*older_matches, *matches]
         }
 
-    def _match_older(
+    def _find_older_matches(
         self, stored: StoredSummary, matches: Sequence[Match]
     ) -> list[Match]:
-        """Matches older covered contents; [] if there are none or `matches` has them.
+        """Matches the older covered contents, which have no fingerprints of their own.
 
-        Also [] if the session lacks the last covered event: then nobody can tell which
-        contents are older.
+        Returns [] in these cases:
+
+        - The summary covers no older contents.
+        - `matches` has the older contents already.
+        - The session lacks the last covered event. Then nobody can tell which contents
+          are older than the summary.
         """
         covered = stored.covered
         has_older = stored.has_older or covered.older_count > 0
+        # Older contents match all together or not at all, so the first match tells.
         is_matched = bool(matches) and matches[0].covered_place < covered.older_count
         if not has_older or is_matched:
             return []
@@ -486,10 +531,11 @@ class History:
         if request_index is None or self.invocation_id == stored.invocation:
             return ()
 
+        event_runs = [event.invocation_id for event in self.events]
         both_runs = (self.invocation_id, stored.invocation)
-        order = [e.invocation_id for e in self.events if e.invocation_id in both_runs]
-        is_older_run = stored.invocation in order and order[0] == self.invocation_id
-        if is_older_run:
+        oldest_of_both = next((run for run in event_runs if run in both_runs), None)
+        is_this_older = oldest_of_both == self.invocation_id
+        if is_this_older and stored.invocation in event_runs:
             return {request_index}
         return range(request_index, len(self.contents))
 
@@ -519,7 +565,11 @@ class History:
 
     @property
     def is_partial(self) -> bool:
-        """Whether older messages are not loaded, or may not be in later requests."""
+        """Whether this request or a later one may lack older messages of the session.
+
+        It may in two cases: the caller loads only a part of the session, or covered
+        contents are missing although the session has no rewind since.
+        """
         wanted_count = self.stored.covered.content_count if self.stored else 0
         lacks_some = len(self.covered) < wanted_count
         return self.loads_part or (lacks_some and not self.is_rewound)
@@ -527,7 +577,8 @@ class History:
     def repeats(self, indexes: Iterable[int]) -> bool:
         """Whether later requests will have the contents with these indexes unchanged.
 
-        They will if the session is loaded as a whole, and no plugin has rewritten them.
+        This holds if the session is loaded as a whole, and no plugin has rewritten the
+        contents.
         """
         if self.is_partial:
             return False
@@ -536,9 +587,14 @@ class History:
     # Names that the next summary stores.
 
     def last_event(self, covered: frozenset[int]) -> str:
-        """Returns the id of the newest event of these contents; "" if it is unknown."""
+        """Returns the id of the event of the newest covered content; "" if unknown.
+
+        Args:
+            covered: The indexes of the covered contents.
+        """
         # Several contents may be equal, but they have the order of their events. So the
-        # event of a content stands before the event of the next content.
+        # event of a content is before the event of the next content. That is why the
+        # events of newer contents are found as well, covered or not.
         end_place = self._event_count
         for index in reversed(self.indexes):
             event_place = self._find_event(index, end_place)
@@ -558,34 +614,37 @@ class History:
         first_place = max(0, end_place - _SEARCHED_EVENTS)
         for event_place in reversed(range(first_place, end_place)):
             content = self.events[event_place].content
-            if content and self.spell(content) == wanted:
+            if content and self.fingerprint_content(content) == wanted:
                 return event_place
         return None
 
     def name_content(self, index: int) -> str:
         """Names a content by its fingerprint, and its number among equal contents.
 
-        The second content that says "yes" is "0f3a5b7c9d1e.2"; "" for the index -1.
+        For example, the second content that says "yes" is named "0f3a5b7c9d1e.2". The
+        index -1 stands for no content; its name is "".
         """
         if index < 0:
             return ""
+
         wanted = self.fingerprint(index)
-        upto = [i for i in self.indexes if i <= index]
-        number = sum(1 for i in upto if self.fingerprint(i) == wanted)
+        indexes_upto = [i for i in self.indexes if i <= index]
+        number = sum(1 for i in indexes_upto if self.fingerprint(i) == wanted)
         return f"{wanted.hex()}.{number}"
 
     def find_named(self, name: str) -> int:
         """Returns the index of the content that `name_content` has named.
 
-        If fewer equal contents are left than the number tells, it is the last of them;
-        -1 if there is none.
+        If the number in the name is larger than the number of equal contents, returns
+        the index of the last of them. Returns -1 for "", and if no content is equal.
         """
         if not name:
             return -1
 
         digest, _, number = name.partition(".")
         equal = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
-        # Anyone may have written this to session state: Python refuses huge numbers.
+        # Anyone may have written the name to session state. Python refuses to read
+        # numbers with thousands of digits.
         has_number = number.isdecimal() and len(number) < 10
-        upto = equal[: int(number)] if has_number else equal
-        return upto[-1] if upto else -1
+        equal_upto = equal[: int(number)] if has_number else equal
+        return equal_upto[-1] if equal_upto else -1

@@ -1,4 +1,4 @@
-"""Which images and files may be moved into a message; words in place of the others."""
+"""Decides which files may be moved into a user's message, and describes the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from contextguard_adk._support.phrases import quote
 
 NOT_SHOWN = "It cannot be shown to this model."
 _CHARS_PER_TOKEN = 2
-"""As in a table of figures. It is the same for all models, and so in all requests."""
+"""A token of a text file counts as this many characters, as in a table of figures.
+
+The number is the same for all models, so a file has the same words in all requests.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,14 @@ class MediaMover:
     def tell(self, file: types.Part, handle: str = "") -> str:
         """Returns the words in place of a file: its kind, and its text if it has one.
 
-        A text that is shortened names `handle`, under which the whole can be read.
+        A long text is shortened to about `text_tokens`. It then names `handle`, under
+        which the whole file can be read; "" for no handle.
         """
         description = describe_media(file)
         text = file_text(file)
         if not text:
             return f"{description} {NOT_SHOWN}"
+
         most_chars = self.text_tokens * _CHARS_PER_TOKEN
         return f"{description}\n{shorten(quote(text), most_chars, handle)}"
 

@@ -30,8 +30,8 @@ def put_in_order(
     """Puts a user's message first, and a text in place of each lone result.
 
     A lone result is a tool's result whose call is not in the contents. The mover
-    decides which files of such results may stand beside the text. Returns `contents`
-    itself if nothing changes.
+    decides which files of such results may stay as files beside the text. Returns
+    `contents` itself if nothing changes.
     """
     lone_results = _find_lone_results(contents)
     ordered: list[types.Content] = []
@@ -45,7 +45,8 @@ def put_in_order(
         beginning = types.Part(text=_BEGINNING)
         ordered.insert(0, types.Content(role="user", parts=[beginning]))
 
-    # A changed list is longer, or has another content somewhere.
+    # Each change puts a new content in place of an old one, or before the first one. So
+    # a changed list differs from `contents` at some index, even if it is longer.
     is_same = all(new is old for new, old in zip(ordered, contents, strict=False))
     return contents if is_same else ordered
 
@@ -64,7 +65,8 @@ def _find_lone_results(
             if part.function_call:
                 waiting.append(PlacedCall(index, part.function_call))
             response = part.function_response
-            if response and not take_call(waiting, response):
+            has_no_call = response is not None and not take_call(waiting, response)
+            if has_no_call:
                 lone_results.setdefault(index, []).append(part)
     return lone_results
 
@@ -74,7 +76,8 @@ def _move_results(
 ) -> list[types.Content]:
     """Moves results from a content into a message after it, as texts with their files.
 
-    Returns the content, if it has other parts, and the message.
+    Returns the content without these results, and the message. If the content has no
+    other parts, returns the message alone.
     """
     result_ids = {id(part) for part in results}
     other_parts = [part for part in parts_of(content) if id(part) not in result_ids]
@@ -102,22 +105,24 @@ def _write_result(
 def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
     """Adds a result to each call without one: "There is no answer yet."
 
-    The result is behind the content with the call. Calls in the last content get none.
+    The result stands right after the content with the call. If other calls of this
+    content have their results there, it is added to these. A call in the last content
+    gets no result.
     """
     results_by_call = _write_missing_results(contents)
 
     answered: list[types.Content] = []
     for index, content in enumerate(contents):
         missing_results = results_by_call.get(index - 1, [])
-        if missing_results and has_function_response(content):
+        if not missing_results:
+            answered.append(content)
+        elif has_function_response(content):
             # This content has the results of other calls of the same message.
             all_parts = [*parts_of(content), *missing_results]
             answered.append(with_parts(content, all_parts))
-            continue
-
-        if missing_results:
+        else:
             answered.append(types.Content(role="user", parts=missing_results))
-        answered.append(content)
+            answered.append(content)
     return answered
 
 

@@ -23,18 +23,22 @@ def find_history(
 ) -> list[int]:
     """Returns the indexes of the contents that come from session events.
 
-    Texts in the user's role that another plugin has rewritten are not found here. The
-    caller added the `transient` contents to this run alone.
+    Texts in the user's role that another plugin has rewritten are not found here.
+
+    Args:
+        contents: The contents of a request.
+        known_events: The events of the session.
+        transient: Contents that the caller added to this run alone.
     """
     indexes = []
     for index, content in enumerate(contents):
         # ADK and other plugins insert contents in the user's role, without tools. A
         # plugin may rewrite the model's words, so these need no event.
         may_be_inserted = content.role != "model" and not has_tool(content)
-        needs_event = may_be_inserted and not known_events.relays(content)
+        must_be_found = may_be_inserted and not known_events.relays(content)
 
-        is_known = not needs_event and content not in transient
-        if is_known or any(known_events.holds(part) for part in parts_of(content)):
+        is_certain = not must_be_found and content not in transient
+        if is_certain or any(known_events.holds(part) for part in parts_of(content)):
             indexes.append(index)
     return indexes
 
@@ -54,15 +58,20 @@ class KnownEvents:
         self._outputs: set[str] = set()
         self._authors: set[str] = set()
 
-        # The words of the user and of the model, since the last event with a content.
-        spoken = ["", ""]
+        # The words that were spoken since the last event with a content.
+        user_words = ""
+        model_words = ""
         for event in events:
             self._authors.add(event.author)
+            heard = event.input_transcription
+            spoken = event.output_transcription
             if event.content and event.content.parts:
                 self._add_content(event.content, event.author)
-                spoken = ["", ""]
-            elif event.input_transcription or event.output_transcription:
-                self._add_transcriptions(event, spoken)
+                user_words = ""
+                model_words = ""
+            elif heard or spoken:
+                user_words = self._add_words(user_words, event, heard)
+                model_words = self._add_words(model_words, event, spoken)
 
             compaction = event.actions.compaction if event.actions else None
             if compaction and compaction.compacted_content:
@@ -70,6 +79,10 @@ class KnownEvents:
                 self._authors.add("model")  # ADK 2.0 names this author for it.
 
     def _add_content(self, content: types.Content, author: str = "") -> None:
+        """Adds the parts of an event's content to the known ones.
+
+        The texts of the user, the code and its outputs are known by themselves, too.
+        """
         for part in parts_of(content):
             self._keys.add(_key_of(part))
             if author == "user" and part.text:
@@ -81,19 +94,23 @@ class KnownEvents:
             elif code_or_output:
                 self._code.add(code_or_output)
 
-    def _add_transcriptions(self, event: Event, spoken: list[str]) -> None:
-        """Adds the words of an event to `spoken`, and the text so far to the keys.
+    def _add_words(
+        self, words_before: str, event: Event, transcription: types.Transcription | None
+    ) -> str:
+        """Adds the words of one speaker up to an event to the keys; returns them.
 
-        `spoken` holds the words of the user, then those of the model. Words that this
-        event does not continue are emptied.
+        "" if the event does not continue the words of this speaker.
+
+        Args:
+            words_before: The words that the speaker has said in the events before.
+            event: The event.
+            transcription: The words of the speaker in the event.
         """
-        transcriptions = (event.input_transcription, event.output_transcription)
-        for speaker, transcription in enumerate(transcriptions):
-            if event.content is None and transcription and transcription.text:
-                spoken[speaker] += transcription.text
-                self._keys.add(spoken[speaker])
-            else:
-                spoken[speaker] = ""
+        if event.content is not None or not transcription or not transcription.text:
+            return ""
+        words = words_before + transcription.text
+        self._keys.add(words)
+        return words
 
     def holds(self, part: types.Part) -> bool:
         """Whether an event has a part with exactly the same text or data."""
@@ -133,12 +150,19 @@ class KnownEvents:
 
 
 def _key_of(part: types.Part) -> Hashable:
-    """Returns a key that is equal for equal parts: the text or the data of the part.
+    """Returns a key that is equal for equal parts.
 
-    None or "" for a call, a result and an empty part: these need no event.
+    - For a text: the text.
+    - For a file in the part: its bytes.
+    - For a file with an address: "file" and the address.
+    - For code and the output of code: "code" and its text.
+    - For a call, a result and an empty part: an empty key, such as None. These parts
+      need no event.
     """
-    if part.text or part.function_call or part.function_response:
+    if part.text:
         return part.text
+    if part.function_call or part.function_response:
+        return None
     if part.inline_data:
         return part.inline_data.data
     if part.file_data and part.file_data.file_uri:

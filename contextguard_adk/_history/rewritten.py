@@ -31,14 +31,17 @@ from contextguard_adk._measuring.tokens import Memo
 
 _WORD = re.compile(r"\w+")
 _MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
-"""Stands in a content that ADK makes of an instruction."""
+"""ADK writes this mark into a content that it makes of an instruction."""
 
 _MAX_MOVED = 64
-"""With how many contents an event is compared; with all, it would be quadratic."""
+"""An event is compared with at most this many contents.
+
+If each event was compared with all contents, the time would be quadratic.
+"""
 
 
 class _Link(NamedTuple):
-    """An event among the shown ones, and the content that ADK made of it."""
+    """The place of an event, and the index of the content that ADK made of it."""
 
     event_place: int
     content_index: int
@@ -116,8 +119,11 @@ def _without_inserted(
     text_indexes: Sequence[int],
     invocation: InvocationContext,
 ) -> list[int]:
-    """Leaves out the indexes of the texts that ADK inserts without an event."""
-    # Of an isolated agent, the first content is its task.
+    """Returns the indexes of texts, except the texts that ADK inserts without an event.
+
+    ADK inserts the task of an isolated agent, and moved instructions.
+    """
+    # The task of an isolated agent is its first content.
     has_task = getattr(invocation, "isolation_scope", None) is not None
     first_index = 1 if has_task else 0
     return [
@@ -149,9 +155,9 @@ def _align_in_order(
     """
     event_counts = Counter(event_fingerprints)
     content_counts = Counter(content_fingerprints)
-    indexes_left = defaultdict[bytes, deque[int]](deque)
+    indexes_by_fingerprint = defaultdict[bytes, deque[int]](deque)
     for index, item in enumerate(content_fingerprints):
-        indexes_left[item].append(index)
+        indexes_by_fingerprint[item].append(index)
 
     # The longest chain of rising indexes is found as in patience sorting. Of all chains
     # of a length, only the chain with the smallest last index is kept.
@@ -161,7 +167,7 @@ def _align_in_order(
         if event_counts[item] != content_counts[item]:
             continue
 
-        index = indexes_left[item].popleft()
+        index = indexes_by_fingerprint[item].popleft()
         length_before = bisect_left(last_indexes, index)
         before = chains[length_before - 1] if length_before > 0 else None
 
@@ -214,27 +220,34 @@ def _find_gaps(
 def _match_words(
     events: Sequence[Event], contents: Sequence[types.Content], gap: _Gap
 ) -> Iterator[_Link]:
-    """Links events of a gap, in order, with the contents that are most like them."""
+    """Links events of a gap, in order, with the contents that are most like them.
+
+    An event that is like no content gets no link.
+    """
     content_traits = [_Traits(contents[index]) for index in gap.indexes]
     spare_contents = max(0, len(gap.indexes) - len(gap.places))
     spare_events = max(0, len(gap.places) - len(gap.indexes))
 
-    # Both are numbered from the beginning of the gap.
-    next_content = 0
+    # Events and contents are numbered from the beginning of the gap.
+    next_number = 0
     for event_number, place in enumerate(gap.places):
         # A content is later than its event only by contents to spare, and earlier only
         # by events to spare.
-        first = max(next_content, event_number - spare_events)
-        end = event_number + spare_contents + 1
-        window = range(first, min(end, len(content_traits), first + _MAX_MOVED))
+        first_number = max(next_number, event_number - spare_events)
+        end_number = min(
+            event_number + spare_contents + 1,
+            first_number + _MAX_MOVED,
+            len(content_traits),
+        )
+        window = range(first_number, end_number)
 
         event_traits = _Traits(events[place].content)
-        likenesses = [event_traits.likeness(content_traits[i]) for i in window]
+        likenesses = [event_traits.likeness(content_traits[n]) for n in window]
         highest = max(likenesses, default=0.0)
         if highest > 0:
             content_number = window[likenesses.index(highest)]
             yield _Link(place, gap.indexes[content_number])
-            next_content = content_number + 1
+            next_number = content_number + 1
 
 
 def _match_order(gap: _Gap) -> list[_Link]:
@@ -258,8 +271,9 @@ class _Traits:
     def likeness(self, other: _Traits) -> float:
         """Returns how alike two contents are.
 
-        1.0 if they have a text or a file in common; else the share of common words, at
-        most 0.5; 0.0 if so few words are common that this may be chance.
+        - 1.0 if they have a text or a file in common.
+        - 0.0 if so few words are common that this may be chance.
+        - Otherwise the common words per word of both contents: from 0.05 to 0.5.
         """
         if not self._keys.isdisjoint(other._keys):
             return 1.0

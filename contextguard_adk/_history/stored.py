@@ -19,9 +19,11 @@ from contextguard_adk._history.fingerprints import (
 )
 from contextguard_adk._history.truncation import Length, Truncation
 
-VERSION = 2  # Of the record that is written; older ones are ignored.
+VERSION = 2
+"""The version of the records that are written; older records are ignored."""
+
 MAX_MODELS = 8
-"""Of one agent, whose limits are remembered; the newest stay."""
+"""How many models of one agent have their limits remembered; the newest stay."""
 
 MAX_RECORD_BYTES = 16 * 1024
 """The most that a record takes as JSON, however long the session is.
@@ -47,7 +49,7 @@ V = TypeVar("V")
 
 
 def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
-    """Adds the value of a model, and leaves out the oldest ones over `MAX_MODELS`.
+    """Adds the value of a model; keeps the newest `MAX_MODELS` values.
 
     Args:
         known: The values by the models' names, the oldest first.
@@ -67,7 +69,7 @@ class Draft:
     """The decision of a strategy: which text replaces which contents.
 
     Attributes:
-        text: The summary; "" where contents are only left out.
+        text: The summary; "" if contents are only left out.
         covered: Indexes of the contents that the text replaces.
         model_covered: Indexes of the replaced contents that a model summarized.
         model_chars: How many characters of the text, from its beginning, a model wrote.
@@ -118,8 +120,8 @@ class StoredSummary(_Stored):
         has_continuation: Whether a request to go on stands after the summary.
         model_chars: How many characters of the text, from its beginning, a model wrote.
         model_covered_count: How many of the oldest covered contents a model summarized.
-        truncation: How tool results after the summary are shortened; None for not at
-            all.
+        truncation: How tool results after the summary are shortened; None leaves them
+            whole.
         truncated_upto: The last content with such results, by `History.name_content`.
         has_recall: Whether the request declared the recall tool.
         has_older: Whether the summary also replaces all contents before those of
@@ -218,10 +220,11 @@ class AgentRecord(_Stored):
 
 
 class StateValues(_Stored):
-    """The values under the keys of an agent; larger ones are not read."""
+    """The values under the keys of an agent; values over these limits are not read."""
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
-    # With sections that have room of their own, and the texts of what helped.
+    # The limit has room for the record, for sections that have room of their own, and
+    # for `helped`.
     record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
     summarized_at: float = Field(default=1, ge=1, le=2**53)
     real_tokens: float = Field(default=1, ge=1, le=2**53)

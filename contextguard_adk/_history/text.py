@@ -34,8 +34,6 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
-# A file in the first two is read as UTF-8, which contains ASCII. The others are slow,
-# or no file has them.
 _UNUSED_CODECS = frozenset(
     [
         "ascii",
@@ -47,8 +45,20 @@ _UNUSED_CODECS = frozenset(
         "utf_7",
     ]
 )
+"""The charsets that are ignored if a MIME type names them.
+
+UTF-8, which contains ASCII, is tried anyway. The other codecs are slow, or not used in
+files.
+"""
+
+_MAX_FILE_NAME_CHARS = 120
+"""How many characters of a file's name are written, from its end.
+
+The address of a file may hold the whole file as base64.
+"""
+
 _MIN_LISTED_CALL_CHARS = 300
-"""The shortest arguments of a call that are an item in lists."""
+"""A call with shorter arguments has no line in lists of items."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 
@@ -75,7 +85,8 @@ def payload_text(payload: object) -> str:
 def _odd_payload_text(payload: object) -> str:
     """Writes a payload that pydantic refuses, as JSON if the standard library can.
 
-    Otherwise it has one line for each field; of a container, the line has the type.
+    Otherwise it has one line for each field. The line has the value of the field if it
+    is a text or a number, and else its type.
     """
     try:
         text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
@@ -96,56 +107,71 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 
 
 def name_media(part: types.Part | types.FunctionResponsePart) -> str:
-    """Returns kind, name and size of an image or a file; "" for other parts."""
+    """Returns the MIME type, the name and the size of an image or a file, in one line.
+
+    For example: "image/png 'cat.png', 2048 bytes". Facts that are not known are left
+    out. "" for a part that is no file.
+    """
     if part.inline_data:
         blob = part.inline_data
-        kind = blob.mime_type
+        mime_type = blob.mime_type
         name = blob.display_name
-        size = f", {len(blob.data or b'')} bytes"
+        size_text = f", {len(blob.data or b'')} bytes"
     elif part.file_data:
-        kind = part.file_data.mime_type
+        mime_type = part.file_data.mime_type
         name = part.file_data.display_name or part.file_data.file_uri
-        size = ""
+        size_text = ""
     else:
         return ""
 
-    label = f" {name[-120:]!r}" if name else ""  # Some addresses hold pages.
-    return quote_line(f"{kind or 'file'}{label}{size}")
+    name_text = f" {name[-_MAX_FILE_NAME_CHARS:]!r}" if name else ""
+    return quote_line(f"{mime_type or 'file'}{name_text}{size_text}")
 
 
 def file_text(part: types.Part) -> str:
-    """Returns the text of a file with text; "" for other files and for empty ones.
+    """Returns the text of a file.
 
-    The MIME type of a file tells whether it has text. A file with a zero byte has none.
+    "" for an empty file, a file whose MIME type is not that of a text, and a file whose
+    text has a zero character: such a file is binary.
     """
     blob = part.inline_data
-    if blob is None or not blob.data or not _TEXT_FILE.match(blob.mime_type or ""):
+    if blob is None or not blob.data:
         return ""
-    text = _decode(blob.data, blob.mime_type or "")
+
+    mime_type = blob.mime_type or ""
+    if not _TEXT_FILE.match(mime_type):
+        return ""
+    text = _decode(blob.data, mime_type)
     return "" if "\0" in text else text
 
 
 def _decode(data: bytes, mime_type: str) -> str:
-    """Decodes a file with text.
+    """Decodes a file with text. The charset is the first of these that applies:
 
-    The first of these that applies decides: the charset in the MIME type, the mark of
-    UTF-16, UTF-8; and Windows-1252, if over 1 % of the characters are no UTF-8.
+    1. The charset that the MIME type names, if Python knows it and it is not one of
+       `_UNUSED_CODECS`: "text/csv; charset=latin1" -> "iso8859-1".
+    2. UTF-16, if the file begins with its byte order mark.
+    3. UTF-8, if at most 1 % of the characters are invalid in it.
+    4. Windows-1252.
     """
     named_charset = _CHARSET.search(mime_type)
     if named_charset:
-        # Python also raises a LookupError for a codec that decodes no text.
+        # Python raises a LookupError for a codec that it does not know, and for one
+        # that does not decode to text.
         with suppress(LookupError, UnicodeError):
-            charset = codecs.lookup(named_charset[1]).name
-            if charset.replace("-", "_") not in _UNUSED_CODECS:
-                return data.decode(charset, "replace")
+            codec_name = codecs.lookup(named_charset[1]).name
+            if codec_name.replace("-", "_") not in _UNUSED_CODECS:
+                return data.decode(codec_name, "replace")
 
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    utf16_marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if data.startswith(utf16_marks):
         return data.decode("utf-16", "replace")
 
-    text = data.decode("utf-8-sig", "replace")
-    replaced_count = text.count("\ufffd")
-    is_other_charset = replaced_count > len(text) // 100
-    return data.decode("cp1252", "replace") if is_other_charset else text
+    utf8_text = data.decode("utf-8-sig", "replace")
+    invalid_count = utf8_text.count("\ufffd")
+    if invalid_count <= len(utf8_text) // 100:
+        return utf8_text
+    return data.decode("cp1252", "replace")
 
 
 @dataclass(frozen=True)
@@ -200,14 +226,14 @@ def walk_parts(
         content = contents[index]
         parts = parts_of(content)
         whole_parts = parts_of(wholes[index]) if wholes else [None] * len(parts)
-        parts_with_whole = list(zip(parts, whole_parts, strict=True))
 
         author = content.role or "user"
+        start = 0
         if is_relay(content):
             author = "other agent"
-            del parts_with_whole[0]  # ADK's preamble is no part of the conversation.
+            start = 1  # ADK's preamble is no part of the conversation.
 
-        for part, whole in parts_with_whole:
+        for part, whole in zip(parts[start:], whole_parts[start:], strict=True):
             answered_call = _update_waiting(waiting, index, part)
             if _is_private(part):
                 continue
@@ -220,8 +246,10 @@ def _update_waiting(
 ) -> types.FunctionCall | None:
     """Updates the calls that wait for a result, once a part is read.
 
-    Adds the part if it is a call. If it is a result, removes the call that it answers,
-    and returns this call; None for other parts and for results without a call.
+    - A call is added to `waiting`; returns None.
+    - For a result, the call that it answers is removed and returned; None if no call
+      matches.
+    - For other parts nothing changes; returns None.
     """
     if part.function_call:
         waiting.append(PlacedCall(index, part.function_call))
@@ -308,8 +336,14 @@ def list_items(
 ) -> list[Item]:
     """Lists the items of some contents, oldest first.
 
-    A part may have an item for its text, and one for each of its files. `walk_parts`
-    describes the arguments; without `wholes` the contents themselves are whole.
+    A part may have an item for its text, and one for each of its files.
+
+    Args:
+        contents: The contents of a request.
+        indexes: The contents whose items are listed.
+        outputs: The indexes of texts that executed code has printed.
+        wholes: The same contents before they were shortened, for the handles of the
+            items; None if the contents are whole.
     """
     items: list[Item] = []
     for said in walk_parts(contents, indexes, outputs, wholes or contents):
@@ -359,7 +393,8 @@ def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Ite
 def _label(said: Said) -> str:
     """Returns the label of a part: the author of a message, or the name of a tool.
 
-    "" for a call or a result of the recall tool: these are copies of other items.
+    "" for a call or a result of the recall tool: these are copies of other items. The
+    label of a file is not used: `_list_files` describes the file itself.
     """
     part = said.part
     if part.function_call:
@@ -374,13 +409,19 @@ def _label(said: Said) -> str:
 
 
 def _hint(said: Said, args: str) -> str:
-    """Returns the beginning of a message, or of the arguments of a tool call.
+    """Returns the beginning of a message, or of the arguments of a result's call.
 
-    "" for a file and for code.
+    "" for a call, a file and code.
+
+    Args:
+        said: The part with the message or the result.
+        args: For a result, the arguments of the call that it answers; else "".
     """
     part = said.part
-    if part.function_call or part.function_response:
+    if part.function_response:
         return _clip(args)
+    if part.function_call:
+        return ""
     return f'"{_clip(part.text)}"' if part.text else ""
 
 

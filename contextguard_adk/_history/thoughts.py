@@ -33,8 +33,9 @@ def name_thoughts(content: types.Content) -> str:
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
-    """Names the newest signed thoughts in contents; "" where there are none."""
-    # Most requests have none. A function call for each part would double the time.
+    """Names the newest signed thoughts in contents; "" if no content has any."""
+    # Most requests have no thoughts. To call `is_signed` for each part would double the
+    # time.
     for content in reversed(contents):
         for part in content.parts or ():
             if part and part.thought and part.thought_signature:
@@ -47,8 +48,8 @@ def change_thoughts(
 ) -> types.Content | None:
     """Replaces each thought of a content by the result of `change`.
 
-    `change` returns None to drop the thought. Returns None if no part is left, and the
-    content itself if nothing changes.
+    `change` returns None to drop the thought. This function returns None if no part is
+    left, and the content itself if nothing changes.
     """
     new_parts: list[types.Part] = []
     for part in parts_of(content):
@@ -61,11 +62,11 @@ def change_thoughts(
 
 
 def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
-    """Yields one digest for each content, of all parts before its last signed thought.
+    """Yields for each content a digest of the parts before its last signed thought.
 
-    These are the parts of the contents before it, and its own parts before the thought.
-    If it has no signed thought, only the contents before it count. Signed thoughts do
-    not count.
+    These are all parts of the earlier contents, and the parts of the content itself
+    before the thought. If the content has no signed thought, only the earlier contents
+    count. Signed thoughts are left out of the digests.
     """
     digest_so_far = hashlib.blake2b(digest_size=6)
     for content in contents:
@@ -73,17 +74,19 @@ def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str
         signed_places = [place for place, part in enumerate(parts) if is_signed(part)]
         thought_place = signed_places[-1] if signed_places else 0
 
-        digest_of_content = digest_so_far.copy()
+        digest_up_to_thought = digest_so_far.copy()
         parts_before = parts[:thought_place]
-        digest_of_content.update(_spell_message(content.role, parts_before, memo))
-        yield digest_of_content.hexdigest()
+        digest_up_to_thought.update(_spell_message(content.role, parts_before, memo))
+        yield digest_up_to_thought.hexdigest()
+
         digest_so_far.update(_spell_message(content.role, parts, memo))
 
 
 def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Returns the fingerprint of a message without its signed thoughts, and tool ids.
+    """Returns the fingerprint of a message, followed by the ids of its tools.
 
-    b"" for a message of signed thoughts alone.
+    The ids are those of its calls and results: a fingerprint does not contain them.
+    Signed thoughts are left out; b"" for a message that has nothing else.
     """
     other_parts = [part for part in parts if not is_signed(part)]
     if not other_parts:

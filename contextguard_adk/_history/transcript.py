@@ -9,28 +9,42 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.text import Said, describe_media, walk_parts
+from contextguard_adk._history.text import (
+    Said,
+    describe_media,
+    name_media,
+    walk_parts,
+)
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
     divide_budget,
     shorten_to_tokens,
 )
-from contextguard_adk._support.phrases import LEFT_OUT, quote
+from contextguard_adk._support.phrases import ATTACHED, LEFT_OUT, quote
 
-MIN_BODY_TOKENS = 40  # A shorter excerpt says nothing; the entry is dropped instead.
+MIN_BODY_TOKENS = 40
+"""The least size of a body. A shorter excerpt says nothing: the entry is dropped."""
+
+_NOTE_TOKENS = MIN_BODY_TOKENS
+"""The room for the note that tells how many entries were dropped."""
+
 _TOOL_WEIGHT = 0.2
 """The share of the tokens that a tool's entry gets; a message's entry has 1.0."""
 
 _COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
 """The share that a result of the recall tool gets: it repeats other entries."""
 
-_MARGIN = "  "  # Before each line of a body.
-_MAX_NAMED = 3  # Handles of dropped entries that are named.
+_MARGIN = "  "
+"""The indentation of each line of a body."""
+
+_MAX_NAMED = 3
+"""How many dropped entries the note names by their handles."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +134,13 @@ def _write_heading(said: Said) -> str:
     if part.code_execution_result:
         return "tool: [code returned a result]"
 
-    placeholder = describe_media(part)
-    if not placeholder:
+    file_name = name_media(part)
+    if not file_name:
         return ""
     if said.handle:
-        return f"{author}: {placeholder[:-1]}; item {said.handle}]"
-    return f"{author}: {placeholder}"
+        named_item = f"{file_name}; item {said.handle}"
+        return f"{author}: {ATTACHED.format(named_item)}"
+    return f"{author}: {ATTACHED.format(file_name)}"
 
 
 def fit_entries(
@@ -135,31 +150,37 @@ def fit_entries(
 
     If entries are dropped, the first of the returned entries is a note that says so.
     """
-
-    def count_body(body: str) -> int:
-        return count_tokens("\n" + textwrap.indent(body, _MARGIN)) if body else 0
-
     sized = []
     for entry in entries:
         heading_tokens = count_tokens(entry.heading) + 1
-        body_tokens = count_body(entry.body)
+        body_tokens = _count_body(entry.body, count_tokens=count_tokens)
         least_tokens = min(body_tokens, MIN_BODY_TOKENS)
         sized.append(_Sized(entry, heading_tokens, body_tokens, least_tokens))
-    if sum(each.heading_tokens + each.body_tokens for each in sized) <= budget_tokens:
+
+    whole_tokens = sum(each.heading_tokens + each.body_tokens for each in sized)
+    if whole_tokens <= budget_tokens:
         return list(entries)
 
-    left_tokens = float(budget_tokens - MIN_BODY_TOKENS)  # For the note.
-    kept, dropped = _choose_kept(sized, left_tokens)
+    tokens_for_entries = float(budget_tokens - _NOTE_TOKENS)
+    kept, dropped = _choose_kept(sized, tokens_for_entries)
+
+    kept_headings_tokens = sum(each.heading_tokens for each in kept)
+    tokens_for_bodies = tokens_for_entries - kept_headings_tokens
+    body_budgets = _divide_among_bodies(kept, tokens_for_bodies)
 
     fitted = []
-    left_for_bodies = left_tokens - sum(each.heading_tokens for each in kept)
-    body_budgets = _divide_among_bodies(kept, left_for_bodies)
+    count_body = partial(_count_body, count_tokens=count_tokens)
     for each, body_budget in zip(kept, body_budgets, strict=True):
         whole_body = each.entry.body
         handle = each.entry.handle
         body = shorten_to_tokens(whole_body, body_budget, count_body, handle)
         fitted.append(replace(each.entry, body=body))
     return [_note_dropped(dropped), *fitted] if dropped else fitted
+
+
+def _count_body(body: str, count_tokens: TokenCounter) -> int:
+    """Counts the tokens of a body as it is written, below a heading and indented."""
+    return count_tokens("\n" + textwrap.indent(body, _MARGIN)) if body else 0
 
 
 class _Sized(NamedTuple):
@@ -177,10 +198,10 @@ class _Sized(NamedTuple):
 def _choose_kept(
     sized: Sequence[_Sized], budget_tokens: float
 ) -> tuple[list[_Sized], list[Entry]]:
-    """Chooses the required entries, and the newest of the others.
+    """Chooses the required entries, and the newest of the others as long as they fit.
 
-    As many are chosen as fit once all bodies have their least size. Returns the kept
-    and the dropped entries, both in their order.
+    For this choice each body counts with its least size. Returns the kept and the
+    dropped entries, both in their order.
     """
     least_tokens = [each.heading_tokens + each.least_body_tokens for each in sized]
     required_places = [i for i, each in enumerate(sized) if each.entry.is_required]
@@ -216,10 +237,14 @@ def _divide_among_bodies(kept: Sequence[_Sized], budget_tokens: float) -> list[f
 
 
 def _note_dropped(dropped: Sequence[Entry]) -> Entry:
-    """Returns an entry that tells how many are dropped, and names the newest."""
+    """Returns an entry that tells how many are dropped, and names the newest.
+
+    Only dropped entries with a body and a handle are named: the others cannot be read
+    back.
+    """
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
     newest_first = handles[::-1][:_MAX_NAMED]
-    items = ""
+    names = ""
     if newest_first:
-        items = f"; the newest are items {', '.join(newest_first)}"
-    return Entry(LEFT_OUT.format(len(dropped), items))
+        names = f"; the newest are items {', '.join(newest_first)}"
+    return Entry(LEFT_OUT.format(len(dropped), names))

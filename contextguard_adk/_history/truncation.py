@@ -1,8 +1,8 @@
 """Shortens tool results: in a compaction, or from their first request on.
 
 A handle is a short name under which the recall tool finds the whole result. A shortened
-result gets a handle if the function also gets the `whole` content or part. A notice in
-a shortened text tells how many characters of it are left.
+result has a handle, in the field `HANDLE_KEY`, if the caller passes the `whole` content
+or part. A notice in a shortened text tells how many characters of it are left.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ NAMES_KEY = "not_shown"
 """The field of a shortened result for values that are only in the omitted text."""
 
 NAMES_RATIO = 0.5
-"""How many bytes these values may take, for each character that is shown."""
+"""The values of `NAMES_KEY` may take this many bytes for each character of the length
+to which strings are shortened.
+"""
 
 MAX_NAMES_BYTES = 16_000
-"""How many bytes these values may take at most."""
+"""The values of `NAMES_KEY` never take more bytes than this."""
 
 _MIN_LENGTH = 100
 """To fit a result, its strings are never made shorter than this many characters."""
@@ -134,10 +136,11 @@ def fit_results(
         tools: The tools whose results stay as they are.
 
     Returns:
-        How results are shortened, and how many tokens the contents then take. If
-        nothing fits, it is the shortest form.
+        How results are shortened, and how many tokens the contents take in this form.
+        If no form fits, it is the shortest one.
     """
-    length = 4 * estimate_contents_tokens(contents)  # About their characters.
+    # The first attempt shortens next to nothing: a token has about four characters.
+    length = 4 * estimate_contents_tokens(contents)
     while True:
         for_all_tools = Truncation.in_the_middle(length, result_length=length)
         truncation = replace(for_all_tools, exclude_tools=tools)
@@ -166,9 +169,10 @@ def _truncate_part(
     Args:
         part: The part.
         truncation: How its result is shortened.
-        whole: The part before it was shortened; None for no handle.
-        values: The values of which the result names those that are not shown; None for
-            the values of the result itself.
+        whole: The part before it was shortened, for the handle of the result; None for
+            no handle.
+        values: The values that the shortened result names if it does not show them;
+            None for the values of the result itself.
     """
     response = part.function_response if part is not None else None
     if response is None or not response.response:
@@ -177,7 +181,7 @@ def _truncate_part(
         return part
 
     if truncation.max_length == 0:
-        # The part may be a preview: the notice tells the size of the whole.
+        # The part may be a preview, so the notice tells the size of the whole result.
         size_chars = len(payload_text(payload_of(whole or part)))
         if size_chars <= _NOTICE_CHARS:
             return part
@@ -187,9 +191,10 @@ def _truncate_part(
         if fields is response.response:
             return part
 
+    # A result of the recall tool is a copy: the original has a handle already.
     if whole and response.name != RECALL_TOOL:
-        handle = {HANDLE_KEY: handle_of(whole)}
-        return _with_response(part, response, fields | handle)
+        handle_field = {HANDLE_KEY: handle_of(whole)}
+        return _with_response(part, response, fields | handle_field)
     return _with_response(part, response, fields)
 
 
@@ -203,15 +208,21 @@ def _with_response(
 def _name_and_truncate(
     result: dict[str, Any], truncation: Truncation, values: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Shortens a result, and names values that are not shown, if there is room.
+    """Shortens a result, and adds the values that it does not show any more.
 
-    `values` are the ones to name; None for the values of the result itself. Returns the
-    result itself if it needs no shortening.
+    No values are added if notices are off, or if the result would not become shorter
+    with them. Returns the result itself if it needs no shortening.
+
+    Args:
+        result: The whole result.
+        truncation: How it is shortened.
+        values: The values that may be added; None for the values of the result itself.
     """
     if _truncate_result(result, truncation) is result:
         return result
 
-    # A shortened result has notices. Quoted text of the tool cannot pass for one.
+    # A shortened result has notices. The tool's own text is quoted first, so that no
+    # text in it can pass for a notice.
     shortened = _truncate_result(quote_value(result), truncation)
     if not truncation.show_truncation_notice or NAMES_KEY in result:
         return shortened
@@ -238,7 +249,11 @@ def list_names(result: dict[str, Any]) -> list[str]:
 def name_rest(
     values: Sequence[str], shown: dict[str, Any], max_bytes: int
 ) -> dict[str, Any]:
-    """Adds the values that a shortened result does not show, under `NAMES_KEY`."""
+    """Adds the values that a shortened result does not show, under `NAMES_KEY`.
+
+    The added values take at most `max_bytes`. Returns the result itself if there are
+    none.
+    """
     names = name_hidden(values, payload_text(shown), max_bytes)
     return {**shown, NAMES_KEY: quote_line(names)} if names else shown
 
@@ -269,9 +284,10 @@ def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
 
 
 def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
-    """Shortens the strings of a result; then its JSON, if this is still too long.
+    """Shortens the strings of a result, and then its JSON if that is still too long.
 
-    Returns the result itself if nothing is too long.
+    A result with shortened JSON is {"result": "<excerpt of the JSON>"}. Returns the
+    result itself if nothing is too long.
     """
     short_strings: dict[str, Any] = truncate_value(result, truncation)
     length = truncation.result_length
@@ -400,8 +416,13 @@ class Preview:
     ) -> types.Part:
         """Shortens the strings of a result; if this is not enough, its JSON.
 
-        Both ways start from the whole text, and make it shorter until it fits. If
-        nothing fits, the last attempt is returned.
+        Either way starts from the whole result, and makes it shorter until it takes at
+        most `max_tokens`. If nothing fits, the last attempt is returned.
+
+        Args:
+            part: The part with the whole result.
+            whole: The same part, for the handle; None for no handle.
+            values: The values that the shortened result names if it does not show them.
         """
         text = self._text(part)
         whole_tokens = token_counter(None)(text)
@@ -414,7 +435,8 @@ class Preview:
             while tokens > most_tokens and length > _MIN_LENGTH:
                 fitting_length = length * _SPACE_FOR_NOTICES * most_tokens / tokens
                 length = max(_MIN_LENGTH, int(fitting_length))
-                # JSON is shortened when it is over twice as long.
+                # JSON becomes an excerpt only if it is longer than twice
+                # `result_length`; with 0 it never does.
                 result_length = length // 2 if shortens_json else 0
                 truncation = Truncation.in_the_middle(length, result_length)
 

@@ -214,7 +214,9 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
     The list depends on these messages and `max_bytes` alone, so it is written once.
     """
     indexes = sorted(covered)
-    spelled = tuple(history.spell(history.told[index]) for index in indexes)
+    spelled = tuple(
+        history.fingerprint_content(history.told[index]) for index in indexes
+    )
     key = (spelled, max_bytes)
     text = _TEXTS.get(key)
     if text is None:
