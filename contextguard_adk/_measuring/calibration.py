@@ -83,8 +83,8 @@ more because the estimate may be too high."""
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
     ratio = real_tokens / last_heuristic_tokens
-    at_least_lowest = max(_MIN_CORRECTION, ratio)
-    return min(_MAX_CORRECTION, at_least_lowest)
+    lower_bounded = max(_MIN_CORRECTION, ratio)
+    return min(_MAX_CORRECTION, lower_bounded)
 
 
 def first_margin(model: str, threshold_ratio: float) -> float:
@@ -238,9 +238,8 @@ class MeasuredRequest:
 
         growth_factor = 1.0
         if growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO:
-            counted_parts = unread_parts
             dense_counted_tokens = weighted_tokens(
-                counted_parts, counted_heuristic_tokens
+                unread_parts, counted_heuristic_tokens
             )
             # The tokens of this provider for one of o200k_base.
             vocabulary_ratio = real_tokens / dense_counted_tokens

@@ -412,10 +412,10 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory if all `parts` are texts or old.
+        """Returns `compute(value)`, from memory if none of the parts can still change.
 
-        A part is old if its payload is one of an earlier run. If any part is neither a
-        text nor old, the result is computed and not remembered.
+        A part cannot change if it is a text, or if its payload is one of an earlier
+        run. If any other part is among them, the result is not remembered.
 
         Args:
             compute: Depends on texts, payloads and names in the parts, and on the role.

@@ -139,6 +139,7 @@ async def call_with_retries(
         stop=stop_after_attempt(_MOST_TRIES) | stop_before_delay(patience_seconds),
         reraise=True,
     )
+
     return await retrying(make_call)
 
 

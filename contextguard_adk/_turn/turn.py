@@ -407,8 +407,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
         pending = frozenset[int]()
         wanted_place = fitting_place
 
-    # A compaction has to cover something, so that not all messages can be kept. And the
-    # user's request need not be the first that is kept: the summary comes with a quote.
+    # Only the running turn is kept in two cases. A compaction has to cover something, so
+    # that it cannot keep all. And the user's request need not be the first message that
+    # is kept, because it is quoted beside the summary.
     keeps_nothing = wanted_place == len(indexes)
     begins_with_request = (
         not keeps_nothing and indexes[wanted_place] == history.request_index
@@ -486,6 +487,7 @@ def _find_start_places(
     # Without the places between a call and its result.
     is_boundary = pair_boundaries(contents)
     start_places: list[int] = []
+
     for place, content in enumerate(contents):
         is_users = indexes[place] in user_indexes
         is_start = content.role == "model" or is_users
