@@ -407,9 +407,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
         pending = frozenset[int]()
         wanted_place = fitting_place
 
-    # Only the running turn is kept in two cases. A compaction has to cover something, so
-    # that it cannot keep all. And the user's request need not be the first message that
-    # is kept, because it is quoted beside the summary.
+    # Only the running turn is kept in two cases: if all messages would be kept, because
+    # a compaction has to cover something; and if the user's request would be the first
+    # that is kept, because it is quoted beside the summary anyway.
     keeps_nothing = wanted_place == len(indexes)
     begins_with_request = (
         not keeps_nothing and indexes[wanted_place] == history.request_index
