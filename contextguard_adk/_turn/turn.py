@@ -126,9 +126,9 @@ class Turn:
 
     @cached_property
     def media_mover(self) -> MediaMover:
-        """Moves images and files of the request to other messages.
+        """Moves images and files of the request into messages of the user.
 
-        Of a text file that cannot be moved it quotes one page.
+        A text file is written as words instead, at most one page of them.
         """
         most_tokens = self.budgets.window_tokens // 10
         page_tokens = min(self.settings.recall_page_tokens, most_tokens)
