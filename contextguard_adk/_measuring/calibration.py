@@ -83,21 +83,24 @@ more because the estimate may be too high."""
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
     ratio = real_tokens / last_heuristic_tokens
-    return min(max(ratio, _MIN_CORRECTION), _MAX_CORRECTION)
+    lower_bounded = max(_MIN_CORRECTION, ratio)
+    return min(_MAX_CORRECTION, lower_bounded)
 
 
 def first_margin(model: str, threshold_ratio: float) -> float:
     """Returns the factor of a first estimate.
 
-    A request that is estimated below the threshold fits into the window also for a
-    vocabulary that takes more tokens.
+    It is so large that a request that is estimated below the threshold fits into the
+    window, even if the model's vocabulary takes `_MOST_VOCABULARY_RATIO` times the
+    tokens of o200k_base.
 
     Args:
         model: The name of the model.
         threshold_ratio: The threshold as a part of the window.
     """
-    least_margin = _CLAUDE_MARGIN if "claude" in model.lower() else FIRST_MARGIN
-    return max(least_margin, _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO)
+    usual_margin = _CLAUDE_MARGIN if "claude" in model.lower() else FIRST_MARGIN
+    fitting_margin = _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO
+    return max(usual_margin, fitting_margin)
 
 
 class LastCount(NamedTuple):
@@ -123,9 +126,11 @@ def estimate_prompt_tokens(
     """Estimates the prompt tokens of a request before it is sent.
 
     - With a count, the estimate follows from the count and the growth since.
-    - With a correction alone, it is the heuristic times the correction, or the
-      heuristic weighed by the density of its texts if that is larger.
+    - With a correction alone, it is the heuristic multiplied by the correction or by
+      the density of its texts, whichever is larger.
     - With neither, the density of its texts decides. This is a first estimate.
+
+    A count without the heuristic of the counted request is a lower bound only.
 
     Args:
         request: The request, and its heuristic.
@@ -164,23 +169,17 @@ class MeasuredRequest:
     config: types.GenerateContentConfig | None = None
     memo: Memo = field(default_factory=Memo)
 
-    def newest_parts(self, *, ascii_only: bool = False) -> Iterator[SizedText]:
-        """Yields the parts, the last one first.
-
-        Args:
-            ascii_only: Whether to leave out parts whose text is not ASCII.
-        """
+    def newest_parts(self) -> Iterator[SizedText]:
+        """Yields the parts of the messages, the last one first."""
         for content in reversed(self.contents):
             for part in reversed(content.parts or ()):
-                text = part.text if part is not None else None
-                # Known without a measure, which takes longer.
-                if ascii_only and text and not text.isascii():
-                    continue
-
                 measure = self.memo.measure_part(part)
-                if measure.is_ascii or not ascii_only:
-                    read = partial(part_text, part, self.memo.form)
-                    yield SizedText(measure.text_bytes, measure.media_bytes, read)
+                yield SizedText(
+                    text_bytes=measure.text_bytes,
+                    media_bytes=measure.media_bytes,
+                    is_ascii=measure.is_ascii,
+                    read=partial(part_text, part, self.memo.form),
+                )
 
     def estimate_by_density(self, margin: float) -> int:
         """Returns the first estimate of a request, whose model has no count yet.
@@ -190,7 +189,10 @@ class MeasuredRequest:
         """
         config_text = b"".join(config_texts(self.config))
         config_part = SizedText(
-            text_bytes=len(config_text), media_bytes=0, read=lambda: config_text
+            text_bytes=len(config_text),
+            media_bytes=0,
+            is_ascii=config_text.isascii(),
+            read=lambda: config_text,
         )
         parts = [*self.newest_parts(), config_part]
 
@@ -206,9 +208,13 @@ class MeasuredRequest:
     def estimate_by_count(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
         """Estimates a request by the count of one that was sent before.
 
-        The estimate is the larger of two: the heuristic times the ratio of the count,
-        and the count plus the growth since, weighed by density. If the request has
-        shrunk, the second is left out, because it counts contents that are gone.
+        The estimate is the larger of two:
+
+        - the heuristic of the request times the ratio of the count to its heuristic
+        - the count plus the growth since, which is weighed by the density of its texts
+
+        If the request has shrunk, only the first is taken: the count is of contents
+        that are gone.
 
         Args:
             real_tokens: The provider's count.
@@ -225,17 +231,21 @@ class MeasuredRequest:
         if growth_tokens < 0:
             return scaled_tokens
 
-        # The growth is the newest parts. The same iterator then yields the older parts,
-        # which the provider has counted.
-        parts = self.newest_parts()
-        dense_growth_tokens = weighted_tokens(parts, growth_tokens)
+        # This reads the newest parts, which are the growth, off the iterator. It then
+        # goes on with the older parts, which the provider has counted.
+        unread_parts = self.newest_parts()
+        dense_growth_tokens = weighted_tokens(unread_parts, growth_tokens)
+
+        growth_factor = 1.0
         if growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO:
-            dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
+            dense_counted_tokens = weighted_tokens(
+                unread_parts, counted_heuristic_tokens
+            )
             # The tokens of this provider for one of o200k_base.
             vocabulary_ratio = real_tokens / dense_counted_tokens
-            dense_growth_tokens *= min(max(vocabulary_ratio, 1.0), _MAX_GROWTH_FACTOR)
+            growth_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
 
-        added_tokens = max(int(dense_growth_tokens), growth_tokens)
+        added_tokens = max(int(dense_growth_tokens * growth_factor), growth_tokens)
         return max(scaled_tokens, real_tokens + added_tokens)
 
     def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
@@ -248,33 +258,35 @@ class MeasuredRequest:
             real_tokens: The provider's count.
             counted_heuristic_tokens: Bytes / 4 of the request that was counted.
         """
-        # The part of this request that the provider has counted, by both measures.
-        known_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
-        known_real_tokens = int(real_tokens * known_tokens / counted_heuristic_tokens)
+        # The older part of this request has been counted. Its size by both measures:
+        older_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
+        older_real_tokens = int(real_tokens * older_tokens / counted_heuristic_tokens)
 
-        # By how many tokens scripts may lower this part: all that they may lower, less
-        # the newest contents, which the provider has not counted.
-        all_discount = request_script_discount(self.contents, self.config, self.memo)
-        uncounted_tokens = self.heuristic_tokens - known_tokens
-        uncounted = self._newest_contents(uncounted_tokens)
-        uncounted_discount = request_script_discount(uncounted, None, self.memo)
-        counted_discount = all_discount - uncounted_discount
+        # By how many tokens scripts may lower the older part: by the discount of the
+        # whole request less the discount of its newer part.
+        discount_tokens = request_script_discount(self.contents, self.config, self.memo)
+        newer_contents = self._newest_contents(self.heuristic_tokens - older_tokens)
+        newer_discount = request_script_discount(newer_contents, None, self.memo)
+        older_discount = discount_tokens - newer_discount
+        if older_discount <= 0:
+            return self.heuristic_tokens
 
-        # A lower count leaves something out, such as the contents of a cache.
-        believed_tokens = (known_tokens - counted_discount) * _BELIEVED_RATIO
-        if counted_discount <= 0 or known_real_tokens < believed_tokens:
+        # A count below this leaves something out, such as the contents of a cache.
+        least_believed_tokens = (older_tokens - older_discount) * _BELIEVED_RATIO
+        if older_real_tokens < least_believed_tokens:
             return self.heuristic_tokens
 
         # JSON or base64 may have replaced contents that were counted, and takes more
         # tokens than bytes / 4.
-        ascii_parts = list(self.newest_parts(ascii_only=True))
+        ascii_parts = [part for part in self.newest_parts() if part.is_ascii]
         ascii_bytes = sum(part.text_bytes + part.media_bytes for part in ascii_parts)
         ascii_tokens = ascii_bytes // 4
         dense_ascii_tokens = int(weighted_tokens(ascii_parts, ascii_tokens))
-        more_tokens = max(dense_ascii_tokens - ascii_tokens, 0)
+        dense_surplus = max(0, dense_ascii_tokens - ascii_tokens)
 
-        least_tokens = self.heuristic_tokens - all_discount + more_tokens
-        return min(self.heuristic_tokens, max(known_real_tokens, least_tokens))
+        lowest = self.heuristic_tokens - discount_tokens + dense_surplus
+        highest = self.heuristic_tokens
+        return min(highest, max(lowest, older_real_tokens))
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
         """Returns the last contents: the fewest that reach `heuristic_tokens`."""
@@ -293,7 +305,7 @@ def request_script_discount(
 ) -> int:
     """Returns by how many tokens bytes / 4 may be too high for a request's scripts.
 
-    Of the config only an instruction that is a single text counts.
+    The instruction counts if it is a single text. The rest of the config does not.
     """
     discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None
@@ -328,6 +340,8 @@ def token_counter(correction: float | None) -> TokenCounter:
 
 def count_quoted_chars(request: str, window_tokens: int) -> int:
     """Returns how many characters of the user's request to quote; -1 for all.
+
+    A quotation takes at most `_QUOTED_RATIO` of the window.
 
     Args:
         request: The text of the user.

@@ -260,11 +260,11 @@ def _sample_ranges(
 ) -> list[tuple[int, int]]:
     """Returns the ranges of bytes to read of a text, each as (start, end).
 
-    A short text is one range. Of a long one these are evenly spaced slices.
+    A short text is read whole, and a long one in evenly spaced slices.
 
     Args:
         size_bytes: The size of the text.
-        slices: The number of slices.
+        slices: The number of slices of a long text.
         slice_bytes: The size of each slice.
     """
     if size_bytes <= slices * slice_bytes:
@@ -283,11 +283,11 @@ def script_discount_tokens(text: bytes) -> float:
     ranges = _sample_ranges(len(text), _DISCOUNT_SLICES, _DISCOUNT_SLICE_BYTES)
     sample = b"".join(text[start:end] for start, end in ranges)
     classes = sample.translate(_CLASSES)
-    sampled_tokens = sum(
-        classes.count(script) * tokens_per_character
-        for script, tokens_per_character in _SCRIPT_DISCOUNTS.items()
+    sample_discount = sum(
+        classes.count(script) * discount_per_character
+        for script, discount_per_character in _SCRIPT_DISCOUNTS.items()
     )
-    return sampled_tokens * len(text) / len(classes)
+    return sample_discount * len(text) / len(sample)
 
 
 def estimate_text_density(text: str | bytes) -> float:
@@ -306,11 +306,13 @@ class SizedText(NamedTuple):
     Attributes:
         text_bytes: The UTF-8 bytes of the text.
         media_bytes: Four bytes for each token of the media in the same part.
+        is_ascii: Whether all of the text is ASCII.
         read: Returns the text.
     """
 
     text_bytes: int
     media_bytes: int
+    is_ascii: bool
     read: Callable[[], bytes]
 
 
@@ -326,40 +328,42 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
             as parts are taken.
         heuristic_tokens: The heuristic.
     """
-    missing_bytes = heuristic_tokens * 4
+    wanted_bytes = heuristic_tokens * 4
+    found_bytes = 0
     taken_parts = list[SizedText]()
     for part in parts:
-        missing_bytes -= part.text_bytes + part.media_bytes
         taken_parts.append(part)
-        if missing_bytes <= 0:
+        found_bytes += part.text_bytes + part.media_bytes
+        if found_bytes >= wanted_bytes:
             break
 
-    taken_bytes = [part.text_bytes for part in taken_parts]
-    if taken_bytes and missing_bytes < 0:
-        excess_bytes = -missing_bytes
-        taken_bytes[-1] = max(taken_bytes[-1] - excess_bytes, 0)
+    # How many bytes of each text are weighed.
+    weighed_bytes = [part.text_bytes for part in taken_parts]
+    excess_bytes = found_bytes - wanted_bytes
+    if weighed_bytes and excess_bytes > 0:
+        weighed_bytes[-1] = max(weighed_bytes[-1] - excess_bytes, 0)
 
-    density = _sample_density(_sample_parts(taken_parts, taken_bytes))
-    added_tokens = sum(taken_bytes) / 4 * (density - 1)
+    density = _sample_density(_sample_parts(taken_parts, weighed_bytes))
+    added_tokens = sum(weighed_bytes) / 4 * (density - 1)
     return heuristic_tokens + added_tokens
 
 
-def _sample_parts(parts: Sequence[SizedText], taken_bytes: Sequence[int]) -> bytes:
+def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> bytes:
     """Returns a sample of several texts, as if they were one text.
 
     A text in which no slice of the sample lies is not read.
 
     Args:
         parts: The texts.
-        taken_bytes: How many bytes of each text count, from its end.
+        weighed_bytes: How many bytes of each text count, from its end.
     """
-    # Offsets count in the texts joined. A text takes the bytes up to its end there.
-    text_ends = list(accumulate(taken_bytes))
+    # An offset counts bytes of the joined texts. Here are the ends of all texts.
+    text_ends = list(accumulate(weighed_bytes))
     slices = list[bytes]()
     text = b""
     read_index = None
 
-    for slice_start, slice_end in _sample_ranges(sum(taken_bytes)):
+    for slice_start, slice_end in _sample_ranges(sum(weighed_bytes)):
         # A slice may begin in one text and end in another one.
         pieces = list[bytes]()
         start = slice_start
@@ -370,8 +374,8 @@ def _sample_parts(parts: Sequence[SizedText], taken_bytes: Sequence[int]) -> byt
                 text = parts[index].read()
                 read_index = index
 
-            # An offset in the joined texts plus this shift is an offset in this text:
-            # both count the same last byte.
+            # An offset plus this shift is a position in this text alone: the last byte
+            # of the text is the same in both.
             shift = len(text) - text_ends[index]
             end = min(slice_end, text_ends[index])
             pieces.append(text[max(start + shift, 0) : max(end + shift, 0)])

@@ -45,14 +45,15 @@ _AUDIO_TOKENS_PER_SECOND = 32
 _VIDEO_TOKENS_PER_SECOND = 263
 _PDF_TOKENS_PER_PAGE = 560
 _OTHER_MEDIUM_TOKENS = 1_000
-# The assumed length of a medium, by its bytes or, if these are unknown, without them.
+# The length of a medium is assumed from its bytes.
 _RAW_AUDIO_BYTES_PER_SECOND = 32_000
 _AUDIO_BYTES_PER_SECOND = 8_000
 _VIDEO_BYTES_PER_SECOND = 125_000
 _PDF_BYTES_PER_PAGE = 50_000
-_RECORDING_SECONDS = 60
-_PDF_PAGES = 10
 _MOST_PDF_PAGES = 1_000
+# The assumed length of a medium whose bytes are unknown.
+_UNKNOWN_RECORDING_SECONDS = 60
+_UNKNOWN_PDF_PAGES = 10
 
 # Bounds the work for a value that cannot be written as JSON.
 _MOST_WALKED_VALUES = 100_000
@@ -135,8 +136,10 @@ def _walk_text(value: object) -> bytes:
 def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates the tokens that a provider takes for a medium.
 
-    If the size is None, which means unknown, a recording counts as a minute, and a PDF
-    as ten pages.
+    Args:
+        mime_type: Its MIME type; None if unknown.
+        size_bytes: Its size; None if unknown. Then a recording counts as a minute, and
+            a PDF as ten pages.
     """
     if size_bytes == 0:
         return 0
@@ -150,15 +153,19 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
         bytes_per_second = (
             _RAW_AUDIO_BYTES_PER_SECOND if is_raw else _AUDIO_BYTES_PER_SECOND
         )
-        seconds = _divide_up(size_bytes, bytes_per_second, _RECORDING_SECONDS)
+        seconds = _divide_up(
+            size_bytes, bytes_per_second, unknown=_UNKNOWN_RECORDING_SECONDS
+        )
         return seconds * _AUDIO_TOKENS_PER_SECOND
 
     if lower_type.startswith("video/"):
-        seconds = _divide_up(size_bytes, _VIDEO_BYTES_PER_SECOND, _RECORDING_SECONDS)
+        seconds = _divide_up(
+            size_bytes, _VIDEO_BYTES_PER_SECOND, unknown=_UNKNOWN_RECORDING_SECONDS
+        )
         return seconds * _VIDEO_TOKENS_PER_SECOND
 
     if lower_type.startswith("application/pdf"):
-        pages = _divide_up(size_bytes, _PDF_BYTES_PER_PAGE, _PDF_PAGES)
+        pages = _divide_up(size_bytes, _PDF_BYTES_PER_PAGE, unknown=_UNKNOWN_PDF_PAGES)
         return min(pages, _MOST_PDF_PAGES) * _PDF_TOKENS_PER_PAGE
 
     if size_bytes is not None and _TEXT_FILE.match(lower_type):
@@ -168,7 +175,9 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
 
 def _divide_up(size_bytes: int | None, unit_bytes: int, unknown: int) -> int:
     """Returns how many units a size has, rounded up; `unknown` if it is None."""
-    return unknown if size_bytes is None else -(-size_bytes // unit_bytes)
+    if size_bytes is None:
+        return unknown
+    return (size_bytes + unit_bytes - 1) // unit_bytes
 
 
 def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
@@ -403,10 +412,10 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory if all `parts` are texts or old.
+        """Returns `compute(value)`, from memory if none of the parts can still change.
 
-        A part is old if its payload is one of an earlier run. If any part is neither a
-        text nor old, the result is computed and not remembered.
+        A part cannot change if it is a text, or if its payload is one of an earlier
+        run. If any other part is among them, the result is not remembered.
 
         Args:
             compute: Depends on texts, payloads and names in the parts, and on the role.

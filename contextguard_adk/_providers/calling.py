@@ -41,6 +41,8 @@ _TRANSIENT_NAME = re.compile(
 # Gemini says in the body: "retryDelay": "34s".
 _RETRY_DELAY = re.compile(r"""retryDelay['"]:\s*['"](\d+(?:\.\d+)?)s""")
 _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
+"""Waits one second, then two, each with a jitter: up to a second more by chance."""
+
 _MOST_TRIES = 3
 
 
@@ -58,13 +60,15 @@ class BrokenCallError(Exception):
 
 
 async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
-    """Awaits a client's call in a task of its own.
+    """Awaits a client's call in a task of its own, and returns its result.
 
-    A cancellation of the caller takes effect at once, even if the client ignores its
-    own. An `Exception` or a `KeyboardInterrupt` of the client is raised unchanged.
+    If the caller is cancelled, this ends at once, even if the client ignores that its
+    task is cancelled. An `Exception` or a `KeyboardInterrupt` of the client is raised
+    unchanged.
 
     Raises:
-        BrokenCallError: The client has cancelled itself, or raised something else.
+        BrokenCallError: The client has cancelled itself, or raised something that is
+            neither of these.
     """
     work = _contain(ask)
     task = asyncio.create_task(work)
@@ -91,7 +95,7 @@ async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _contain(ask: Callable[[], Awaitable[T]]) -> T:
-    """Awaits the call; turns `SystemExit`, which would stop the event loop."""
+    """Awaits the call; a `SystemExit`, which would stop the event loop, is replaced."""
     try:
         return await ask()
     except SystemExit as error:
@@ -113,26 +117,30 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, and makes it again after transient errors: at most three times.
+    """Makes a call, and makes it again after transient errors.
 
-    Before another try it waits as long as the provider says, else one second and then
-    two, each up to a second longer. The error of the last try is raised.
+    There are at most three tries. Before the next one it waits as long as the provider
+    asks. If the provider asks for no delay, it waits one second before the second try
+    and two before the third, each with a jitter of up to a second.
 
     Args:
-        make_call: Makes the call. A lambda will not do, since tenacity awaits only
-            what coroutine functions and `partial` objects of them return.
-        patience_seconds: How long after the first try the last one may begin.
+        make_call: Makes the call. It must be a coroutine function or a `partial` of
+            one: tenacity would not await the result of a lambda.
+        patience_seconds: The last try begins at most this long after the first.
         is_worth_another: Returns whether an error allows another try; None stands for
             `is_transient`.
+
+    Raises:
+        Exception: The error of the last try, unchanged.
     """
-    tries = AsyncRetrying(
+    retrying = AsyncRetrying(
         retry=retry_if_exception(is_worth_another or is_transient),
         wait=_find_wait_seconds,
         stop=stop_after_attempt(_MOST_TRIES) | stop_before_delay(patience_seconds),
         reraise=True,
     )
 
-    return await tries(make_call)
+    return await retrying(make_call)
 
 
 def is_transient(error: BaseException) -> bool:
@@ -153,14 +161,14 @@ def is_transient(error: BaseException) -> bool:
 def read_status(error: BaseException) -> int | None:
     """Returns the HTTP status of a provider's error; None if it has none."""
     response = getattr(error, "response", None)  # httpx's own errors only have this.
-    values = (
+    candidates = (
         getattr(error, "status_code", None),
         getattr(error, "code", None),
         getattr(error, "status", None),
         getattr(response, "status_code", None),
     )
-    for value in values:
-        digits = str(value)
+    for candidate in candidates:
+        digits = str(candidate)
         # Python refuses to read thousands of digits.
         if len(digits) == 3 and digits.isdecimal() and 400 <= int(digits) < 600:
             return int(digits)
@@ -206,20 +214,22 @@ def _read_retry_after(error: BaseException) -> float | None:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", {})
 
-    try:
+    # An unreadable header is ignored: the body may still name the delay.
+    with suppress(AttributeError, OverflowError, TypeError, ValueError):
         for name, value in headers.items():
             if name.lower() == "retry-after":
                 return _read_seconds(value)
-    except (AttributeError, OverflowError, TypeError, ValueError):
-        pass  # The header cannot be read, but the body may name the delay.
 
     delay_match = _RETRY_DELAY.search(str(error))
     return float(delay_match[1]) if delay_match else None
 
 
 def _read_seconds(retry_after: str) -> float:
-    """Reads the header `Retry-After`, which holds seconds or a date."""
+    """Returns the seconds that a header `Retry-After` asks for.
+
+    It holds a number, as in "30", or a date: "Wed, 21 Oct 2026 07:28:00 GMT".
+    """
     if re.fullmatch(r"\s*\d+(\.\d+)?\s*", retry_after):
         return float(retry_after)
-    moment_seconds = parsedate_to_datetime(retry_after).timestamp()
-    return max(0.0, moment_seconds - time.time())
+    wanted_time = parsedate_to_datetime(retry_after).timestamp()
+    return max(0.0, wanted_time - time.time())

@@ -102,22 +102,25 @@ class Client(NamedTuple):
     def chosen_output_tokens(self, config: types.GenerateContentConfig) -> int | None:
         """Returns the output limit that the user has chosen; None for no choice.
 
-        The config of the request goes before the arguments of the model.
+        A limit in the config of the request goes before one in the model's arguments.
         """
         if config.max_output_tokens:
             return config.max_output_tokens
 
-        limits: list[object] = []
+        argument_limits: list[object] = []
         if "AnthropicLlm" in self.class_names:
-            # Pydantic's set of the fields that the user has set.
-            if "max_tokens" in getattr(self.llm, "model_fields_set", ()):
-                limits.append(getattr(self.llm, "max_tokens", None))
+            # Its field has a default, which is no choice of the user.
+            fields_set_by_user = getattr(self.llm, "model_fields_set", ())
+            if "max_tokens" in fields_set_by_user:
+                argument_limits = [getattr(self.llm, "max_tokens", None)]
         elif "LiteLlm" in self.class_names:
             arguments = self.litellm_arguments
-            limits.append(arguments.get("max_completion_tokens"))
-            limits.append(arguments.get("max_tokens"))
+            argument_limits = [
+                arguments.get("max_completion_tokens"),
+                arguments.get("max_tokens"),
+            ]
 
-        for limit in limits:
+        for limit in argument_limits:
             if isinstance(limit, int) and limit > 0:
                 return limit
         return None
@@ -127,7 +130,8 @@ class Client(NamedTuple):
     ) -> int | None:
         """Returns the output limit that the client sends if the user has chosen none.
 
-        None means that the client sends no limit. Only Anthropic's API demands one.
+        Anthropic's API is the only one that demands a limit. For other models the
+        client sends none, and the result is None.
 
         Args:
             model: The name of the model.
@@ -160,31 +164,39 @@ def json_form(llm: object) -> JsonForm:
 def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     """Returns how many tokens of thoughts a call asks for; 0 if it names no number.
 
-    An output limit must be above this number. The number stands in the request's
-    config, else in the arguments that `LiteLlm` was made with.
-    """
-    arguments = Client.of(llm).litellm_arguments
-    thinking_argument = arguments.get("thinking")
-    argument_tokens: object
-    if isinstance(thinking_argument, Mapping):
-        argument_tokens = thinking_argument.get("budget_tokens")
-    else:
-        effort = str(arguments.get("reasoning_effort"))
-        argument_tokens = _EFFORT_TOKENS.get(effort)
+    An output limit must be above this number. The number stands in the first of these
+    places that has one:
 
+    1. in the request's config, as `thinking_budget`
+    2. in the argument `thinking` of `LiteLlm`, as `budget_tokens`
+    3. behind the argument `reasoning_effort` of `LiteLlm`, if it has no `thinking`
+    """
     thinking_config = config.thinking_config
     config_tokens = thinking_config.thinking_budget if thinking_config else None
 
-    asked_tokens = argument_tokens if config_tokens is None else config_tokens
+    arguments = Client.of(llm).litellm_arguments
+    thinking_argument = arguments.get("thinking")
+    asked_tokens: object
+    if config_tokens is not None:
+        asked_tokens = config_tokens
+    elif isinstance(thinking_argument, Mapping):
+        asked_tokens = thinking_argument.get("budget_tokens")
+    else:
+        effort = str(arguments.get("reasoning_effort"))
+        asked_tokens = _EFFORT_TOKENS.get(effort)
+
     # Gemini's -1 leaves the number to the model.
     return max(0, asked_tokens) if isinstance(asked_tokens, int) else 0
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
-    """Returns whether the model may answer in plain text.
+    """Returns whether the model is sure to be free to answer in plain text.
 
-    It may not if a schema or a forced choice of tools decides the form of its answer.
-    It may not be able to if there are tools other than declared functions.
+    It is not in these cases:
+
+    - A schema decides the form of its answer.
+    - It has to call a tool.
+    - There are tools other than declared functions, which may decide the form.
     """
     config = request.config
     for tool in config.tools or ():
@@ -217,20 +229,22 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
 
     message_tokens = read_tokens(reported.prompt_token_count)
     tool_use_tokens = read_tokens(reported.tool_use_prompt_token_count)
-    prompt = message_tokens + tool_use_tokens
-    written = read_tokens(reported.candidates_token_count)
-    total = read_tokens(reported.total_token_count)
-    cached = read_tokens(reported.cached_content_token_count)
+    sent_tokens = message_tokens + tool_use_tokens
+    cached_tokens = read_tokens(reported.cached_content_token_count)
+    candidate_tokens = read_tokens(reported.candidates_token_count)
+    total_tokens = read_tokens(reported.total_token_count)
 
     # `LiteLlm` reports thoughts as a part of the candidates, Gemini and Claude beside
     # them. The total includes them in both cases.
-    if total and prompt:
-        output = max(written, total - prompt)
+    if total_tokens and sent_tokens:
+        output_tokens = max(candidate_tokens, total_tokens - sent_tokens)
     else:
-        output = written + read_tokens(reported.thoughts_token_count)
+        thought_tokens = read_tokens(reported.thoughts_token_count)
+        output_tokens = candidate_tokens + thought_tokens
 
     # A prompt is at least as large as the part of it that was cached.
-    return Usage(max(prompt, cached), cached, output)
+    prompt_tokens = max(sent_tokens, cached_tokens)
+    return Usage(prompt_tokens, cached_tokens, output_tokens)
 
 
 def list_models(llm: object) -> list[object]:

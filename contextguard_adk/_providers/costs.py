@@ -44,7 +44,10 @@ class Costs(Settings):
     )
 
     def price(self, usage: Usage) -> float:
-        """Returns the price of the tokens of one call, in dollars."""
+        """Returns the price of the tokens of one call, in dollars.
+
+        A long prompt has other prices for all tokens of its call: those of `above`.
+        """
         if self.above and usage.prompt_tokens > self.above_tokens:
             return self.above.price(usage)
 
@@ -76,11 +79,11 @@ def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
     return sum(costs.price(usage) for usage in usages)
 
 
-def add_costs(costs: Iterable[float | None]) -> float | None:
-    """Adds dollars; returns None if one of the summands is unknown."""
-    known_costs = list[float]()
-    for cost in costs:
-        if cost is None:
+def add_costs(dollars: Iterable[float | None]) -> float | None:
+    """Adds amounts in dollars; returns None if one of them is None, for unknown."""
+    known_dollars = list[float]()
+    for amount in dollars:
+        if amount is None:
             return None
-        known_costs.append(cost)
-    return math.fsum(known_costs)
+        known_dollars.append(amount)
+    return math.fsum(known_dollars)

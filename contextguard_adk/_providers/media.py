@@ -178,8 +178,9 @@ def _claude_refuses(part: types.Part) -> bool:
 def _refuses_address(client: str, address: str, mime_type: str) -> bool:
     """Returns whether LiteLlm raises on a file that is sent as an address.
 
-    For OpenAI it sends ids of files, and links to images and videos. For other
-    providers it sends any address whose file has a known type.
+    - For some providers it sends no addresses.
+    - For OpenAI it sends ids of files, and links to images and videos.
+    - For all others it sends any address whose file has a known type.
     """
     if client in _LITELLM_WITHOUT_ADDRESSES:
         return True
@@ -190,7 +191,7 @@ def _refuses_address(client: str, address: str, mime_type: str) -> bool:
         is_visual = mime_type.startswith(("image/", "video/"))
         return not is_id and not (is_link and is_visual)
 
-    # The type of bytes of which nothing is known.
+    # This type stands for bytes of which nothing is known.
     return mime_type == "application/octet-stream"
 
 
@@ -213,10 +214,13 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
     for asked_llm in list_models(llm):
         if asked_llm is llm:
             asked_model = model
-        else:  # One of a `FallbackModel`.
+        else:  # One of a `FallbackModel`, which has a name of its own.
             asked_model = str(getattr(asked_llm, "model", ""))
         row_names.append(_name_row(asked_llm, asked_model))
-    return tuple(row_names) or ("",)
+
+    if not row_names:  # A `FallbackModel` without models counts as an unknown class.
+        return ("",)
+    return tuple(row_names)
 
 
 def _name_row(llm: object, model: str) -> str:

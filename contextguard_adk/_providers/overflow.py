@@ -170,12 +170,16 @@ class _ErrorChain:
         self._seen = set[int]()
 
     def read(self, error: BaseException) -> _Reading:
-        """Returns the reading of an error.
+        """Returns the reading of an error and of the errors linked to it.
 
-        It is decided by the error, its cause, and the original of a broken stream. If
-        all of these say nothing, it is decided by the errors of a group, else by the
-        error in whose handling this one was raised. An error that was read before, and
-        any after `_MOST_ERRORS`, says nothing.
+        The first of these that says anything decides:
+
+        1. the error itself, its cause, and the original error of a broken stream
+        2. the errors of a group
+        3. the error in whose handling this one was raised
+
+        An error that was read before says nothing, and so does any error after the
+        first `_MOST_ERRORS`.
         """
         if id(error) in self._seen or len(self._seen) >= _MOST_ERRORS:
             return None
@@ -196,12 +200,13 @@ class _ErrorChain:
                 return reading
         if "refused" in readings:
             return "refused"
-        if any(readings):
-            return _choose(readings)
+        overflow = _choose(readings)
+        if overflow is not None:
+            return overflow
 
-        group_readings = self._read_linked(error, "exceptions")
-        if any(group_readings):
-            return _choose(group_readings)
+        group_reading = _choose(self._read_linked(error, "exceptions"))
+        if group_reading is not None:
+            return group_reading
 
         # `raise ... from None` says that the context does not matter.
         if _attribute(error, "__suppress_context__"):
@@ -317,15 +322,18 @@ def _read_rate(text: str, sent: _Sent) -> Overflow | None:
     for pattern in compile_wordings(RATES):
         for match in sent.find_own(pattern, text):
             numbers = match.groupdict()
-            limit = _tokens(numbers["limit"])
-            if limit is None or limit < MIN_LIMIT_TOKENS:
+            limit_tokens = _tokens(numbers["limit"])
+            if limit_tokens is None or limit_tokens < MIN_LIMIT_TOKENS:
                 continue
 
-            named_size = _tokens(numbers.get("prompt"))
-            size = named_size or sent.tokens
-            if size > limit:
-                period = _name_period(match[0])
-                return Overflow(limit, named_size, period=period)
+            named_tokens = _tokens(numbers.get("prompt"))
+            request_tokens = named_tokens or sent.tokens
+            if request_tokens > limit_tokens:
+                return Overflow(
+                    limit_tokens=limit_tokens,
+                    prompt_tokens=named_tokens,
+                    period=_name_period(match[0]),
+                )
     return None
 
 
@@ -342,11 +350,15 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
 
     Args:
         text: The text of the whole error.
-        matches: Where the text says, in one wording, that the request is too long; a
+        matches: The matches of one wording which says that the request is too long. A
             wording may have numbers.
+
+    Returns:
+        The overflow; without numbers if the matches name different limits, since one
+        of these is a quotation.
     """
     limits = {_tokens(match.groupdict().get("limit")) for match in matches}
-    if len(limits) > 1:  # One of them is a quotation.
+    if len(limits) > 1:
         return Overflow()
     limit = limits.pop()
 

@@ -10,7 +10,7 @@ from google.genai import types
 from contextguard_adk._measuring.tokens import part_text
 from contextguard_adk._providers.calling import read_status
 
-_WORDS = {
+_WORDINGS = {
     # A signed thought stands after other messages than those it was written after.
     "binding": r"bound to a different conversation",
     # A thought or its signature is not valid, or stands in the wrong place.
@@ -35,20 +35,26 @@ _WORDS = {
     r"of function calls|toolConfig field must be|must define tools|text content blocks "
     r"must be non-empty|assistant message prefill",
 }
-_PATTERNS = {kind: re.compile(words) for kind, words in _WORDS.items()}
+"""The wordings of providers as regular expressions, by the kind of the refusal."""
+
+_PATTERNS = {kind: re.compile(wording) for kind, wording in _WORDINGS.items()}
 
 
 def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> str:
-    """Returns the kind of a refusal, a key of `_WORDS`; "" if an error is no refusal.
+    """Returns the kind of a refusal, such as "shape"; "" if an error is no refusal.
+
+    The kinds are the keys of `_WORDINGS`.
 
     Args:
-        error: What the call raised.
-        contents: The contents of the request. Words of the error that stand in them are
-            taken for a quotation.
+        error: The error that the call raised.
+        contents: The contents of the request. A wording that stands in one of them does
+            not count: the error may quote it.
     """
     if isinstance(error, UnicodeDecodeError):
         # ADK's Claude class could not decode the signature of another client.
         return "thoughts"
+
+    # A refusal has the status of an invalid request, or none that can be read.
     if read_status(error) not in (None, 400, 422):
         return ""
 
@@ -58,8 +64,9 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
         match = pattern.search(message)
         if match is None:
             continue
-        words = match[0].encode()
-        is_quotation = any(words in part_text(part) for part in parts)
+
+        found_words = match[0].encode()
+        is_quotation = any(found_words in part_text(part) for part in parts)
         if not is_quotation:
             return kind
     return ""

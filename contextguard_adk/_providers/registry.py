@@ -144,17 +144,21 @@ class LitellmRegistry:
         return entry.name if entry else None
 
     def _find(self, model: str) -> _Entry | None:
-        """Returns the entry of the first name of `model` that is in the table."""
+        """Returns the entry of the first name of `model` that is in the table.
+
+        Its prices are None if they are those of another provider.
+        """
         if len(model) > MAX_NAME_CHARS:
             return None
 
         table = _load_table(self._table_path)
         for name in _candidate_names(model):
-            key = name.translate(_KEY_SPELLING)
-            if key in table:
-                entry = table[key]
-                has_price = _has_price_for(entry, model, name)
-                return entry if has_price else entry._replace(costs=None)
+            entry = table.get(name.translate(_KEY_SPELLING))
+            if entry is None:
+                continue
+            if _has_price_for(entry, model, name):
+                return entry
+            return entry._replace(costs=None)
         return None
 
 
@@ -166,14 +170,15 @@ def _has_price_for(entry: _Entry, model: str, found_name: str) -> bool:
     Args:
         entry: The entry.
         model: The name of the model, as it was asked for.
-        found_name: The candidate by which the entry was found.
+        found_name: The candidate name by which the entry was found.
     """
-    if not found_name.startswith(_ANY_PROVIDER):
-        return True
+    is_for_any_provider = found_name.startswith(_ANY_PROVIDER)
     asked_name = model.strip().lower()
-    if "/" not in asked_name:  # It names no provider.
+    names_provider = "/" in asked_name
+    if not is_for_any_provider or not names_provider:
         return True
 
+    # "vertex_ai/claude-opus-4-1" -> "vertex_ai"
     entry_provider = entry.name.partition("/")[0]
     # Not equal: "ollama_chat" is the provider "ollama".
     return asked_name.startswith(entry_provider)
@@ -217,22 +222,24 @@ def _without_prefixes(name: str) -> list[str]:
 def _load_table(path: Path | None) -> dict[str, _Entry]:
     """Reads and indexes a table once per process.
 
-    A file that cannot be used is replaced by the table of the imported litellm. If that
-    fails as well, the table is empty.
+    A file that cannot be used is replaced by the table of the imported litellm. If the
+    import fails as well, the table is empty.
 
     Args:
         path: The file; None for the one in litellm's package.
     """
-    reason: object = "no chat models in it"
+    failure: object
     try:
         content = json.loads((path or _packaged_path()).read_bytes())
         table = _index(content if isinstance(content, dict) else {})
+    except (OSError, ValueError) as error:
+        failure = error
+    else:
         if table:
             return table
-    except (OSError, ValueError) as error:
-        reason = error
+        failure = "no chat models in it"
 
-    _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", reason)
+    _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", failure)
     try:
         # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
         return _index(importlib.import_module("litellm").model_cost)
@@ -243,8 +250,10 @@ def _load_table(path: Path | None) -> dict[str, _Entry]:
 def _packaged_path() -> Path:
     """Returns the path of the table in litellm's package, without importing litellm."""
     spec = importlib.util.find_spec("litellm")
-    package = Path((spec and spec.origin) or "no litellm package")
-    return package.with_name("model_prices_and_context_window_backup.json")
+    origin = spec.origin if spec else None
+    # Without a package the file is looked for, and missed, in the current folder.
+    package_file = Path(origin or "no litellm package")
+    return package_file.with_name("model_prices_and_context_window_backup.json")
 
 
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
@@ -256,8 +265,8 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     - the last part of its name, for any provider: "*/gpt-4o-2024-08-06"
     - the same without date, version and tag: "*/gpt-4o"
 
-    Entries with the same key of one kind are merged. If two kinds have the same key,
-    the kind that stands first here counts.
+    The entries that have a key of one kind in common are merged. If a key is of two
+    kinds, the entries count for which it is of the kind that stands first here.
     """
     by_full_name = defaultdict[str, list[_Entry]](list)
     by_last_part = defaultdict[str, list[_Entry]](list)
@@ -307,13 +316,14 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
     if not _is_tokens(window) or window < least_tokens:
         return None
 
-    # If litellm knows no output limit, `max_tokens` is one or the window again.
+    # Without `max_output_tokens` the field `max_tokens` is that limit, or the window.
     output_limit = fields.get("max_output_tokens") or fields.get("max_tokens")
+    output_tokens = min(output_limit, window) if _is_tokens(output_limit) else None
     return _Entry(
         window_tokens=window,
         has_reasoning=fields.get("supports_reasoning") is True,
         name=name,
-        output_tokens=min(output_limit, window) if _is_tokens(output_limit) else None,
+        output_tokens=output_tokens,
         costs=_read_costs(name, fields),
     )
 
@@ -321,7 +331,8 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
 def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
     """Reads the prices of an entry.
 
-    None if the price of prompt or output is missing, or 0 without a local server.
+    The result is None if the price of prompt or output is missing. A price of 0 is
+    missing as well, except for local servers, which are free.
 
     Args:
         name: The name of the model in the table.
@@ -329,9 +340,9 @@ def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
     """
     # "input_cost_per_token_above_200k_tokens" -> 200
     tier_matches = [_TIER.fullmatch(field) for field in fields]
-    thousands = sorted(int(match[1]) for match in tier_matches if match)
+    tier_starts = sorted(int(match[1]) for match in tier_matches if match)
     try:
-        costs = _build_tiers(fields, _read_prices(fields, ""), thousands)
+        costs = _build_tiers(fields, _read_prices(fields, ""), tier_starts)
     except (TypeError, ValueError):
         return None
 
@@ -356,30 +367,34 @@ def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
 
 
 def _build_tiers(
-    fields: Mapping[str, Any], prices: dict[str, Any], thousands: list[int]
+    fields: Mapping[str, Any], prices: dict[str, Any], tier_starts: list[int]
 ) -> Costs:
-    """Returns the prices of a tier, which hold the prices of the tiers above it.
+    """Returns the prices of a tier, with those of all tiers above it in `above`.
 
     Args:
         fields: The fields of the entry.
         prices: The prices of the tier, by `Costs` field.
-        thousands: The tiers above: each begins above so many thousand prompt tokens,
+        tier_starts: The thousands of prompt tokens above which the other tiers begin,
             the lowest first.
     """
-    if not thousands:
+    if not tier_starts:
         return Costs(**prices)
 
-    lowest, *others = thousands
+    next_start, *later_starts = tier_starts
     # A price that a tier does not name is the price of the tier below.
-    next_prices = prices | _read_prices(fields, f"_above_{lowest}k_tokens")
-    above = _build_tiers(fields, next_prices, others)
-    return Costs(**prices, above=above, above_tokens=1_000 * lowest)
+    next_prices = prices | _read_prices(fields, f"_above_{next_start}k_tokens")
+    above = _build_tiers(fields, next_prices, later_starts)
+    return Costs(**prices, above=above, above_tokens=1_000 * next_start)
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
     """Joins the entries of several providers, as `LitellmRegistry` explains."""
-    # By window, reasoning and name: prices cannot be compared.
-    sorted_entries = sorted(entries, key=lambda entry: entry[:3])
+    # Of several entries with the chosen window the first counts. So the order must not
+    # depend on the table's.
+    sorted_entries = sorted(
+        entries,
+        key=lambda entry: (entry.window_tokens, entry.has_reasoning, entry.name),
+    )
     windows = [entry.window_tokens for entry in sorted_entries]
     smallest_window = _find_smallest(windows)
     chosen = sorted_entries[windows.index(smallest_window)]
@@ -499,16 +514,17 @@ def _ask(
     try:
         answer = method(model)
     except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error  # Logged below: it is no answer.
+        answer = error  # It is logged below like any other answer of a wrong type.
 
-    # In Python True and False are numbers.
-    is_boolean = isinstance(answer, bool)
+    if answer is None:
+        return None
+
+    is_boolean = isinstance(answer, bool)  # In Python a boolean is an int.
     is_too_small = isinstance(answer, int) and answer < question.least_tokens
-    is_usable = not is_boolean and not is_too_small
-    if isinstance(answer, question.answer_type) and is_usable:
+    is_believed = not is_boolean and not is_too_small
+    if isinstance(answer, question.answer_type) and is_believed:
         return answer
 
-    if answer is not None:
-        message = f"The model registry gave no {question.noun} for %r but %s"
-        warn_once(_LOGGER, message, model, short_repr(answer))
+    message = f"The model registry gave no {question.noun} for %r but %s"
+    warn_once(_LOGGER, message, model, short_repr(answer))
     return None

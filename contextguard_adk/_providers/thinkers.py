@@ -60,8 +60,8 @@ class Thinker:
     ) -> Thinker:
         """Describes a model by its client and its name.
 
-        Whether it binds its thoughts is told by the setting, else by earlier refusals,
-        else by its name.
+        The first of these that is known decides whether it binds its thoughts: the
+        user's setting, earlier refusals, its name.
 
         Args:
             llm: The model as ADK calls it; None if it is not known.
@@ -72,14 +72,14 @@ class Thinker:
         """
         client = Client.of(llm).name
         named_family = name_family(model)
-        family = named_family
-        if client == "AnthropicLlm" and not named_family:
-            family = "claude"
+        is_alias = not named_family
+        is_claude_alias = is_alias and client == "AnthropicLlm"
+        family = "claude" if is_claude_alias else named_family
 
-        is_binding = binds
-        if binds is None:
-            is_binding = _tell_binding(model, family, helped or {})
-        return cls(client, family, is_binding, is_alias=not named_family)
+        if binds is not None:
+            return cls(client, family, binds, is_alias)
+        told_binding = _tell_binding(model, family, helped or {})
+        return cls(client, family, told_binding, is_alias)
 
     @property
     def may_bind(self) -> bool:
@@ -120,9 +120,9 @@ def _tell_binding(model: str, family: str, remedies: Mapping[str, str]) -> bool 
 
 
 def _read_binding(name: str) -> bool | None:
-    """Returns whether a Claude model binds its thoughts; None if its name tells not.
+    """Returns whether a Claude model binds its thoughts; None without a version.
 
-    The version in the name decides: "claude-opus-4-1" -> opus, (4, 1) -> False
+    "claude-opus-4-1" -> opus, (4, 1) -> False
     """
     match = _VERSION.search(name)
     if match:

@@ -12,9 +12,11 @@ from contextguard_adk._turn.turn import Turn
 def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Drops thoughts without a signature, and gives each signed one a text.
 
-    Otherwise the class would send a signed thought without a text as a redacted one,
-    and a thought of another model without a signature. Claude refuses both. Claude
-    ignores the text that is given here: it has left out the text of its thought itself.
+    A thought without a signature is one of another model. Claude refuses it.
+
+    A signed thought without a text is one whose text Claude itself has left out. The
+    class would send it as a redacted thought, which Claude refuses. Claude ignores the
+    text that is given to it here.
 
     Models of other families get their contents as they are.
     """
@@ -22,15 +24,16 @@ def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]
     if thinker.family != "claude":
         return contents
 
-    def fit(part: types.Part) -> types.Part | None:
-        if not is_signed(part):
-            # Behind an alias may be a model of another family, which signs nothing.
-            return part if thinker.is_alias else None
-        return part.model_copy(update={"text": "."}) if part.text == "" else part
+    def fit_thought(thought: types.Part) -> types.Part | None:
+        if is_signed(thought):
+            has_text = thought.text != ""
+            return thought if has_text else thought.model_copy(update={"text": "."})
+        # Behind an alias may be a model of another family, which signs nothing.
+        return thought if thinker.is_alias else None
 
-    fitting = [change_thoughts(content, fit) for content in contents]
+    fitting = [change_thoughts(content, fit_thought) for content in contents]
     is_same = all(new is old for new, old in zip(fitting, contents, strict=True))
     if is_same:
         return contents
-    # A content of dropped thoughts alone has become None.
+    # A content that held only dropped thoughts has become None.
     return [content for content in fitting if content]

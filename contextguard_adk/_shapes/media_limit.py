@@ -54,8 +54,11 @@ def lower_limit(
 ) -> MediaLimit | None:
     """Returns a limit below the bytes of media that were refused.
 
-    None if the number of bytes was not the reason, if texts take more bytes than media,
-    or if a lower limit would leave out nothing.
+    The result is None in these cases:
+
+    - The request was not refused for its bytes.
+    - Texts take at least as many bytes as media.
+    - The lower limit would leave out nothing.
     """
     if not overflow.in_bytes:
         return None
@@ -88,13 +91,16 @@ def _find_oldest_media(
 ) -> dict[int, set[int]]:
     """Finds the oldest media, which are left out so that the others fit.
 
-    Contents are added up from the oldest on. Whenever the sum exceeds `max_bytes`, the
-    oldest media go until half of `max_bytes` is left, but never the newest of them. So
-    a longer history leaves out the same media, and begins with the same bytes, until
-    the other half is full again.
+    Contents are added up from the oldest on. Whenever the kept media exceed
+    `max_bytes`, the oldest of them are left out until the others take half of it. The
+    newest medium always stays.
+
+    Without the other half each longer history would leave out further media. With it,
+    histories leave out the same media, and begin with the same bytes, until that half
+    is full. A prompt cache needs equal beginnings.
 
     Returns:
-        The indexes of the parts, by the index of their content.
+        The indexes of the parts that are left out, by the index of their content.
     """
     kept: list[_Medium] = []
     kept_bytes = 0

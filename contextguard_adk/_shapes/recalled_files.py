@@ -25,10 +25,12 @@ def attach_recalled_files(
     """Attaches the announced files, each behind the content that announces it.
 
     The model may have changed since an announcement. If the model now does not take the
-    file, the announcement is replaced by words about the file.
+    file, the announcement is replaced by words about the file. An announcement whose
+    file is not in the history stays.
     """
     handles_by_content = [_read_handles(content) for content in contents]
-    if not any(handles_by_content):
+    has_announcement = any(handles_by_content)
+    if not has_announcement:
         return contents
 
     files = _find_files(turn)
@@ -90,7 +92,8 @@ def _replace_announcements(
 
     Args:
         content: The content with the announcements.
-        words_by_handle: The words. Other announcements stay.
+        words_by_handle: The words about a file by its handle. Announcements of other
+            handles stay.
     """
     parts: list[types.Part] = []
     for part in parts_of(content):

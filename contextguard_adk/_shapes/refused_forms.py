@@ -192,7 +192,8 @@ def _join_neighbors(
 
     Args:
         contents: The contents to join.
-        messages: Contents that are neighbors here are not joined.
+        messages: The contents of the request as other code has made it. Contents that
+            were neighbors there are not joined.
     """
     message_indexes = {id(message): index for index, message in enumerate(messages)}
     joined: list[types.Content] = []
@@ -205,23 +206,26 @@ def _join_neighbors(
         if not parts:
             continue
 
-        before = joined[-1] if joined else types.Content()
-        before_index = message_indexes.get(id(before))
-        were_neighbors = (
-            before_index is not None
-            and message_indexes.get(id(content)) == before_index + 1
-        )
-        if _are_alike(before, content) and not were_neighbors:
-            joined[-1] = with_parts(content, [*parts_of(before), *parts])
+        if not joined:
+            joined.append(with_parts(content, parts))
+            continue
+
+        previous = joined[-1]
+        previous_index = message_indexes.get(id(previous))
+        index = message_indexes.get(id(content))
+        were_neighbors = previous_index is not None and index == previous_index + 1
+        if _are_alike(previous, content) and not were_neighbors:
+            joined[-1] = with_parts(content, [*parts_of(previous), *parts])
         else:
             joined.append(with_parts(content, parts))
     return joined
 
 
-def _are_alike(before: types.Content, content: types.Content) -> bool:
+def _are_alike(first: types.Content, second: types.Content) -> bool:
     """Whether both are messages of the user, or both carry results."""
-    is_users = before.role == content.role == "user"
-    return is_users and is_message(before) == is_message(content)
+    # Results have the role "user" as well.
+    have_role_user = first.role == "user" and second.role == "user"
+    return have_role_user and is_message(first) == is_message(second)
 
 
 def _sign_calls(

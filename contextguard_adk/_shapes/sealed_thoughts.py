@@ -59,9 +59,10 @@ class Seal(BaseModel):
         system: The system instruction.
         tools: The declared tools.
         messages: All that stands before the last thought of the answer.
-        own: The thoughts of the answer.
-        before: The newest thought in the request that was answered; "" for none.
-        count: The number of thoughts in that request.
+        own: The name of the answer's own thoughts.
+        before: The name of the newest thoughts in the request that was answered; "" if
+            it had none.
+        count: The number of contents with thoughts in that request.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -177,6 +178,7 @@ class Seals(Listener):
         sent_names = [
             name_thoughts(content) for content in sent if find_signed(content)
         ]
+        # The digests of all contents; the last one is that of the answer.
         *_, answer_digest = digest_before([*sent, answer], memo)
         seal = Seal(
             writer=thinker.client + thinker.family,
@@ -209,32 +211,40 @@ def leave_out_thoughts(
 def help_thoughts(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str] | None:
-    """Returns the remedies of the session with those against a refusal of thoughts.
+    """Returns all remedies of the session, with new ones against this refusal.
 
-    None means that the refusal is none of thoughts. These remedies have three names:
+    A remedy is a fact on the model, by which later requests leave thoughts out:
 
-    - `binds`: The value is the name of a model that binds its thoughts.
-    - `free`: The value is the name of a model that does not.
-    - `gone`: The value is the name of the newest thoughts that were refused.
+    - `binds`: The name of a model that binds its thoughts; "" for none.
+    - `free`: The name of a model that does not; "" for none.
+    - `gone`: The name of the newest thoughts that were refused. No thoughts up to these
+      are sent again.
+
+    The result is None if none of these helps against the refusal.
     """
     remedies = turn.record.helped or {}
     model = turn.model.name
-    # Thoughts of the running turn are missing: the model wants all of them back.
-    if refusal == "turn" and _read_thinker(turn).binds:
-        return {**remedies, "free": model, "binds": ""}
+    if refusal == "turn":
+        # Thoughts of the running turn are missing: the model wants all of them back.
+        were_left_out = bool(_read_thinker(turn).binds)
+        return {**remedies, "free": model, "binds": ""} if were_left_out else None
 
-    gone = newest_thoughts(contents) or remedies.get("gone", "")
+    refused_name = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
-        return {**remedies, "gone": gone, "binds": model, "free": ""}
+        return {**remedies, "gone": refused_name, "binds": model, "free": ""}
     if refusal == "thoughts":
-        return {**remedies, "gone": gone}
+        return {**remedies, "gone": refused_name}
     return None
 
 
 def _name_breaking_change(turn: Turn) -> str:
     """Names the part of the request by whose change the newest thoughts were lost.
 
-    It is "" if they are still sent, or if no other code has changed the request.
+    The result is "" in these cases:
+
+    - There are no thoughts, or the newest ones are still sent.
+    - Another client or family of models wrote them.
+    - Only the guard has changed the request, and no other code.
     """
     newest_name = newest_thoughts(turn.messages)
     is_sent = newest_name == newest_thoughts(turn.contents)
@@ -278,23 +288,24 @@ def _choose_accepted(
     if not thinker.is_checked or thinker.binds is False:
         return native
 
-    # Foreign thoughts are counted by the seals of later answers, and so they take part.
+    # The seals of later answers also count foreign thoughts, so these are read as well.
     is_changed = turn.is_changed(request.contents)
-    valid_indexes = {
+    holding_indexes = {
         thoughts.content_index
         for thoughts in _find_always_sent(candidates)
         if not _find_change(request, thoughts, is_changed)
     }
-    valid = [thoughts for thoughts in native if thoughts.content_index in valid_indexes]
     if thinker.binds:
-        return valid
+        turn_start = len(request.contents)  # The running turn has no privilege.
+    else:
+        turn_start = find_running_turn(request.contents)
 
-    turn_start = find_running_turn(request.contents)
-    earlier_valid = [
-        thoughts for thoughts in valid if thoughts.content_index < turn_start
-    ]
-    running = [thoughts for thoughts in native if thoughts.content_index >= turn_start]
-    return earlier_valid + running
+    accepted: list[_Thoughts] = []
+    for thoughts in native:
+        is_of_running_turn = thoughts.content_index >= turn_start
+        if is_of_running_turn or thoughts.content_index in holding_indexes:
+            accepted.append(thoughts)
+    return accepted
 
 
 def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
@@ -323,7 +334,7 @@ def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
 def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     """Keeps the thoughts that were in the request of a sealed answer.
 
-    The seal names the newest of them, and tells their number.
+    The seal names the newest thoughts in that request, and tells their number.
 
     Args:
         earlier: Thoughts before the answer, the oldest first.
@@ -331,12 +342,13 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     """
     names = [thoughts.name for thoughts in earlier]
     newest_name = names[-1] if names else ""
-    has_all = seal.before == newest_name and seal.count == len(names)
-    if has_all:
+    had_all = seal.before == newest_name and seal.count == len(names)
+    if had_all:
         return earlier
-
     if seal.before not in names:
         return []
+
+    # The oldest ones were left out of that request, or newer ones, or both.
     end = names.index(seal.before) + 1
     start = max(0, end - seal.count)
     return earlier[start:end]
@@ -345,8 +357,8 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
 def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> str:
     """Names a part of the request that has changed since thoughts were written.
 
-    It is "" if their seal holds. Thoughts without a seal are older than the guard: all
-    that is known of them is whether the guard changes the request.
+    The result is "" if nothing has changed. Thoughts without a seal are older than the
+    guard. For them a change by the guard is the only one that is known.
 
     Args:
         request: The request, in which the thoughts stand.
@@ -361,9 +373,13 @@ def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> st
         return "the system instruction"
     if seal.tools != request.tools_digest:
         return "the tools"
-    if seal.messages != thoughts.messages_digest or seal.own != thoughts.name:
-        return f"one of the first {thoughts.content_index} messages"
-    return ""
+
+    has_same_messages = seal.messages == thoughts.messages_digest
+    # Other code may have removed some of the thoughts from their own message.
+    has_all_own_thoughts = seal.own == thoughts.name
+    if has_same_messages and has_all_own_thoughts:
+        return ""
+    return f"one of the first {thoughts.content_index} messages"
 
 
 def _leave_out(
@@ -431,9 +447,9 @@ def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
     """
     if origin.seal:
         return origin.seal.writer != thinker.client + thinker.family
-    if not origin.family or not thinker.family:
-        return False
-    return origin.family != thinker.family
+
+    are_known = bool(origin.family) and bool(thinker.family)
+    return are_known and origin.family != thinker.family
 
 
 def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:

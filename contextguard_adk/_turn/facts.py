@@ -19,8 +19,8 @@ class Counts(NamedTuple):
     Attributes:
         real_tokens: The count.
         heuristic_tokens: The UTF-8 bytes / 4 of the same request.
-        correction: Real tokens per heuristic token, within the documented bounds.
-        measured_correction: The same without bounds.
+        correction: Real tokens per heuristic token, from 1 to 5.
+        measured_correction: The same with a higher upper bound, `MAX_RATIO`.
     """
 
     real_tokens: int | None = None
@@ -35,7 +35,7 @@ class Count(NamedTuple):
     Attributes:
         real_tokens: The count.
         heuristic_tokens: The UTF-8 bytes / 4 of the request.
-        text_tokens: The same without images and files.
+        text_tokens: The UTF-8 bytes / 4 of the request without images and files.
         is_size: Whether the count is credible as the size of the request.
     """
 
@@ -50,7 +50,7 @@ class ModelFacts:
     """The model that a request goes to.
 
     Attributes:
-        name: Its name.
+        name: The name of the model.
         llm: The client that is called; None if it is unknown.
         known_window_tokens: The stated window, or a smaller limit that the provider has
             shown.
@@ -99,10 +99,11 @@ class KeptSteps:
     """The newest messages and steps, which a compaction leaves.
 
     Attributes:
-        indexes: Their indexes.
-        pending: The indexes of the step whose results the model has not seen.
-        tokens: Their size.
-        truncation: How results that are too large are shortened; None for none.
+        indexes: The indexes of all kept messages in the request.
+        pending: Those of them that belong to the step whose results the model has not
+            seen.
+        tokens: The size of all kept messages, after their results are shortened.
+        truncation: How results that are too large are shortened; None if none is.
     """
 
     indexes: frozenset[int] = frozenset()

@@ -28,12 +28,17 @@ from contextguard_adk._support.settings import (
 LEAST_AUTO_TOKENS = 32_000
 """The size of `trigger="auto"`, in tokens."""
 
-DEFAULT_AHEAD_RATIO = 0.75  # Of the trigger, for `ahead=True`.
+DEFAULT_AHEAD_RATIO = 0.75
+"""The part of the trigger that `ahead=True` stands for."""
 
-KEEP_TOOLS_RATIO = 0.10  # Of the window, for the results of `keep_tools`.
+KEEP_TOOLS_RATIO = 0.10
+"""The most of the window that the results of `keep_tools` take, with their calls."""
 
-KEEP_RATIO = 0.1  # Of the window, for `keep="auto"`.
-KEEP_CHAT_RATIO = 0.2  # The same, while no tool has been called.
+KEEP_RATIO = 0.1
+"""The part of the window that `keep="auto"` stands for once a tool has been called."""
+
+KEEP_CHAT_RATIO = 0.2
+"""The part of the window that `keep="auto"` stands for before that."""
 
 LEAST_PREVIEW_TOKENS = 800
 """Results that take less are shown whole, unless `preview_tokens` is set.
@@ -205,10 +210,10 @@ class StrategySettings(Settings):
     @field_validator("ahead", mode="before")
     @classmethod
     def _read_ahead(cls, value: object) -> object:
-        if value is None:
+        if value is None or value is False:
             return None
-        if isinstance(value, bool):
-            return DEFAULT_AHEAD_RATIO if value else None
+        if value is True:
+            return DEFAULT_AHEAD_RATIO
 
         is_ratio = isinstance(value, float) and 0 < value < 1
         if not is_ratio:
@@ -220,14 +225,14 @@ class StrategySettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:
-        set_fields = self.model_fields_set
         window = self.context_window
         trigger = self.trigger
-        if type(trigger) is int and window and trigger > window:
+        if isinstance(trigger, int) and window and trigger > window:
             raise ValueError(
                 f"trigger ({trigger:,}) is never reached: context_window is {window:,}"
             )
-        if self.recall is False and "recall_page_tokens" in set_fields:
+        has_page_size = "recall_page_tokens" in self.model_fields_set
+        if self.recall is False and has_page_size:
             raise ValueError("recall_page_tokens has no effect with recall=False")
         if self.reuse_prompt_cache is True and self.summarizer is not None:
             raise ValueError(
@@ -269,19 +274,23 @@ class StrategySettings(Settings):
             None where every result is shown whole.
         """
         # With a low trigger, a part of the window is a part of less than the window.
-        working_tokens = window_tokens
         trigger_tokens = self.trigger_tokens(window_tokens)
-        if trigger_tokens:
+        if trigger_tokens is None:
+            working_tokens = window_tokens
+        else:
             working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
 
         # The default applies only with recall, and has a least size.
-        max_tokens: int | None = None
         is_default = "preview_tokens" not in self.model_fields_set
-        if self.preview_tokens is not None and (has_recall or not is_default):
+        max_tokens: int | None
+        if self.preview_tokens is None or (is_default and not has_recall):
+            max_tokens = None
+        elif is_default:
+            least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+            default_tokens = resolve_size(self.preview_tokens, working_tokens)
+            max_tokens = max(default_tokens, least_tokens)
+        else:
             max_tokens = resolve_size(self.preview_tokens, working_tokens)
-            if is_default:
-                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-                max_tokens = max(max_tokens, least_tokens)
 
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:

@@ -36,8 +36,14 @@ from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
 from contextguard_adk.records import Origin
 
-MAX_PENDING_RATIO = 0.30  # Of the window, for results that the model has not seen.
-MAX_USER_TOKENS = 20_000  # Of the user's messages, whatever the window.
+MAX_PENDING_RATIO = 0.30
+"""The most of the window that results may take whole before the model has seen them."""
+
+MAX_USER_TOKENS = 20_000
+"""The most tokens of the user's messages beside a summary, whatever the window."""
+
+LEAST_SUMMARY_TOKENS = 200
+"""A summary may take this many tokens even if there is hardly any room."""
 
 _NO_COUNTS = Counts()
 _NO_SIZE = Size()
@@ -120,7 +126,10 @@ class Turn:
 
     @cached_property
     def media_mover(self) -> MediaMover:
-        """Moves images and files of the request; of a file of text it tells a page."""
+        """Moves images and files of the request into messages of the user.
+
+        A text file is written as words instead, at most one page of them.
+        """
         most_tokens = self.budgets.window_tokens // 10
         page_tokens = min(self.settings.recall_page_tokens, most_tokens)
         return MediaMover(self.model.llm, self.model.name, page_tokens)
@@ -132,13 +141,13 @@ class Turn:
 
     @property
     def fullness(self) -> float:
-        """Tokens as a part of the threshold; at least 1 where one is demanded."""
-        fullness = self.tokens / self.budgets.threshold_tokens
-        return max(1.0, fullness) if self.is_demanded else fullness
+        """Tokens as a part of the threshold; at least 1 for a demanded compaction."""
+        part_of_threshold = self.tokens / self.budgets.threshold_tokens
+        return max(1.0, part_of_threshold) if self.is_demanded else part_of_threshold
 
     @property
     def is_due(self) -> bool:
-        """Whether the request has reached the threshold, or one is demanded."""
+        """Whether the threshold is reached, or a compaction is demanded."""
         return self.fullness >= 1
 
     @property
@@ -149,9 +158,12 @@ class Turn:
     @property
     def has_room(self) -> bool:
         """Whether the request may go out as it is, with room for its answer."""
+        if self.reason != "tokens":
+            return False
+
         most_tokens = self.tokens + self.size.error_tokens
-        has_room = most_tokens < self.budgets.room_for_answer_tokens
-        return self.reason == "tokens" and (has_room or not self.is_due)
+        leaves_room = most_tokens < self.budgets.room_for_answer_tokens
+        return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
         """Returns whether the guard has changed these contents."""
@@ -190,7 +202,7 @@ class Turn:
         if not tools:
             return frozenset()
 
-        stays = frozenset[int]()
+        staying = frozenset[int]()
         summarized = self.history.model_covered
         messages = self.history.contents
         shown = self.history.shown
@@ -201,12 +213,12 @@ class Turn:
 
             # Messages with a call or its results stay together.
             group = self.history.pairs.group_of(index)
-            tokens = self.measure_alone([shown[i] for i in group])
-            is_free = group.isdisjoint(stays | summarized)
-            if is_free and tokens <= left_tokens:
-                stays |= group
-                left_tokens -= tokens
-        return stays
+            group_tokens = self.measure_alone([shown[i] for i in group])
+            is_new = group.isdisjoint(staying | summarized)
+            if is_new and group_tokens <= left_tokens:
+                staying |= group
+                left_tokens -= group_tokens
+        return staying
 
     @cached_property
     def compactable(self) -> list[int]:
@@ -238,15 +250,20 @@ class Turn:
 
     @property
     def summary_tokens(self) -> int:
-        """What a summary may take: a seventh of the room or 200 tokens at most."""
-        return min(self.budgets.summary_tokens, max(200, self.room_tokens // 7))
+        """The most tokens that a summary may take.
+
+        It is a seventh of the room, or `LEAST_SUMMARY_TOKENS` if that is more, but
+        never more than the budgets allow.
+        """
+        wanted_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
+        return min(self.budgets.summary_tokens, wanted_tokens)
 
     @property
     def user_tokens(self) -> int:
-        """What the user's messages may take beside a summary."""
-        window_tokens = self.budgets.working_tokens
-        tokens = resolve_size(self.settings.user_messages, window_tokens)
-        return min(tokens, MAX_USER_TOKENS, self.room_tokens // 3)
+        """The most tokens that the user's messages may take beside a summary."""
+        working_tokens = self.budgets.working_tokens
+        set_tokens = resolve_size(self.settings.user_messages, working_tokens)
+        return min(set_tokens, MAX_USER_TOKENS, self.room_tokens // 3)
 
     @property
     def limit_tokens(self) -> int:
@@ -291,26 +308,27 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        # Results are shortened up to one message; -1 if it is not in the request.
-        truncated_upto = history.find_named(stored.truncated_upto)
-        stands = truncated_upto >= 0 and truncated_upto not in covered
-        if stored.truncation and stands:
-            return replace(
-                draft, truncation=stored.truncation, truncated_upto=truncated_upto
-            )
-        return draft
+        # Results up to the message with this index are shortened.
+        upto_index = history.find_named(stored.truncated_upto)
+        is_in_request = upto_index >= 0  # It is -1 for no message of the request.
+        is_beside_summary = is_in_request and upto_index not in covered
+        if not stored.truncation or not is_beside_summary:
+            return draft
+        return replace(draft, truncation=stored.truncation, truncated_upto=upto_index)
 
     @cached_property
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word."""
-        # The quote of the request after the summary takes room.
+        # The user's request is quoted after the summary, whole or in part.
         budgets = self.budgets
-        quote_tokens = self.count(self.request_text)
-        if self.quoted_chars >= 0:
-            whole_chars = len(self.request_text)
-            quote_tokens = quote_tokens * self.quoted_chars // whole_chars
+        request_tokens = self.count(self.request_text)
+        if self.quoted_chars < 0:
+            quote_tokens = request_tokens
+        else:
+            request_chars = len(self.request_text)
+            quote_tokens = request_tokens * self.quoted_chars // request_chars
 
-        # So do the summary and the sections beside it, by a guess.
+        # A guess at the size of the summary and of the sections beside it.
         beside_tokens = int(
             1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens
         )
@@ -319,33 +337,38 @@ class Turn:
         # Without room a twentieth is still kept: the summary can be shortened.
         room_tokens = max(budgets.working_tokens // 20, left_tokens)
 
+        if self.reason == "requested":  # Nothing stays for `keep`.
+            return _find_kept_steps(self, 0, room_tokens)
+
         contents = self.history.contents
         has_tools = any(has_tool(contents[index]) for index in self.compactable)
-        is_chat = not (has_tools or self.has_used_tools)
+        is_chat = not has_tools and not self.has_used_tools
         keep_tokens = self.settings.keep_tokens(budgets.working_tokens, is_chat)
-        if self.reason == "requested":
-            keep_tokens = 0
         return _find_kept_steps(self, keep_tokens, room_tokens)
 
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns the indexes of all but about the newest `keep_count` messages.
 
         No call is parted from its result. Messages that stay for `keep` are never in
-        the result. Where nothing is left to summarize, the result is empty, or has only
-        summarized messages.
+        the result. Messages that are summarized already always are, unless the result
+        is empty.
+
+        - If there are at most `keep_count` messages to compact, the result is empty.
+        - If `keep` leaves at least `keep_count` messages, all others are in the result.
+        - Else the messages are split between two steps, near `keep_count`.
         """
         kept_indexes = self.kept.indexes
         compactable = self.compactable
         candidates = [index for index in compactable if index not in kept_indexes]
-        wanted_count = len(compactable) - keep_count
-        if candidates and wanted_count >= len(candidates):
-            return frozenset(candidates) | self.history.model_covered
-        if wanted_count < 1:
+        older_count = len(compactable) - keep_count
+        if older_count < 1:
             return frozenset()
+        if candidates and older_count >= len(candidates):
+            return frozenset(candidates) | self.history.model_covered
 
         contents = [self.history.contents[index] for index in candidates]
-        split_place = find_safe_split(contents, wanted_count)
-        return self.whole(candidates[:split_place])
+        older_end = find_safe_split(contents, older_count)
+        return self.whole(candidates[:older_end])
 
     def whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the messages that are summarized already; leaves out split pairs."""
@@ -358,39 +381,59 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
 
     Messages and steps stay while they take at most `keep_tokens`. Results that the
     model has not seen yet stay in any case. All of them take at most `room_tokens`.
+
+    An index counts all messages of the request. A place counts only the compactable
+    ones, among which the kept ones are the last.
     """
     history = turn.history
     user_indexes = frozenset(history.user_messages)
     indexes = turn.compactable
     contents = [history.shown[index] for index in indexes]
-    starts = _find_starts(contents, indexes, user_indexes)
-    if not starts or not turn.keep_count:
+    start_places = _find_start_places(contents, indexes, user_indexes)
+    if not start_places or not turn.keep_count:
         return KeptSteps()
 
     most_tokens = min(keep_tokens, room_tokens)
-    wanted_place = _find_first_within(turn, contents, starts, most_tokens)
+    fitting_place = _find_first_within(turn, contents, start_places, most_tokens)
 
-    pending = frozenset[int]()
+    # The model has not seen the last step, unless an answer or a message follows it.
+    last_step_place = start_places[-1]
     is_answered = contents[-1].role == "model"
-    if not is_answered and indexes[-1] not in user_indexes:
-        pending = frozenset(indexes[starts[-1] :])
-        wanted_place = min(wanted_place, starts[-1])
+    is_pending = not is_answered and indexes[-1] not in user_indexes
+    if is_pending:
+        pending = frozenset(indexes[last_step_place:])
+        wanted_place = min(fitting_place, last_step_place)
+    else:
+        pending = frozenset[int]()
+        wanted_place = fitting_place
 
-    # A compaction has to cover something. And a request with nothing before it need not
-    # stay: it is quoted beside the summary.
-    first_place = wanted_place
-    keeps_all = wanted_place == 0
-    wanted_index = indexes[wanted_place] if wanted_place < len(indexes) else None
-    if keeps_all or (
-        wanted_index is not None and wanted_index == history.request_index
-    ):
-        running_count = len({*indexes}.intersection(history.running_turn))
-        first_place = max(wanted_place, len(indexes) - running_count)
+    # Only the running turn is kept in two cases: if all messages would be kept, because
+    # a compaction has to cover something; and if the user's request would be the first
+    # that is kept, because it is quoted beside the summary anyway.
+    keeps_nothing = wanted_place == len(indexes)
+    begins_with_request = (
+        not keeps_nothing and indexes[wanted_place] == history.request_index
+    )
+    if wanted_place == 0 or begins_with_request:
+        first_place = max(wanted_place, _find_running_place(turn))
+    else:
+        first_place = wanted_place
 
+    # The most that the steps may take with whole results.
     pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
-    whole_tokens = max(0, min(max(pending_tokens, keep_tokens), room_tokens))
+    whole_tokens = min(max(pending_tokens, keep_tokens), room_tokens)
     kept = KeptSteps(frozenset(indexes[first_place:]), pending)
     return _shorten_kept(turn, kept, contents[first_place:], whole_tokens, room_tokens)
+
+
+def _find_running_place(turn: Turn) -> int:
+    """Returns the place where the running turn begins: the steps after the request.
+
+    It is the number of compactable messages if none is of the running turn.
+    """
+    running_indexes = set(turn.history.running_turn)
+    running_count = sum(1 for index in turn.compactable if index in running_indexes)
+    return len(turn.compactable) - running_count
 
 
 def _shorten_kept(
@@ -402,22 +445,23 @@ def _shorten_kept(
 ) -> KeptSteps:
     """Measures kept steps, and decides how their results are shortened.
 
-    Results of `keep_tools` are shortened only where the steps have no room otherwise.
+    Results of the tools in `keep_tools` stay whole, unless the steps have no room then.
 
     Args:
         turn: The model call.
         kept: The steps.
         contents: The contents of the steps.
-        whole_tokens: The most that the steps may take with whole results; shortened
-            results are to take no more.
+        whole_tokens: The most that the steps may take with whole results. If they take
+            more, results are shortened to this size, as far as they can be.
         room_tokens: The most that the steps may take at all.
 
     Returns:
-        The steps with their size; no steps where even shortened results do not fit.
+        The steps with their size; no steps if they do not fit even with shortened
+        results, because the model's own words in a call cannot be shortened.
     """
-    tokens = turn.measure_alone(contents)
-    if tokens <= whole_tokens:
-        return replace(kept, tokens=tokens)
+    unshortened_tokens = turn.measure_alone(contents)
+    if unshortened_tokens <= whole_tokens:
+        return replace(kept, tokens=unshortened_tokens)
 
     for whole_tools in (turn.settings.keep_tools, ()):
         truncation, short_tokens = fit_results(
@@ -425,10 +469,10 @@ def _shorten_kept(
         )
         if short_tokens <= room_tokens:
             return replace(kept, tokens=short_tokens, truncation=truncation)
-    return KeptSteps()  # The model's own words in a call cannot be shortened.
+    return KeptSteps()
 
 
-def _find_starts(
+def _find_start_places(
     contents: Sequence[types.Content],
     indexes: Sequence[int],
     user_indexes: Collection[int],
@@ -440,38 +484,41 @@ def _find_starts(
         indexes: The index of each of them in the request.
         user_indexes: Indexes of the user's messages.
     """
-    boundaries = pair_boundaries(contents)
-    starts = []
+    # Without the places between a call and its result.
+    is_boundary = pair_boundaries(contents)
+    start_places: list[int] = []
+
     for place, content in enumerate(contents):
-        is_start = content.role == "model" or indexes[place] in user_indexes
-        if is_start and boundaries[place]:
-            starts.append(place)
-    return starts
+        is_users = indexes[place] in user_indexes
+        is_start = content.role == "model" or is_users
+        if is_start and is_boundary[place]:
+            start_places.append(place)
+    return start_places
 
 
 def _find_first_within(
     turn: Turn,
     contents: Sequence[types.Content],
-    starts: Sequence[int],
+    start_places: Sequence[int],
     most_tokens: int,
 ) -> int:
     """Returns the place where the newest steps that fit begin.
 
-    The result is the number of contents where not even the newest step fits.
+    It is the number of contents if not even the newest step fits.
 
     Args:
         turn: The model call, whose `keep_count` limits the number of messages.
         contents: Contents of the history.
-        starts: The places where a step begins, in their order.
+        start_places: The places where a step begins, in their order.
         most_tokens: The most that the steps may take.
     """
     tokens = 0
     first_place = len(contents)
-    for start in reversed(starts):
-        tokens += turn.measure_alone(contents[start:first_place])
-        kept_count = len(contents) - start
+    for start_place in reversed(start_places):
+        tokens += turn.measure_alone(contents[start_place:first_place])
+        kept_count = len(contents) - start_place
         if tokens > most_tokens or kept_count > turn.keep_count:
             break
 
-        first_place = start
+        first_place = start_place
     return first_place

@@ -85,17 +85,25 @@ class Section:
     ) -> str:
         """Returns the text of a stored value; "" for none.
 
+        Text of the conversation is marked as a quotation, but the heading is the
+        guard's own and stays as it is.
+
         Args:
-            value: What `write` returned; session state is untrusted.
-            history: That of the request.
+            value: What `write` returned. Session state is untrusted: a value that is no
+                text counts as none.
+            history: The history of the request.
             covered: Indexes of the messages that the summary replaces.
         """
-        text = value if isinstance(value, str) else ""
-        heading = self.heading if text.startswith(self.heading) else ""
-        return heading + quote_stored(text.removeprefix(heading))
+        if not isinstance(value, str):
+            return ""
+        if not value.startswith(self.heading):
+            return quote_stored(value)
+
+        quoted = value.removeprefix(self.heading)
+        return self.heading + quote_stored(quoted)
 
     def brief(self, turn: Turn) -> str:
-        """Returns what the summarizer is told of it; "" for nothing."""
+        """Returns what the summarizer is told of the section; "" for nothing."""
         raise NotImplementedError
 
     def tell_left_out(
@@ -110,10 +118,10 @@ class Section:
 
         Args:
             contents: All messages.
-            indexes: Those of the running turn that are left out.
-            max_tokens: What the text may take.
+            indexes: Indexes of the messages of the running turn that are left out.
+            max_tokens: The most tokens that the text may take.
             count: Counts the tokens of a text.
-            memo: What is known of the messages.
+            memo: Measures the messages.
 
         Returns:
             The text, which begins with the heading; "" for nothing.
