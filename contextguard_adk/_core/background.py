@@ -77,11 +77,12 @@ def _at_threshold(turn: Turn) -> Turn:
 def _as_if_due(turn: Turn) -> Turn:
     """Returns the turn with budgets so small that its request is due for compaction.
 
-    It keeps no message word for word, because later messages will be kept.
+    The threshold becomes at most 99 % of the request. The turn keeps no message word
+    for word, because later messages will be kept.
     """
     budgets = turn.budgets
-    # 0.99: the request is slightly larger than its threshold, whatever the rounding.
-    ratio = min(1.0, 0.99 * turn.tokens / budgets.threshold_tokens)
+    due_ratio = 0.99 * turn.tokens / budgets.threshold_tokens
+    ratio = min(1.0, due_ratio)  # No budget grows.
     smaller = replace(
         budgets,
         threshold_tokens=int(ratio * budgets.threshold_tokens),

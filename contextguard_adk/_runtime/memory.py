@@ -102,6 +102,28 @@ class Limit(NamedTuple):
     sum_tokens: int = 0
 
 
+class CountedRequest(NamedTuple):
+    """A provider's count of a request, and bytes / 4 of the same request."""
+
+    real_tokens: int
+    heuristic_tokens: int
+
+
+class DoubtedCount(NamedTuple):
+    """A count that is far above the estimate of its request.
+
+    Attributes:
+        ratio: The count over the estimate; 0 if there is no such count.
+        excess_tokens: The tokens of the count above the estimate.
+    """
+
+    ratio: float = 0.0
+    excess_tokens: int = 0
+
+
+NOT_DOUBTED = DoubtedCount()
+
+
 @dataclass(frozen=True)
 class Seen:
     """The facts that the answers of one model have shown.
@@ -113,8 +135,7 @@ class Seen:
             process does not trust; None if it trusts `limits`.
         counted: The last count, and bytes / 4 of its request; None before the first.
         lowest_ratio: The lowest believed count over the estimate of its request.
-        doubted: The last count if it was unusual: its ratio to the estimate, and the
-            number of tokens above the estimate. Zeros otherwise.
+        doubted: The last count if it was far above its estimate; zeros otherwise.
         kept: The limit that this session keeps to. Unlike `Guard.limits` it stays when
             the app makes a new model object.
     """
@@ -122,9 +143,9 @@ class Seen:
     accepted_tokens: int = 0
     limits: Learned | None = None
     limit_calls: int | None = 0
-    counted: tuple[int, int] | None = None
+    counted: CountedRequest | None = None
     lowest_ratio: float = 0.0
-    doubted: tuple[float, int] = (0.0, 0)
+    doubted: DoubtedCount = NOT_DOUBTED
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
@@ -382,8 +403,11 @@ class AgentMemory:
         if _is_late(self.facts.unconfirmed, oldest_seconds):
             self.facts = replace(self.facts, unconfirmed=None)
 
-    def add_costs(self, usage: Usage, cost: float | None) -> None:
-        """Adds the tokens of summary calls, and their price in US dollars."""
+    def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
+        """Adds the tokens of summary calls, and their price in US dollars.
+
+        A price of None is unknown. It makes the whole price unknown.
+        """
         facts = self.facts
         self.facts = replace(
             facts,
@@ -391,8 +415,8 @@ class AgentMemory:
             summary_cost=add_costs((facts.summary_cost, cost)),
         )
 
-    def take_costs(self) -> tuple[Usage, float | None]:
-        """Returns the tokens of summary calls and their price; sets both to zero."""
+    def take_summary_costs(self) -> tuple[Usage, float | None]:
+        """Returns the tokens and the price of summary calls; sets both to zero."""
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
         return facts.summary_usage, facts.summary_cost
