@@ -45,10 +45,10 @@ _LEAST_RATIO = 0.5
 # For requests of fewer tokens (bytes / 4), a low count is no sign of missing text.
 _LEAST_SENT_TOKENS = 4_000
 
-# A count is believed up to a number of times the estimate of its request: up to 5 times
-# if it is the first count of a model, later up to 2.5 times the lowest ratio so far. The
-# tokens of a chat template are subtracted from the count before. A count above this is
-# believed if it repeats the count before.
+# The ratio of a count to the estimate of its request is believed up to 5 for the first
+# count of a model, later up to 2.5 times the lowest ratio so far. The tokens of a chat
+# template are subtracted from the count. A count with a higher ratio is believed if it
+# repeats the count before.
 _MOST_RATIO = 5.0
 _USUAL_RATIO = 2.5
 _TEMPLATE_TOKENS = 500
