@@ -22,6 +22,7 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.pending")
 
+# A summary that was not begun in the background is forgotten after this time.
 _LATE_SECONDS = 600
 
 K = TypeVar("K", bound=Hashable)
@@ -219,11 +220,11 @@ class SummaryTasks:
     """All tasks of a plugin that write summaries or wait for listeners.
 
     Attributes:
-        most: How many of the summaries ahead of time are written at once.
+        max_working: The most summaries ahead of time that are written at once.
     """
 
-    def __init__(self, most: int = 4) -> None:
-        self.most = most
+    def __init__(self, max_working: int = 4) -> None:
+        self.max_working = max_working
         # Each task's state; "" for one that is not among the summaries ahead of time.
         self._tasks: dict[asyncio.Task[Any], Literal["", "queued", "working"]] = {}
         self._lock = threading.Lock()
@@ -262,7 +263,7 @@ class SummaryTasks:
                     # A loop that was left does not work on its tasks.
                     if state == "working" and each.get_loop().is_running()
                 ]
-                if len(working) < self.most:
+                if len(working) < self.max_working:
                     self._tasks[task] = "working"
                     return True
                 self._tasks[task] = "queued"
@@ -277,9 +278,11 @@ class SummaryTasks:
         return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
-        """Waits up to one second for the tasks under way, then cancels them.
+        """Ends all tasks, within one second.
 
-        Tasks that have not begun, or run on other event loops, are cancelled at once.
+        Tasks that wait for a place, or run on other event loops, are cancelled at once.
+        The others are cancelled if they do not end within 0.9 seconds. Then they get
+        0.1 seconds for their own cleaning up.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -311,7 +314,7 @@ class SummaryTasks:
 
 
 class PendingSummary:
-    """The summary of an agent in one scope that is being written, if one is.
+    """The summary of an agent in one scope that is being written, if there is one.
 
     Its task goes on when the call that wants it is cancelled, and ends with its event
     loop.
@@ -328,7 +331,10 @@ class PendingSummary:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being written on this event loop; other loops may be dead."""
+        """Whether a summary is being written on this event loop.
+
+        A summary of another event loop does not count, because that loop may be dead.
+        """
         task = self.task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
@@ -425,7 +431,8 @@ class AgentMemory:
 def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
     """Returns whether a summary was paid for before a time, on the monotonic clock.
 
-    False where there is none. A summary from the background may wait for any time.
+    It is False if there is no summary, and for a summary from the background, which may
+    wait for any time.
     """
     if paid is None or paid.is_background:
         return False
