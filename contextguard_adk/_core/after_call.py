@@ -77,8 +77,8 @@ async def take_answer(
 ) -> None:
     """Stores the provider's count, if there is one, and reports the call once.
 
-    ADK calls this for each response of a stream. A partial one only shows that the
-    model answers.
+    ADK calls this for each response of a stream. A partial response only shows that the
+    model answers. Nothing is done for a call that the guard did not see.
     """
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
@@ -152,11 +152,14 @@ async def _report(event: Answered) -> None:
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
-    """Returns whether a plugin before this one may keep events from it."""
+    """Returns whether a plugin before this one may keep events from it.
+
+    Any plugin with an `on_event_callback` of its own may do so.
+    """
     plugins = context.get_invocation_context().plugin_manager.plugins
-    usual = BasePlugin.on_event_callback
-    before = itertools.takewhile(lambda each: each is not plugin, plugins)
-    return any(type(each).on_event_callback is not usual for each in before)
+    base_method = BasePlugin.on_event_callback
+    earlier = itertools.takewhile(lambda each: each is not plugin, plugins)
+    return any(type(each).on_event_callback is not base_method for each in earlier)
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
@@ -192,7 +195,8 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
 def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
     """Returns the request as it was sent: callbacks after the guard may edit it.
 
-    Where it was not edited, or no longer exists, it is the request that the guard left.
+    It is the request as the guard left it in three cases: the request no longer exists,
+    a cache of the provider has a part of it, or nobody has edited its contents.
     """
     remembered = _SentRequest(
         call.sent_contents, call.sent_config, call.heuristic_tokens
@@ -258,7 +262,11 @@ def _judge_size(
 
 
 def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
-    """Estimates a request: by bytes / 4, or more closely if the count is far higher."""
+    """Estimates a request, in tokens.
+
+    The estimate is bytes / 4, and at least 1. If the count is far higher, the estimate
+    of the whole request is made, which takes more time.
+    """
     if counted_tokens <= sent.heuristic_tokens * _USUAL_RATIO:
         return max(1, sent.heuristic_tokens)
 

@@ -80,7 +80,11 @@ async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
 
 
 async def _compact(call: Call, turn: Turn, row: Row) -> bool:
-    """Lets the strategy compact; the next look finds its summary on the shelf."""
+    """Lets the strategy compact; the next look finds its summary on the shelf.
+
+    Returns:
+        True, because a call lets the strategy compact only once.
+    """
     call.is_recovery_paid = turn.reason == "overflow"
     # After a rejection another call's summary may be under way.
     await call.wait()
@@ -98,17 +102,17 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     The summary is one that the session has lost, else the one on the shelf.
 
     Returns:
-        Whether the provider has rejected the request: then the recovery, not this loop,
-        decides about another compaction.
+        True if the provider has rejected the request: then the recovery, not this loop,
+        decides about another compaction. Otherwise False.
     """
     memory = call.memory
-    paid = turn.facts.find_lost(turn.record.summary)
-    if paid is not None:
+    lost = turn.facts.find_lost(turn.record.summary)
+    if lost is not None:
         memory.facts = replace(memory.facts, unconfirmed=None)
     else:
-        paid = turn.facts.ready
         memory.facts = replace(memory.facts, ready=None)
 
+    paid = lost or turn.facts.ready
     outcome = None if paid is None else _try_in_place(call, turn, paid)
     if paid is not None and outcome is not None:
         await _commit(call, turn, paid, outcome)
