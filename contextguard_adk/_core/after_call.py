@@ -29,7 +29,7 @@ from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens, med
 from contextguard_adk._providers.clients import read_tokens
 from contextguard_adk._providers.costs import price_calls
 from contextguard_adk._providers.registry import resolve_costs
-from contextguard_adk._runtime.memory import Seen
+from contextguard_adk._runtime.memory import NOT_DOUBTED, CountedRequest, DoubtedCount
 from contextguard_adk._runtime.runs import Guard, Run, SentCall, call_key
 from contextguard_adk._support.log import log_failures
 from contextguard_adk._turn.facts import Count
@@ -38,23 +38,29 @@ from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
 logger = logging.getLogger("contextguard_adk.answers")
 
-# A count below this ratio to bytes / 4 leaves out cached or truncated text. The savings
-# of the text's scripts are subtracted before: Georgian takes 0.42 of bytes / 4, Hindi
-# 0.45.
+# A count below this part of bytes / 4 leaves out cached or truncated text. Scripts that
+# take fewer tokens are allowed for: Georgian takes 0.42 of bytes / 4, Hindi 0.45.
 _LEAST_RATIO = 0.5
-_LEAST_SENT_TOKENS = 4_000  # Of smaller requests, bytes / 4 say little.
 
-# The first count is believed up to 5 times the estimate of its request. Later ones are
-# believed up to 2.5 times the lowest ratio so far. Room for a chat template is added.
-# A higher count is believed if it is repeated.
+# For requests of fewer tokens (bytes / 4), a low count is no sign of missing text.
+_LEAST_SENT_TOKENS = 4_000
+
+# The ratio of a count to the estimate of its request is believed up to 5 for the first
+# count of a model, later up to 2.5 times the lowest ratio so far. The tokens of a chat
+# template are subtracted from the count. A count with a higher ratio is believed if it
+# repeats the count before.
 _MOST_RATIO = 5.0
 _USUAL_RATIO = 2.5
 _TEMPLATE_TOKENS = 500
 
-_SAME_RATIO = 0.1  # Two ratios that differ by less are the same one, repeated.
-_SAME_EXCESS = 0.03  # The same of two excesses, in tokens above the estimate.
+# A count repeats the one before if their ratios to the estimates differ by less than a
+# tenth, or if their tokens above the estimates differ by less than 3 %.
+_SAME_RATIO = 0.1
+_SAME_EXCESS = 0.03
 
-# Where a server streams no usage, LiteLLM was seen to find 40 % of the tokens.
+# A request that fills this part of the window is large: if it has no answer, a server
+# may have found it too long. It is so low because LiteLLM was seen to find only 40 % of
+# the tokens where a server streams no usage.
 _LARGE_RATIO = 0.4
 
 
@@ -71,8 +77,8 @@ async def take_answer(
 ) -> None:
     """Stores the provider's count, if there is one, and reports the call once.
 
-    ADK calls this for each response of a stream. A partial one only shows that the
-    model answers.
+    ADK calls this for each response of a stream. A partial response only shows that the
+    model answers. Nothing is done for a call that the guard did not see.
     """
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
@@ -146,11 +152,14 @@ async def _report(event: Answered) -> None:
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
-    """Returns whether a plugin before this one may keep events from it."""
+    """Returns whether a plugin before this one may keep events from it.
+
+    Any plugin with an `on_event_callback` of its own may do so.
+    """
     plugins = context.get_invocation_context().plugin_manager.plugins
-    usual = BasePlugin.on_event_callback
-    before = itertools.takewhile(lambda each: each is not plugin, plugins)
-    return any(type(each).on_event_callback is not usual for each in before)
+    base_method = BasePlugin.on_event_callback
+    earlier = itertools.takewhile(lambda each: each is not plugin, plugins)
+    return any(type(each).on_event_callback is not base_method for each in earlier)
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
@@ -186,7 +195,8 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
 def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
     """Returns the request as it was sent: callbacks after the guard may edit it.
 
-    Where it was not edited, or no longer exists, it is the request that the guard left.
+    It is the request as the guard left it in three cases: the request no longer exists,
+    a cache of the provider has a part of it, or nobody has edited its contents.
     """
     remembered = _SentRequest(
         call.sent_contents, call.sent_config, call.heuristic_tokens
@@ -212,43 +222,51 @@ def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
 def _judge_size(
     call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo
 ) -> bool:
-    """Judges whether a count is the size of one request, and remembers its ratio.
+    """Returns whether a count is the size of one request, and remembers its ratio.
 
-    A count that is far above the estimate may be the sum of several requests. It is
-    doubted until the next count repeats it.
-
-    Returns:
-        True if the count is taken for the size of one request.
+    There are four cases, in this order:
+    - The count exceeds the stated window: it is no size, unless the guard observes.
+    - The provider has cached a part of the request: the count includes the cache, which
+      no estimate covers, so it is believed.
+    - The count is near enough to the estimate: it is believed.
+    - The count is far above the estimate, so it may be the sum of several requests. It
+      is believed if it repeats the count before.
     """
     window_tokens = call.stated_window_tokens
     is_above_window = bool(window_tokens) and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
         return False
     if sent.config is not None and sent.config.cached_content:
-        return True  # It includes the cache, which no estimate covers.
+        return True
 
     seen = call.memory.facts.of(call.model)
     counted_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
     estimated_tokens = _estimate_sent(sent, counted_tokens, memo)
     ratio = counted_tokens / estimated_tokens
-    excess_tokens = counted_tokens - estimated_tokens
-
-    most_ratio = _MOST_RATIO
-    if seen.lowest_ratio:
+    is_first = not seen.lowest_ratio
+    if is_first:
+        most_ratio = _MOST_RATIO
+        lowest_ratio = ratio
+    else:
         most_ratio = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
+        lowest_ratio = min(ratio, seen.lowest_ratio)
+
     if ratio <= most_ratio:
-        lowest_ratio = min(ratio, seen.lowest_ratio or ratio)
-        believed = replace(seen, doubted=(0.0, 0), lowest_ratio=lowest_ratio)
+        believed = replace(seen, doubted=NOT_DOUBTED, lowest_ratio=lowest_ratio)
         call.memory.see(call.model, believed)
         return True
 
-    doubted = replace(seen, doubted=(ratio, excess_tokens))
-    call.memory.see(call.model, doubted)
-    return _is_repeated(seen, ratio, excess_tokens)
+    doubted = DoubtedCount(ratio, excess_tokens=counted_tokens - estimated_tokens)
+    call.memory.see(call.model, replace(seen, doubted=doubted))
+    return _is_repeated(doubted, before=seen.doubted)
 
 
 def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
-    """Estimates a request: by bytes / 4, or more closely if the count is far higher."""
+    """Estimates a request, in tokens.
+
+    The estimate is bytes / 4, and at least 1. If the count is far higher, the estimate
+    of the whole request is made, which takes more time.
+    """
     if counted_tokens <= sent.heuristic_tokens * _USUAL_RATIO:
         return max(1, sent.heuristic_tokens)
 
@@ -256,21 +274,25 @@ def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
     return estimate_prompt_tokens(request)
 
 
-def _is_repeated(seen: Seen, ratio: float, excess_tokens: int) -> bool:
-    """Returns whether the count before was unusual by the same ratio or excess.
+def _is_repeated(doubted: DoubtedCount, before: DoubtedCount) -> bool:
+    """Returns whether a doubted count repeats the doubted count before it.
 
-    The same ratio shows a vocabulary that takes more tokens for a script. The same
-    excess shows a gateway that adds the same tokens to all requests.
+    There are two ways to repeat it:
+    - By the same ratio, up to 5: the vocabulary takes more tokens for a script.
+    - By the same excess: a gateway adds the same tokens to all requests.
     """
-    doubted_ratio, doubted_tokens = seen.doubted
-    if ratio <= _MOST_RATIO and _is_near(ratio, doubted_ratio, _SAME_RATIO):
+    has_same_ratio = _is_near(doubted.ratio, before.ratio, _SAME_RATIO)
+    if has_same_ratio and doubted.ratio <= _MOST_RATIO:
         return True
-    return _is_near(excess_tokens, doubted_tokens, _SAME_EXCESS)
+    return _is_near(doubted.excess_tokens, before.excess_tokens, _SAME_EXCESS)
 
 
-def _is_near(value: float, before: float, most_ratio: float) -> bool:
-    """Returns whether a value differs by less than a ratio from one before, if any."""
-    return bool(before) and abs(value / before - 1) < most_ratio
+def _is_near(value: float, before: float, max_difference: float) -> bool:
+    """Returns whether a value differs from the value before by less than a part of it.
+
+    A value of 0 before stands for no value: then nothing is near it.
+    """
+    return before != 0 and abs(value / before - 1) < max_difference
 
 
 def _note_count(event: Answered, count: Count) -> None:
@@ -297,7 +319,7 @@ def _note_count(event: Answered, count: Count) -> None:
     counted = replace(
         seen,
         accepted_tokens=max(real_tokens, seen.accepted_tokens),
-        counted=(real_tokens, count.heuristic_tokens),
+        counted=CountedRequest(real_tokens, count.heuristic_tokens),
     )
     memory.see(call.model, counted)
     memory.facts = replace(memory.facts, counting_model=call.model)
@@ -312,7 +334,7 @@ def _describe(event: Answered) -> CallRecord:
     usage = event.usage
 
     costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
-    summary_usage, summary_cost = call.memory.take_costs()
+    summary_usage, summary_cost = call.memory.take_summary_costs()
     return CallRecord(
         **vars(call.origin),
         estimated_tokens=call.estimated_tokens,

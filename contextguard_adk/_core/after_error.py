@@ -29,10 +29,10 @@ from contextguard_adk.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class FailedCall:
-    """A model call that has failed, as ADK tells it a plugin.
+    """A model call that has failed, with the values that ADK's callback gets.
 
     Attributes:
-        plugin: The plugin that is told.
+        plugin: The plugin whose callback ADK calls.
         context: The context of ADK's callback.
         request: The request, as all callbacks have left it.
         error: The error of the model's client.
@@ -52,33 +52,42 @@ async def answer_error(
     Args:
         guard: The memory of the plugin.
         failed: The failed call.
-        strategy: The strategy of the agent; None where nothing may be changed.
+        strategy: The strategy of the agent; None if the guard may change nothing.
 
     Returns:
-        The answer, or an error of the requests that were sent; None if nothing was sent
-        or accepted. Then ADK raises the first error.
+        The model's answer, or another error as a response. It is None, and ADK raises
+        the first error, in these cases:
+        - The request was not too long, and its form was not refused.
+        - The guard may change nothing.
+        - The client of the model is unknown.
+        - A later callback may have masked a part of the request.
+        - No request was accepted, and no other error has ended the attempts.
+        - No request was accepted, and the agent has error callbacks of its own.
     """
     context = failed.context
     request = failed.request
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
     key = call_key(context)
-    noted_call = run.calls.get(key)  # None if the guard did not see the request.
-    if noted_call is not None:
-        noted_call.is_answered = True
+    sent = run.calls.get(key)  # None if the guard did not see the request.
+    if sent is not None:
+        sent.is_answered = True
 
-    overflow = _read_overflow(failed.error, request, noted_call)
+    overflow = _read_overflow(failed.error, request, sent)
     refusal = parse_refusal(failed.error, request.contents)
     if strategy is None or not (overflow or refusal):
-        if noted_call is not None:
-            noted_call.release()
+        if sent is not None:
+            sent.release()
         return None
 
     llm = await resolve_llm(invocation)
     if llm is None:
         return None
 
-    sent = run.calls.pop(key, None) or measure_sent(request, run.memo(invocation))
+    # Unless the model answers in the end, the run forgets the call.
+    run.calls.pop(key, None)
+    if sent is None:
+        sent = measure_sent(request, run.memo(invocation))
     restored = restore_requests(sent, request, invocation, failed.plugin)
     call = Call(guard, context, restored.original, strategy)
     call.asked_model = sent.model
@@ -88,33 +97,43 @@ async def answer_error(
             recovery.learn(overflow)
         return None
 
-    # Python gives an error that is raised here the rejection as its `__context__`, and
-    # the error would be read as another rejection. A task has no such context.
+    # If this is called while Python handles the rejection, an error that is raised here
+    # has the rejection as its `__context__`, and would be read as another rejection.
+    # A task has no such context.
     answer = await asyncio.create_task(recovery.recover(overflow, refusal))
     if sent.is_recovered:
         run.calls[key] = sent
         return answer
 
-    # The agent's own callbacks may have an answer that is no error.
-    names = "canonical_on_model_error_callbacks"
-    return None if getattr(invocation.agent, names, None) else answer
+    # If the agent has error callbacks of its own, they may have an answer that is no
+    # error. ADK calls them only if the plugin returns None.
+    callbacks_name = "canonical_on_model_error_callbacks"
+    has_own_callbacks = bool(getattr(invocation.agent, callbacks_name, None))
+    return None if has_own_callbacks else answer
 
 
 def _read_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
-    """Reads whether the request was too long, for its window or a rate limit.
+    """Reads from an error how far a request was too long for a window or a rate limit.
+
+    Args:
+        error: The error of the model's client.
+        request: The request, as all callbacks have left it.
+        sent: The guard's record of the call; None if it did not see the request.
 
     Returns:
-        None if it was not, or if the error cannot tell.
+        None in two cases: the error does not say that the request was too long, or the
+        request exceeded a rate limit only together with other requests.
     """
     if sent is None:
         return read_overflow(error, request, 0)
 
     seen = sent.memory.facts.of(sent.model)
-    sent_tokens = sent.heuristic_tokens
     if seen.counted is not None:
         sent_tokens = least_tokens(seen, sent.heuristic_tokens)
+    else:
+        sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
         return overflow
@@ -154,14 +173,14 @@ def restore_requests(
     if is_cached and _may_be_masked(sent, rejected, run, plugin):
         return Restored(rejected, rejected, may_be_masked=True)
 
-    added, is_complete = _find_added(sent, rejected)
-    if not (is_complete or is_cached):
+    added = _find_added(sent, rejected)
+    if not (added.is_complete or is_cached):
         return Restored(rejected, rejected)
 
     config = _uncache(sent, rejected.config) if is_cached else rejected.config
     update = {"config": config.model_copy()}
-    original_update = {**update, "contents": [*sent.original_contents, *added]}
-    rejected_update = {**update, "contents": [*sent.sent_contents, *added]}
+    original_update = {**update, "contents": [*sent.original_contents, *added.contents]}
+    rejected_update = {**update, "contents": [*sent.sent_contents, *added.contents]}
     return Restored(
         original=rejected.model_copy(update=original_update),
         rejected=rejected.model_copy(update=rejected_update),
@@ -190,10 +209,20 @@ def _may_be_masked(
     return {id(content) for content in rejected.contents} != last_sent_ids
 
 
-def _find_added(
-    sent: SentCall, rejected: LlmRequest
-) -> tuple[list[types.Content], bool]:
-    """Returns the contents that were added later, and whether all sent ones are there.
+class _Added(NamedTuple):
+    """The contents that later callbacks have added to a request.
+
+    Attributes:
+        contents: The added contents.
+        is_complete: Whether the request still has all contents that were sent.
+    """
+
+    contents: list[types.Content]
+    is_complete: bool
+
+
+def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
+    """Returns the contents that later callbacks have added to a rejected request.
 
     Contents are compared by their fingerprints, because an agent's own callback may
     have copied them.
@@ -207,8 +236,7 @@ def _find_added(
         elif not any(content is original for original in sent.original_contents):
             added.append(content)
 
-    is_complete = missing.total() == 0
-    return added, is_complete
+    return _Added(added, is_complete=missing.total() == 0)
 
 
 def _uncache(

@@ -22,12 +22,16 @@ from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._summaries.compose import shape
 from contextguard_adk._turn.units import Contents
 
-_OUTPUT_RATIO = 0.98  # Of the room that the prompt leaves; a little stays free.
+# The part of the tokens beside the prompt that the output may take at most.
+_OUTPUT_RATIO = 0.98
 
-# The least request may take this part of the room beside instruction and tools, but at
-# least a tenth of the window: the estimates of rejected requests were too low.
+# `keep_least` lets contents take this part of the tokens beside instruction and tools,
+# and in any case this part of the window.
 _LEAST_ROOM_RATIO = 0.4
 _LEAST_WINDOW_RATIO = 0.1
+
+# A request that was rejected without a size is taken to exceed the limit by a tenth.
+_EXCEEDED_RATIO = 1.1
 
 
 @dataclass
@@ -40,7 +44,8 @@ class Rejected:
             config, and other contents.
         bounds: The bounds of the next request.
         tried_tokens: Bytes / 4 of each request that was sent, newest last.
-        sent_ratio: The first estimate of the request, per byte / 4.
+        sent_ratio: The first estimate of the request in tokens of the model, divided by
+            its bytes / 4.
     """
 
     call: Call
@@ -70,10 +75,10 @@ class Rejected:
     def learn_ratio(self, overflow: Overflow) -> None:
         """Corrects the tokens of the model per byte / 4 by the newest rejection.
 
-        The next request is measured by the new ratio.
+        The next request is measured by the new ratio, which is from 1 to `MAX_RATIO`.
         """
-        ratio = self._read_ratio(overflow)
-        correction = min(max(ratio, 1.0), MAX_RATIO)
+        at_least_1 = max(1.0, self._read_ratio(overflow))
+        correction = min(at_least_1, MAX_RATIO)
         self.bounds = replace(self.bounds, correction=correction)
         if correction > DEFAULT_CORRECTION:
             # A later run needs the ratio only if the provider reports no usage.
@@ -90,26 +95,27 @@ class Rejected:
         """
         call = self.call
         sent_tokens = max(1, self.tried_tokens[-1])
-        prompt_tokens = overflow.prompt_tokens
-        if prompt_tokens is not None:
+        stated_tokens = overflow.prompt_tokens
+        if stated_tokens is not None:
+            output_tokens = 0
             if overflow.period:  # A rate limit counts the reserved output as well.
                 model = resolve_model(call, self.bounds)
-                prompt_tokens -= model.reserved_output_tokens
-            return prompt_tokens / sent_tokens
+                output_tokens = model.reserved_output_tokens
+            return (stated_tokens - output_tokens) / sent_tokens
 
         known_ratio = call.counts.measured_correction or DEFAULT_CORRECTION
         limit_tokens = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
         if known_ratio * sent_tokens > limit_tokens:
             return known_ratio
-        return limit_tokens * 1.1 / sent_tokens
+        return limit_tokens * _EXCEEDED_RATIO / sent_tokens
 
 
 class Attempt(NamedTuple):
     """A row of the table.
 
     Attributes:
-        kind: Its name in the metric of what helped.
-        prepare: Returns the contents to send; None where the attempt does not apply.
+        kind: The name of the attempt in the metric of recoveries.
+        prepare: Returns the contents to send; None if the attempt does not apply.
     """
 
     kind: str
@@ -145,10 +151,10 @@ async def lower_output(
 async def relieve_shapes(
     rejected: Rejected, overflow: Overflow
 ) -> list[types.Content] | None:
-    """Lets one shape take less, as that of images and files; sends the same contents.
+    """Lets one shape take fewer tokens, and sends the same contents.
 
-    A shape is a form of contents that providers want. The attempt does not apply where
-    no shape can take less.
+    A shape gives contents a form that providers want; one is for images and files. The
+    attempt does not apply if no shape can take less.
     """
     contents = list(rejected.request.contents)
     turn = look(rejected.call, rejected.bounds)
@@ -161,11 +167,12 @@ async def relieve_shapes(
 
 
 async def compact(rejected: Rejected, overflow: Overflow) -> list[types.Content] | None:
-    """Compacts harder than last time, or puts in a summary that is ready.
+    """Puts a summary in the request: one that is ready, else a new one.
 
-    It does not apply in three cases:
+    The attempt does not apply in four cases:
     - This recovery has already let the strategy compact.
     - The contents hold the stored summary, which a new one would summarize.
+    - No new summary was stored.
     - The request gets no smaller.
     """
     call = rejected.call
@@ -189,7 +196,8 @@ async def keep_least(
     """Keeps summary, current request and the newest contents, in 40 % of the room.
 
     The room is the smaller of the window and the newest request, without instruction
-    and tools. The attempt does not apply where the request gets no smaller.
+    and tools. It is at least a tenth of the window. The attempt does not apply if the
+    request gets no smaller.
     """
     rejected.learn_ratio(overflow)
     ratio = rejected.ratio
@@ -197,8 +205,8 @@ async def keep_least(
     window_tokens = turn.budgets.window_tokens
     request_tokens = min(window_tokens, rejected.tried_tokens[-1] * ratio)
 
-    # Instruction and tools may take fewer tokens than the ratio says, so there is some
-    # room even if they seem to fill the request.
+    # By the ratio, instruction and tools alone may fill the request. The ratio is an
+    # estimate, so some room is assumed even then.
     left_tokens = request_tokens - turn.size.config_tokens * ratio
     least_tokens = window_tokens * _LEAST_WINDOW_RATIO
     room_tokens = int(max(left_tokens * _LEAST_ROOM_RATIO, least_tokens))

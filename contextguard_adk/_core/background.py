@@ -57,7 +57,7 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
     if not may_begin_in_background(answered):
         return
 
-    # Otherwise a strategy wants it that goes by something else than the size.
+    # A strategy may want a summary for another reason than the size of the request.
     is_near_threshold = answered.fullness >= (answered.settings.ahead or 1.0)
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):
         return
@@ -77,11 +77,12 @@ def _at_threshold(turn: Turn) -> Turn:
 def _as_if_due(turn: Turn) -> Turn:
     """Returns the turn with budgets so small that its request is due for compaction.
 
-    It keeps no message word for word, because later messages will be kept.
+    The threshold becomes at most 99 % of the request. The turn keeps no message word
+    for word, because later messages will be kept.
     """
     budgets = turn.budgets
-    # 0.99: the request is slightly larger than its threshold, whatever the rounding.
-    ratio = min(1.0, 0.99 * turn.tokens / budgets.threshold_tokens)
+    due_ratio = 0.99 * turn.tokens / budgets.threshold_tokens
+    ratio = min(1.0, due_ratio)  # No budget grows.
     smaller = replace(
         budgets,
         threshold_tokens=int(ratio * budgets.threshold_tokens),
@@ -151,10 +152,13 @@ def compose_paid(
     )
     outcome = compose(turn, draft)
 
-    # The messages since then stay for now; the next compaction will remove them.
-    newer = [history_with_paid.shown[i] for i in turn.uncovered if i not in kept]
-    rest_tokens = outcome.tokens - turn.measure_alone(newer)
-    # Some of them may be shortened in the request, and take less than was subtracted.
+    # The messages since the summary stay for now; the next compaction removes them.
+    newer_messages = [
+        history_with_paid.shown[index] for index in turn.uncovered if index not in kept
+    ]
+    rest_tokens = outcome.tokens - turn.measure_alone(newer_messages)
+    # Some of these messages may be shortened in the request. Then too many tokens were
+    # subtracted.
     left_tokens = max(turn.fixed_tokens, rest_tokens)
     stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(outcome, stored=stored)

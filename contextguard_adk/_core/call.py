@@ -49,11 +49,11 @@ class Call:
         llm: The client of the agent's model; None if it is not known.
         scope: The scope in which a summary of this agent is valid.
         origin: Whose request it is, for the log and for records.
-        asked_model: The model that was asked first, where a fallback may have put its
-            own name in the request since; "" where the request names it.
+        asked_model: The model that was asked first, if a fallback may have put its own
+            name in the request since; "" if the request names the model.
         history: The request's history; None until it is read.
         counts: The provider's last count, and its correction.
-        compaction: The record of this call's compaction; None for none.
+        compaction: The record of this call's compaction; None if there was none.
         is_compacted: Whether it was compacted by a summary that was paid for in it.
         is_recovery_paid: Whether the recovery from a rejection has let the strategy
             compact, which it does once.

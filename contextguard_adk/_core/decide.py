@@ -86,9 +86,14 @@ def _gains_nothing(turn: Turn) -> bool:
     stored = turn.history.stored
     stored_text = stored.model_text if stored else ""
     draft = Draft(
-        stored_text, covered, turn.history.model_covered, len(stored_text), turn.reason
+        text=stored_text,
+        covered=covered,
+        model_covered=turn.history.model_covered,
+        model_chars=len(stored_text),
+        reason=turn.reason,
     )
-    return compose(turn, draft).tokens >= turn.measure(turn.contents)
+    outcome = compose(turn, draft)
+    return outcome.tokens >= turn.measure(turn.contents)
 
 
 def may_begin_in_background(turn: Turn) -> bool:
@@ -114,11 +119,13 @@ def _has_hardly_grown(turn: Turn) -> bool:
     if tried_tokens is None or turn.is_overfull:
         return False
 
-    least_tokens = turn.budgets.summary_tokens // 2
+    half_summary_tokens = turn.budgets.summary_tokens // 2
     if tried_tokens < turn.budgets.full_tokens:
         # Far below the window nothing presses, and each try is paid for.
-        least_tokens = max(least_tokens, tried_tokens // 8)
-    return turn.tokens - tried_tokens < least_tokens
+        least_growth_tokens = max(half_summary_tokens, tried_tokens // 8)
+    else:
+        least_growth_tokens = half_summary_tokens
+    return turn.tokens - tried_tokens < least_growth_tokens
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
@@ -134,7 +141,10 @@ def _is_fixed_part_too_large(turn: Turn) -> bool:
 
 
 def _is_little_new(turn: Turn) -> bool:
-    """Returns whether the messages to summarize take less than half a summary."""
+    """Returns whether the messages to summarize take less than half a summary.
+
+    It is False for a request that may be rejected: then even little may help.
+    """
     if turn.is_overfull:
         return False
 
@@ -143,8 +153,10 @@ def _is_little_new(turn: Turn) -> bool:
     staying = set(turn.kept.indexes)
     if turn.quoted_chars < 0 and history.request_index is not None:
         staying.add(history.request_index)
-    new = [history.shown[i] for i in turn.uncovered if i not in staying]
-    return turn.measure_alone(new) < turn.budgets.summary_tokens // 2
+    new_messages = [
+        history.shown[index] for index in turn.uncovered if index not in staying
+    ]
+    return turn.measure_alone(new_messages) < turn.budgets.summary_tokens // 2
 
 
 def fixed_part_tokens(turn: Turn) -> int:

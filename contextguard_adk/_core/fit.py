@@ -37,7 +37,9 @@ from contextguard_adk._summaries.compose import (
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
-_HEAD_RATIO = 0.5  # Of the room, for the summary; the newest contents get the rest.
+# The part of the room that the message with the summary may take at most. The request
+# and the newest contents get the rest.
+_HEAD_RATIO = 0.5
 
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
 
@@ -48,7 +50,7 @@ class Scale:
 
     Attributes:
         correction: Tokens of the model per byte / 4.
-        memo: What is known of the contents.
+        memo: Remembers the sizes and texts of contents.
     """
 
     correction: float = DEFAULT_CORRECTION
@@ -101,13 +103,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Frame:
-    """What is known of contents that are to be cut.
+    """The parts of a list of contents that is to be cut.
 
     Attributes:
-        request_index: Where the user's request stands; None where it is not known, or
-            where the head quotes it.
-        running_turn: Indexes of what follows the request.
-        head: The message with the summary; empty where there is none.
+        request_index: The index of the user's request; None if it is unknown, or if the
+            head quotes it.
+        running_turn: The indexes of the contents that follow the request.
+        head: The message with the summary; empty if there is none.
     """
 
     request_index: int | None
@@ -126,11 +128,11 @@ def reduce_contents(
     Calls of the running turn that are left out are listed.
 
     Args:
-        contents: What is to be cut.
-        room_tokens: What may be left.
+        contents: The contents that are to be cut.
+        room_tokens: The most tokens of the contents that are left.
         scale: Measures contents; None is the usual scale.
-        frame: What is known of the contents; None is for contents of any origin, in
-            which the newest message of the user is taken for the request.
+        frame: The parts of the contents; None if they are unknown. Then the newest
+            message of the user is taken for the request.
     """
     scale = scale or Scale()
     frame = frame or _guess_frame(contents)
@@ -187,17 +189,21 @@ def _keep_newest(
     room_tokens: int,
     scale: Scale,
 ) -> dict[int, types.Content]:
-    """Keeps the newest contents that fit, by index; splits no call from its result.
+    """Returns the newest contents that fit, by index; splits no call from its result.
 
-    The very newest are shortened where they do not fit whole. The request is left out:
-    it has its own room.
+    If the newest group of calls and results does not fit whole, it is shortened. The
+    user's request is not among them, because it has its own room.
     """
     boundaries = pair_boundaries(contents)
     cuts = [cut for cut, splits_no_pair in enumerate(boundaries) if splits_no_pair]
     kept: dict[int, types.Content] = {}
     left_tokens = room_tokens
     for start, end in reversed(list(itertools.pairwise(cuts))):
-        group = {i: contents[i] for i in range(start, end) if i not in request}
+        group = {
+            index: contents[index]
+            for index in range(start, end)
+            if index not in request
+        }
         group_tokens = scale.measure(group.values())
         if group and group_tokens > left_tokens:
             if end == len(contents):
@@ -212,7 +218,7 @@ def _keep_newest(
 def _shorten_group(
     group: Mapping[int, types.Content], room_tokens: int, scale: Scale
 ) -> Mapping[int, types.Content]:
-    """Shortens contents alike until they fit; returns none where they still do not."""
+    """Returns contents that are shortened by one ratio; {} if they still do not fit."""
     ratio = max(0.0, room_tokens) / scale.measure(group.values())
     shortened = {
         index: scale.shorten(content, scale.measure([content]) * ratio)
@@ -253,8 +259,9 @@ def _render_short_head(
 ) -> _Head | None:
     """Returns the message with the summary, as short as it has to be.
 
-    None where no summary fits: a notice takes its place. Sections that need no summary
-    stay in any case.
+    Returns:
+        The longest form that fits; else the last form that was tried, if it has only
+        sections that need no summary. Otherwise None, and a notice takes its place.
     """
     history = turn.history
     head: _Head | None = None
@@ -270,19 +277,22 @@ def _render_short_head(
 
 
 def _find_unquoted_request(turn: Turn, head: _Head | None) -> int | None:
-    """Returns the index of the user's request, which has to be kept.
+    """Returns the index of the user's request if no message with a summary quotes it.
 
-    If the index is unknown and there is no head, the newest message of the user is
-    taken for the request.
-
-    Returns:
-        None if the head quotes the request, or if there is none.
+    There are four cases:
+    - The history does not tell the request, and there is no head: the newest message of
+      the user is taken for the request.
+    - The history does not tell the request, and there is a head: None.
+    - The head quotes the request: None.
+    - The head does not quote the request, or there is no head: the request's index.
     """
     history = turn.history
     request_index = history.request_index
-    if request_index is None:
-        return _find_newest_message(history.shown) if head is None else None
-    if head is None or not head.stored.has_continuation:
+    if request_index is None and head is None:
+        return _find_newest_message(history.shown)
+    if request_index is None or head is None:
+        return request_index
+    if not head.stored.has_continuation:
         return request_index
 
     is_quoted = head.stored.request == history.fingerprint(request_index).hex()
@@ -293,9 +303,9 @@ def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
     """Cuts a request to a model that is too large, after a compaction that failed.
 
     Args:
-        request: Its contents are replaced where they do not fit.
-        max_tokens: What contents, instruction and tools may take together.
-        llm: The model as ADK calls it; None where it is not known.
+        request: The request, whose contents are replaced if they do not fit.
+        max_tokens: The most tokens of contents, instruction and tools together.
+        llm: The model as ADK calls it; None if it is unknown.
     """
     scale = Scale(memo=Memo(form=json_form(llm)))
     config_tokens = int(estimate_config_tokens(request.config) * DEFAULT_CORRECTION)
@@ -303,7 +313,8 @@ def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
     if scale.measure(request.contents) <= room_tokens:
         return
 
-    mover = MediaMover(llm, request.model or "", max_tokens // 10)
+    page_tokens = max_tokens // 10
+    mover = MediaMover(llm, request.model or "", page_tokens)
     reduced = reduce_contents(request.contents, room_tokens, scale)
     ordered = put_in_order(reduced, mover)
     request.contents = join_new_texts(ordered, request.contents)

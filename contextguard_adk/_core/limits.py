@@ -24,18 +24,25 @@ from contextguard_adk._turn.units import Answered
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-_TRY_AGAIN_CALLS = 20  # Answered under limits that are not trusted.
-_MIN_ANSWER_TOKENS = 256  # Less output is too little for an answer.
+# After this many answered calls, a model is tried without the limits that are not
+# trusted (see `find_limits`).
+_TRY_AGAIN_CALLS = 20
+
+# No request is sent that may have fewer output tokens than these, beside its thinking.
+_MIN_ANSWER_TOKENS = 256
 
 
 def find_limits(call: Call) -> Learned:
     """Returns the limits that rejections of the model have shown.
 
     Limits that a provider has shown to this process hold, whatever session state says.
-    Three kinds of limits are not trusted: those of session state alone, because anybody
-    may have put them there; those of a fallback model; those below the size of a prompt
-    that was accepted. They hold for 20 answered calls. Then the model is tried without
-    them, and an empty `Learned` is returned.
+    Three kinds of limits are not trusted:
+    - limits of session state alone, because anybody may have put them there,
+    - limits of a fallback model,
+    - limits below the size of a prompt that was accepted.
+
+    These hold for 20 answered calls. Then the model is tried without them, and an empty
+    `Learned` is returned.
     """
     seen = call.memory.facts.of(call.model)
     is_trusted = seen.limit_calls is None
@@ -141,7 +148,11 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
 
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
-    """Returns the sizes that a call has to respect."""
+    """Returns the sizes that a call has to respect, in tokens.
+
+    The threshold is not raised above `full_tokens`. A recovery multiplies both by its
+    `threshold_ratio`.
+    """
     window_tokens = model.window_tokens
     trigger_tokens = call.strategy.trigger_tokens(window_tokens)
     # Half of a rate limit is left for output already.
@@ -165,9 +176,9 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
     """Lowers the output that a request asks for to what the window leaves.
 
-    A limit that somebody has set stays, until the provider has refused the sum of input
-    and output once, or where the sum counts against a rate limit. A tenth of the room
-    stays free, because the size of the prompt is an estimate.
+    An output limit that somebody has set is lowered in two cases only: the provider has
+    refused the sum of input and output before, or the sum counts against a rate limit.
+    A tenth of the room stays free, because the size of the prompt is an estimate.
     """
     was_sum_refused = find_limits(call).output_tokens is not None
     is_sum_limited = was_sum_refused or model.sum_tokens > 0
@@ -201,10 +212,11 @@ def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
 
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
-    """Lets the request ask for this much output.
+    """Sets the output limit of the request.
 
     Returns:
-        False if this is too little for thinking and an answer: then nothing is changed.
+        False if the limit leaves too little for thinking and an answer. Then the
+        request is not changed.
     """
     config = call.request.config
     if output_tokens < _MIN_ANSWER_TOKENS + thinking_tokens(call.llm, config):

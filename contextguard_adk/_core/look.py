@@ -33,15 +33,19 @@ from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Counts, Size
 from contextguard_adk._turn.turn import Turn
 
+# Where no compaction has helped, the contents that stay may take at least this part of
+# the window beside the instruction and the tools.
+_LEAST_ROOM_RATIO = 0.8
+
 logger = logging.getLogger("contextguard_adk.call")
 
 
 def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
-    """Returns the call as a value, with the request as it would be sent.
+    """Returns the model call as a value, with the request as it would be sent now.
 
     Args:
         call: The model call.
-        bounds: What the request has to respect beside its model's limits.
+        bounds: The bounds of the request beside the limits of its model.
         is_settled: Whether this call has already tried to compact.
     """
     state = call.state
@@ -54,13 +58,17 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     stored = _load_summary(call, bounds, has_recall)
 
     focus = state.requested_focus
-    reason: Reason = "tokens"
+    reason: Reason
     if bounds.is_rejected:
         reason = "overflow"
     elif focus is not None:
         reason = "requested"
+    else:
+        reason = "tokens"
 
-    given = Turn(
+    # Each step below reads the turn of the step before: first the contents and tools
+    # are added, then their size, then how near the strategy is to a compaction.
+    unrendered = Turn(
         agent=call.agent,
         origin=call.origin,
         scope=call.scope,
@@ -82,78 +90,104 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         is_writing=call.memory.pending.is_under_way,
         config=request.config,
     )
-    measured = _measure(_render(given), bounds)
+    rendered = _render(unrendered)
+    measured = _measure(rendered, bounds)
     return replace(measured, nearness=call.strategy.fullness(measured))
 
 
 def read_counts(call: Call) -> Counts:
     """Returns the provider's last count of this agent's requests, and its correction.
 
-    The count is read from session state, which is untrusted. It is left out if it
-    exceeds the window, or is far above what was sent, and no answer of this process
-    has shown such a size. It is also left out if another model has counted.
+    The count is read from session state, which is untrusted. It is left out in two
+    cases:
+    - Another model has counted, by a vocabulary of its own.
+    - The count is larger than the window or than `MAX_RATIO` times bytes / 4 of its
+      request, and this process has seen no prompt accepted that was as large.
+
+    Without a count, or without bytes / 4 of its request, the correction is the one that
+    rejections have shown; None if they have shown none.
     """
     facts = call.memory.facts
-    model = call.model
-    real_tokens = int(call.state.read("real_tokens") or 0)
+    seen = facts.of(call.model)
+    claimed_tokens = int(call.state.read("real_tokens") or 0)
     heuristic_tokens = int(call.state.read("last_heuristic") or 0)
+    learned_correction = find_limits(call).correction
 
-    window_tokens = resolve_model(call, Bounds()).known_window_tokens
-    most_tokens = min(window_tokens, MAX_RATIO * heuristic_tokens or window_tokens)
-    is_credible = real_tokens <= max(most_tokens, facts.of(model).accepted_tokens)
+    # First case: another model has counted.
+    if facts.counting_model not in ("", call.model):
+        own_correction = learned_correction
+        if seen.counted is not None:
+            own_correction = correction_factor(
+                seen.counted.real_tokens, seen.counted.heuristic_tokens
+            )
+        return Counts(correction=own_correction, measured_correction=own_correction)
 
-    learned = find_limits(call).correction
-    if facts.counting_model not in ("", model):
-        # Another model has counted by a vocabulary of its own.
-        counted = facts.of(model).counted
-        own = correction_factor(*counted) if counted else learned
-        return Counts(correction=own, measured_correction=own)
-    if not (real_tokens and heuristic_tokens and is_credible):
+    # Second case: the count is too large, or is missing.
+    most_tokens: float = resolve_model(call, Bounds()).known_window_tokens
+    if heuristic_tokens:
+        most_tokens = min(most_tokens, MAX_RATIO * heuristic_tokens)
+    is_credible = claimed_tokens <= max(most_tokens, seen.accepted_tokens)
+    real_tokens = claimed_tokens if is_credible else 0
+    if not real_tokens or not heuristic_tokens:
         return Counts(
-            real_tokens=real_tokens if real_tokens and is_credible else None,
+            real_tokens=real_tokens or None,
             heuristic_tokens=heuristic_tokens or None,
-            correction=learned,
-            measured_correction=learned,
+            correction=learned_correction,
+            measured_correction=learned_correction,
         )
 
+    # Usual case: the correction follows from the count.
     correction = correction_factor(real_tokens, heuristic_tokens)
-    measured = max(correction, min(real_tokens / heuristic_tokens, MAX_RATIO))
-    return Counts(real_tokens, heuristic_tokens, correction, measured)
+    claimed_ratio = min(real_tokens / heuristic_tokens, MAX_RATIO)
+    return Counts(
+        real_tokens=real_tokens,
+        heuristic_tokens=heuristic_tokens,
+        correction=correction,
+        measured_correction=max(correction, claimed_ratio),
+    )
 
 
 def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
     """Returns the tokens that a request takes at least, by the provider's last count.
 
     Args:
-        seen: What the answers of the model have shown.
+        seen: The facts that the answers of the model have shown.
         heuristic_tokens: Bytes / 4 of the request. Half of it is returned if the
             provider has counted nothing in this process.
     """
-    if seen.counted is None:
+    counted = seen.counted
+    if counted is None:
         return heuristic_tokens // 2
-    real_tokens, counted_tokens = seen.counted
-    return heuristic_tokens * real_tokens // max(1, counted_tokens)
+    return heuristic_tokens * counted.real_tokens // max(1, counted.heuristic_tokens)
 
 
 def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
-    """Returns the turn without the oldest contents, where it is known not to fit.
+    """Returns the turn without its oldest contents if the provider would reject it.
 
-    This is the last resort where no compaction has helped, or none may be stored.
+    This is the last resort if no compaction has helped, or if none may be stored.
+
+    Returns:
+        The same turn if it may fit, if the guard only observes, or if there is nothing
+        to leave out.
     """
     if turn.is_observed or not _is_too_large(turn):
         return turn
 
     budgets = turn.budgets
     config_tokens = turn.size.config_tokens * turn.correction
-    left_tokens = budgets.window_tokens - config_tokens
-    room_tokens = max(budgets.full_tokens - config_tokens, 0.8 * left_tokens)
-    if room_tokens <= 0:  # Instruction and tools alone do not fit.
+    left_in_full_tokens = budgets.full_tokens - config_tokens
+    left_in_window_tokens = budgets.window_tokens - config_tokens
+    room_tokens = max(left_in_full_tokens, _LEAST_ROOM_RATIO * left_in_window_tokens)
+    if room_tokens <= 0:
+        # Instruction and tools alone do not fit, at least by the estimate.
         room_tokens = budgets.window_tokens / 10
 
-    contents = shape(turn, minimize(turn, int(room_tokens), turn.correction))
+    newest_contents = minimize(turn, int(room_tokens), turn.correction)
+    contents = shape(turn, newest_contents)
     smaller = _measure(replace(turn, contents=contents), bounds)
     if smaller.tokens >= turn.tokens:
         return turn
+
     message = (
         "Older messages of agent %r are left out of a request of %d tokens, which "
         "exceeds the window of %d: no compaction has made it fit."
@@ -165,11 +199,13 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
 def _is_too_large(turn: Turn) -> bool:
     """Returns whether the provider is certain to reject the request.
 
-    Where a later release has stored the record, nothing can be compacted: then it is
+    If a later release has stored the record, nothing can be compacted: then it is
     enough that there is no room for an answer.
     """
     if turn.record.is_newer:
-        return not replace(turn, reason="tokens").has_room
+        # `has_room` tells the room only for this reason, and is False for all others.
+        as_if_full = replace(turn, reason="tokens")
+        return not as_if_full.has_room
     if not turn.is_overfull:
         return False
     # The estimate may be too high: prose takes fewer tokens than bytes / 4.
@@ -179,7 +215,7 @@ def _is_too_large(turn: Turn) -> bool:
 
 
 def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary | None:
-    """Returns the stored summary that is to stand in the request; None for none."""
+    """Returns the stored summary that belongs in the request; None if there is none."""
     if call.is_observed or bounds.is_rendered:
         return None
     stored = call.state.load_summary(call.scope)
@@ -193,7 +229,11 @@ def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary
 def _read_history(
     call: Call, stored: StoredSummary | None, window_tokens: int, has_recall: bool
 ) -> History:
-    """Returns the request's history; what is known of it is kept for the call."""
+    """Returns the history of the request.
+
+    The call keeps the history, so that a later look at the same call reads it again
+    only for another stored summary.
+    """
     if call.history is not None:
         if call.history.stored != stored:
             call.history = call.history.with_summary(stored)
@@ -206,7 +246,7 @@ def _read_history(
         stored,
         call.memo,
     )
-    # Sessions are loaded in part by a setting, or by one of the run.
+    # A setting of the plugin or of the run may have a session loaded in part.
     run_config = call.invocation.run_config
     session_config = getattr(run_config, "get_session_config", None)
     history.loads_part = call.guard.settings.recent_events or session_config is not None
@@ -223,9 +263,12 @@ def _render(turn: Turn) -> Turn:
     if turn.is_observed:
         return replace(turn, contents=turn.request.contents)
 
+    declared = turn
     wanted = [tool.declaration for tool in _recall.TOOLS if tool.is_wanted(turn)]
-    declared = replace(turn, config=_declare(turn, wanted)) if wanted else turn
-    return replace(declared, contents=shape(declared, render_unshaped(declared)))
+    if wanted:
+        declared = replace(turn, config=_declare(turn, wanted))
+    unshaped = render_unshaped(declared)
+    return replace(declared, contents=shape(declared, unshaped))
 
 
 def render_unshaped(turn: Turn) -> list[types.Content]:
@@ -241,37 +284,39 @@ def _declare(
 ) -> types.GenerateContentConfig:
     """Returns the request's config with tools that the guard adds when it is sent.
 
-    They stand where ADK adds them, so the same bytes are in the provider's cache.
+    ADK adds its own declarations to the first tool that has some, else as a new tool.
+    The guard does the same, so that the provider's cache has the same bytes.
     """
     config = turn.request.config
-    new = [each for each in declarations if each.name not in turn.request.tools_dict]
-    if not new:
+    declared_names = turn.request.tools_dict
+    missing = [each for each in declarations if each.name not in declared_names]
+    if not missing:
         return config
 
     tools = list(config.tools or ())
-    for place, tool in enumerate(tools):
+    for tool_index, tool in enumerate(tools):
         if isinstance(tool, types.Tool) and tool.function_declarations:
-            update = {"function_declarations": [*tool.function_declarations, *new]}
-            tools[place] = tool.model_copy(update=update)
+            update = {"function_declarations": [*tool.function_declarations, *missing]}
+            tools[tool_index] = tool.model_copy(update=update)
             break
     else:
-        tools.append(types.Tool(function_declarations=new))
+        tools.append(types.Tool(function_declarations=missing))
     return config.model_copy(update={"tools": tools})
 
 
 def _measure(turn: Turn, bounds: Bounds) -> Turn:
-    """Returns the turn with the size of what would be sent."""
+    """Returns the turn with the size of the request that would be sent."""
     counts = turn.counts
     memo = turn.history.memo
     budgets = turn.budgets
-    ratio = budgets.threshold_tokens / budgets.window_tokens
+    threshold_ratio = budgets.threshold_tokens / budgets.window_tokens
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     tokens = estimate_prompt_tokens(
         MeasuredRequest(turn.contents, heuristic_tokens, turn.config, memo),
         LastCount(counts.real_tokens, counts.heuristic_tokens),
         correction=counts.correction,
-        margin=first_margin(turn.model.name, ratio),
+        margin=first_margin(turn.model.name, threshold_ratio),
     )
 
     compacted_config_tokens = config_tokens
@@ -281,7 +326,8 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         compacted_config_tokens = estimate_config_tokens(later)
 
     known_correction = bounds.correction or counts.measured_correction
-    # Of digits and markup o200k_base counts up to a seventh more than is estimated.
+    # Digits and markup may take about a sixth more tokens than the estimate says. The
+    # part of the request that the provider has counted has no such error.
     uncounted_tokens = max(0, tokens - (counts.real_tokens or 0))
     size = Size(
         tokens=tokens,

@@ -80,7 +80,11 @@ async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
 
 
 async def _compact(call: Call, turn: Turn, row: Row) -> bool:
-    """Lets the strategy compact; the next look finds its summary on the shelf."""
+    """Lets the strategy compact; the next look finds its summary on the shelf.
+
+    Returns:
+        True, because a call lets the strategy compact only once.
+    """
     call.is_recovery_paid = turn.reason == "overflow"
     # After a rejection another call's summary may be under way.
     await call.wait()
@@ -98,17 +102,17 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     The summary is one that the session has lost, else the one on the shelf.
 
     Returns:
-        Whether the provider has rejected the request: then the recovery, not this loop,
-        decides about another compaction.
+        True if the provider has rejected the request: then the recovery, not this loop,
+        decides about another compaction. Otherwise False.
     """
     memory = call.memory
-    paid = turn.facts.find_lost(turn.record.summary)
-    if paid is not None:
+    lost = turn.facts.find_lost(turn.record.summary)
+    if lost is not None:
         memory.facts = replace(memory.facts, unconfirmed=None)
     else:
-        paid = turn.facts.ready
         memory.facts = replace(memory.facts, ready=None)
 
+    paid = lost or turn.facts.ready
     outcome = None if paid is None else _try_in_place(call, turn, paid)
     if paid is not None and outcome is not None:
         await _commit(call, turn, paid, outcome)
@@ -130,11 +134,13 @@ _ACTS: Mapping[Step, _Act] = {
 
 
 def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Returns the request with a summary in place.
+    """Tries how a request turns out with a summary in place; changes nothing.
 
     Returns:
-        None in two cases: the history or the stored summary has changed since this
-        summary was written, or the request would get no smaller.
+        The request with the summary. None in three cases:
+        - The history or the stored summary has changed since this one was written.
+        - A summary from the background covers no more than the stored one.
+        - The request would get no smaller.
     """
     history = turn.history.with_summary(paid.stored)
     if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
@@ -160,7 +166,16 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Brings a compaction to the session: the only place that does."""
+    """Writes a compaction to session state, and reports it if that was not done before.
+
+    No other function writes one.
+
+    Args:
+        call: The model call.
+        turn: The request without the summary.
+        paid: The summary as it was written.
+        outcome: The request with the summary, and the form in which it is stored.
+    """
     state = call.state
     memory = call.memory
     unconfirmed = replace(
@@ -300,16 +315,14 @@ def _note_run(call: Call) -> None:
     It also forgets the unconfirmed summary of an earlier run, because the session has
     that summary by now.
     """
+    memory = call.memory
     run_id = call.run.invocation_id
-    facts = call.memory.facts
-    unconfirmed = facts.unconfirmed
+    unconfirmed = memory.facts.unconfirmed
     if unconfirmed is not None and unconfirmed.run_id != run_id:
-        unconfirmed = None
+        memory.facts = replace(memory.facts, unconfirmed=None)
 
     compacted_run = run_id if call.is_compacted else ""
-    call.memory.facts = replace(
-        facts, compacted_run=compacted_run, unconfirmed=unconfirmed
-    )
+    memory.facts = replace(memory.facts, compacted_run=compacted_run)
 
 
 def _log_observed(turn: Turn) -> None:
@@ -337,7 +350,7 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
 
 
 def declare_tools(call: Call, turn: Turn) -> None:
-    """Gives the request the tools that read what it leaves out."""
+    """Gives the request the tools that read the messages that it leaves out."""
     for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
@@ -371,11 +384,12 @@ def _warn_fixed_part(turn: Turn) -> None:
 async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
     """Reports once that a request still fills much of the window when it is sent.
 
-    It reports nothing on the way up to the threshold, where a compaction comes later.
+    It reports nothing if a compaction is still to come: on the way up to the threshold,
+    or while a summary is written.
 
     Args:
         call: The model call.
-        turn: Its request as it is sent.
+        turn: The call as a value, with the request as it is sent.
         is_coming: Whether a summary is begun once the call is answered.
     """
     warning_threshold = call.guard.settings.warning_threshold

@@ -1,4 +1,4 @@
-"""The stage that pays: the strategy compacts, and what it makes goes on the shelf.
+"""The stage that pays: the strategy compacts, and its summary goes on the shelf.
 
 The shelf is `SessionFacts.ready`: a summary stays there until it is put in a request.
 """
@@ -31,11 +31,11 @@ logger = logging.getLogger("contextguard_adk.call")
 
 @dataclass(frozen=True)
 class Payer:
-    """Lets a strategy compact; holds nothing of the run, which may have ended.
+    """Lets a strategy compact. It holds nothing of the run, which may have ended.
 
     Attributes:
         guard: The memory of the plugin.
-        memory: What the process remembers of the agent; it has the shelf.
+        memory: The memory of the agent, which has the shelf.
         strategy: The strategy of the agent.
         agent: ADK's agent, whose model writes summaries unless another one is set.
     """
@@ -46,7 +46,7 @@ class Payer:
     agent: object
 
     async def pay(self, turn: Turn) -> bool:
-        """Lets the strategy compact; what it makes goes on the shelf if it gains.
+        """Lets the strategy compact; its summary goes on the shelf if it gains tokens.
 
         Returns:
             False if the user's `before_compaction` puts the compaction off.
@@ -71,42 +71,59 @@ class Payer:
             is_ahead: Whether the summary is written before it is due.
 
         Returns:
-            The turn, with the focus if one was given; None to put the compaction off.
+            One of three outcomes:
+            - The turn with a focus, if the answer is a text.
+            - None, if the answer is False and the request still fits: the compaction is
+              put off.
+            - The same turn otherwise, also if the function is not asked.
         """
-        new = turn.older_than(0) - turn.history.model_covered
+        new_indexes = turn.older_than(0) - turn.history.model_covered
         # A strategy that does not say how near it is may want nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
         has_listener = self.guard.observers.listeners.before_compaction is not None
-        if not has_listener or is_unclear or not new:
+        if not has_listener or is_unclear or not new_indexes:
             return turn
 
-        answer = await self._ask(turn, new, threshold_tokens, is_ahead)
-        if isinstance(answer, str):
-            focus = f"{turn.focus}\n{answer[:MAX_FOCUS_CHARS]}".strip()
-            return replace(turn, focus=focus)
-        if answer is not None and answer is not False:
+        answer = await self._ask(turn, new_indexes, threshold_tokens, is_ahead)
+        focus = answer[:MAX_FOCUS_CHARS] if isinstance(answer, str) else None
+        is_put_off = answer is False
+        if focus is not None:
+            return replace(turn, focus=f"{turn.focus}\n{focus}".strip())
+        if answer is not None and not is_put_off:
             message = "before_compaction returned %s, no str, False or None: ignored."
             warn_once(logger, message, type(answer).__name__)
 
-        # A compaction can only be put off while the request fits.
-        has_room = replace(turn, reason="tokens").has_room
-        if answer is not False or turn.reason == "overflow" or not has_room:
+        # `has_room` tells the room only for the reason "tokens", and is False for all
+        # others. A compaction that was requested can also be put off.
+        as_if_full = replace(turn, reason="tokens")
+        can_wait = turn.reason != "overflow" and as_if_full.has_room
+        if not is_put_off or not can_wait:
             return turn
+
         message = "A compaction of agent %r is put off; %s."
         logger.info(message, turn.agent, turn.origin.place)
         self._note_fruitless(turn)
         return None
 
     async def _ask(
-        self, turn: Turn, new: frozenset[int], threshold_tokens: int, is_ahead: bool
+        self,
+        turn: Turn,
+        new_indexes: frozenset[int],
+        threshold_tokens: int,
+        is_ahead: bool,
     ) -> object:
         """Returns the answer of `before_compaction`; None if it fails or is late.
 
-        `new` holds the indexes of the messages that no summary covers yet.
+        Args:
+            turn: The model call.
+            new_indexes: The indexes of the messages that no summary covers yet.
+            threshold_tokens: The size at which a compaction is due.
+            is_ahead: Whether the summary is written before it is due.
         """
         observers = self.guard.observers
         with log_failures(logger, "before_compaction could not be asked"):
-            messages = copy.deepcopy([turn.messages[i] for i in sorted(new)])
+            new_messages = [turn.messages[index] for index in sorted(new_indexes)]
+            messages = copy.deepcopy(new_messages)
             planned = PlannedCompaction(
                 **vars(turn.origin),
                 reason=turn.reason if turn.is_due else self.strategy.early_reason,

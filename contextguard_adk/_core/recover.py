@@ -33,8 +33,9 @@ logger = logging.getLogger("contextguard_adk.recovery")
 # provider's words are read as this kind.
 _ANY_KIND = "any"
 
-
-_RETRY_SECONDS = 30  # The user waits for the answer.
+# After a transient error, the last retry of a request begins within this time. It is
+# short, because the user waits for the answer.
+_RETRY_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,24 @@ class SeenRefusals:
 def read_overflow(
     error: Exception, request: LlmRequest, sent_tokens: int
 ) -> Overflow | None:
-    """Reads whether a request was too long, and for which model."""
+    """Reads from an error how far a request was too long, and for which model.
+
+    Args:
+        error: The error of the model's client.
+        request: The request.
+        sent_tokens: The least size of the request, in tokens of the model; 0 if it is
+            unknown.
+
+    Returns:
+        The limits that the error names; None if it does not say that the request was
+        too long.
+    """
     overflow = parse_overflow(error, request.contents, sent_tokens)
-    if overflow and not overflow.model:
-        # ADK's `FallbackModel` writes there whom it has asked.
-        return replace(overflow, model=request.model or "")
-    return overflow
+    if overflow is None or overflow.model:
+        return overflow
+
+    # ADK's `FallbackModel` writes the name of the model that it has asked here.
+    return replace(overflow, model=request.model or "")
 
 
 class Recovery:
@@ -85,11 +98,18 @@ class Recovery:
     async def recover(
         self, overflow: Overflow | None, refusal: str
     ) -> LlmResponse | None:
-        """Asks again, smaller or in another form.
+        """Asks again: with a smaller request after an overflow, else in another form.
+
+        If no request is accepted, the record forgets the forms that were tried.
+
+        Args:
+            overflow: The limits that the rejection names; None if the request was not
+                too long.
+            refusal: The kind of the refusal; "" if the form was not refused.
 
         Returns:
-            The answer, or the error that ended the attempts; None if none was accepted.
-            Unless there is an answer, the record forgets the forms that were tried.
+            The answer, or the error that ended the attempts, as a response; None if no
+            request was accepted.
         """
         call = self._call
         forms_before = call.state.record.helped
@@ -142,6 +162,7 @@ class Recovery:
         return None
 
     def _log_failure(self) -> None:
+        """Logs the sizes of all requests that were rejected, and of the fixed part."""
         rejected = self._rejected
         logger.error(
             "The provider rejected every request for agent %r: window %d tokens, "
@@ -234,30 +255,35 @@ class Recovery:
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Asks the model with the given contents, again if another form may help.
+        """Asks the model with contents; asks again if it refuses their form.
 
         Returns:
-            The answer, or another error as a response; the `Overflow` of a request that
-            is still too long; None if the model has not answered at all.
+            One of four outcomes:
+            - The answer.
+            - The `Overflow` of a request that is still too long.
+            - Another error, as a response.
+            - None if the model has ended its answer without a whole response.
         """
         rejected = self._rejected
-        shaped = rejected.shape(contents)
-        heuristic_tokens = rejected.measure(shaped)
-        rejected.tried_tokens.append(heuristic_tokens)
-        request = self._build_request(shaped)
-        try:
-            ask = partial(self._ask, request)
-            answer = await call_with_retries(ask, _RETRY_SECONDS)
-        except Exception as error:  # noqa: BLE001 - a client may raise anything.
-            sent_tokens = int(heuristic_tokens * rejected.ratio)
-            overflow = read_overflow(error, request, sent_tokens)
-            if overflow:
-                return overflow
+        while True:
+            # The shapes give the contents the forms that are noted by now.
+            shaped = rejected.shape(contents)
+            heuristic_tokens = rejected.measure(shaped)
+            rejected.tried_tokens.append(heuristic_tokens)
+            request = self._build_request(shaped)
+            try:
+                ask = partial(self._ask, request)
+                answer = await call_with_retries(ask, _RETRY_SECONDS)
+                break
+            except Exception as error:  # noqa: BLE001 - a client may raise anything.
+                sent_tokens = int(heuristic_tokens * rejected.ratio)
+                overflow = read_overflow(error, request, sent_tokens)
+                if overflow:
+                    return overflow
 
-            refusal = parse_refusal(error, request.contents)
-            if self._note_new_form(refusal, contents):
-                return await self._send(contents)  # Now in the new form.
-            return self._describe_error(error)
+                refusal = parse_refusal(error, request.contents)
+                if not self._note_new_form(refusal, contents):
+                    return self._describe_error(error)
 
         if answer is not None:
             self._describe_sent(heuristic_tokens, request)
@@ -271,6 +297,7 @@ class Recovery:
         return answer
 
     def _build_request(self, shaped: list[types.Content]) -> LlmRequest:
+        """Returns a copy of the rejected request, with other contents and no cache."""
         rejected = self._rejected.request
         update = {
             "contents": shaped,
@@ -285,9 +312,10 @@ class Recovery:
         return await call_apart(lambda: _read_answer(self._llm, request))
 
     def _describe_error(self, error: Exception) -> LlmResponse:
-        """Returns an error as a response, in the form that ADK gives it.
+        """Logs an error of a request that was sent again; returns it as a response.
 
-        It is not raised, because ADK would then drop what was written to session state.
+        The error is not raised, because ADK would then drop the values that the guard
+        has written to session state.
         """
         name = type(error).__name__
         logger.warning(
@@ -322,6 +350,7 @@ class Recovery:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> LlmResponse | None:
+    """Returns the last response that is not partial; None if there is none."""
     answer: LlmResponse | None = None
     async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:

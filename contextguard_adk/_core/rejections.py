@@ -126,10 +126,13 @@ class _Window(NamedTuple):
 def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
     """Returns the window that a rejection shows.
 
-    It is the named window if that is believed, else one below the rejected request. A
-    window is not trusted if a fallback model has named it, or if it is below a prompt
-    that this client has accepted in the process. In the latter case it is not even
-    believed before it is named again.
+    A window that the provider has named is returned if it is believed. Otherwise the
+    window is smaller than the rejected request.
+
+    Two kinds of windows are not trusted:
+    - A fallback model has named it.
+    - It is below a prompt that this client has accepted in the process. Such a window
+      is not even believed, before a second rejection follows.
     """
     seen = call.memory.facts.of(call.model)
     lower_tokens = _lower(estimated_tokens)
@@ -140,7 +143,7 @@ def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Wi
     is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
     is_trusted = not (is_of_fallback or is_contradicted)
 
-    # A limit without trust was remembered: this rejection is at least the second one.
+    # If a limit without trust is remembered, this is at least the second rejection.
     is_repeated = seen.limits is not None and seen.limit_calls is not None
     is_believed = is_of_fallback or is_repeated or not is_contradicted
     if named_tokens and is_believed:
@@ -156,7 +159,7 @@ def _lower(rejected_tokens: float) -> int:
 
 
 def _is_same_model(named: str, asked: str) -> bool:
-    """Returns whether an error names the model that was asked, or none ("").
+    """Returns whether an error names the model that was asked, or names none ("").
 
     Clients leave out the provider in front: "openai/gpt-x" is the same as "gpt-x".
     """

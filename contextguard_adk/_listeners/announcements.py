@@ -38,6 +38,7 @@ class Spans(Listener):
     """Makes an OpenTelemetry span that lasts as long as the call was held up."""
 
     async def compacted(self, event: Compacted) -> None:
+        """Makes a span with the fields of the record; its end is now."""
         from opentelemetry import trace  # ADK loads it with the first run.
 
         record = event.record

@@ -64,15 +64,16 @@ def _shows_artifacts(invocation: InvocationContext) -> bool:
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if any(isinstance(node, LoadArtifactsTool) for node in tree):
         return True
-    # What an `AgentTool` runs has the artifacts of the run that it is in.
+    # An agent that an `AgentTool` runs has the artifacts of the calling run.
     caller = getattr(invocation.artifact_service, "tool_context", None)
     return caller is not None and _shows_artifacts(caller.get_invocation_context())
 
 
 def _write_markdown(record: CompactionRecord, text: str) -> str:
-    """Describes a compaction; its summary is fenced, so that nothing in it is markup.
+    """Returns the text of the artifact: the facts of a compaction and its summary.
 
-    The rest is ASCII, which is all that ADK's chat page decodes correctly.
+    The summary is fenced, so that nothing in it is markup. The rest is ASCII, because
+    ADK's chat page decodes nothing else correctly.
     """
     usage = record.usage
     line = describe_compaction(record).replace("→", "to")
@@ -92,8 +93,8 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
         return f"{head}No summary was needed: older messages were left out.\n"
 
     kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
-    # A fence longer than any in the text.
-    fences = re.findall("`{3,}", text)
-    longest_chars = max((len(each) for each in fences), default=2)
+    # The fence is longer than any fence in the text, and has at least three characters.
+    inner_fences = re.findall("`{3,}", text)
+    longest_chars = max((len(each) for each in inner_fences), default=2)
     fence = "`" * (longest_chars + 1)
     return f"{head}## {kind}\n\n{fence}\n{text}\n{fence}\n"

@@ -44,6 +44,7 @@ class Metrics(Listener):
     """Counts compactions, summary calls and recoveries, and how full windows are."""
 
     def summarized(self, event: Summarized) -> None:
+        """Counts the failures, the cost and the tokens of summary calls."""
         facts = event.facts
         origin = event.origin
         usage = facts["usage"]
@@ -67,6 +68,7 @@ class Metrics(Listener):
             _count("gen_ai.client.token.usage", tokens, origin, by_type)
 
     async def compacted(self, event: Compacted) -> None:
+        """Counts a compaction, the sizes before and after, and the wait for it."""
         record = event.record
         by = {_MODEL: record.model, "context_guard.reason": record.reason}
         values = {
@@ -79,6 +81,7 @@ class Metrics(Listener):
             _count(name, value, record, by)
 
     def answered(self, event: Answered) -> None:
+        """Counts once for each call how full the window was, by the estimate."""
         call = event.call
         if not call.is_reported:
             ratio = call.estimated_tokens / call.window_tokens

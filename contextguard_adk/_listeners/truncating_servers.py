@@ -15,9 +15,19 @@ from contextguard_adk._turn.units import Answered, Listener
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-_MIN_CUT_TOKENS = 2_040  # Ollama's smallest default is 2,048; some keep a few free.
-_LEAST_RATIO = 0.4  # Of bytes / 4: a lower count has left something out.
-_GROWN_RATIO = 0.05  # Of the figure, while it stays the same.
+# A count below this is not taken for a window. Ollama's smallest default window has
+# 2,048 tokens, and some servers keep a few of them free.
+_MIN_CUT_TOKENS = 2_040
+
+# A count below this part of bytes / 4 has left something out: it tells no usual ratio.
+_LEAST_RATIO = 0.4
+
+# While the counts stay equal, the text must grow by this part of the count. In the end
+# its expected count must also exceed the count by this part.
+_GROWN_RATIO = 0.05
+
+# So many equal counts in a row show that prompts are cut.
+_CUT_TIMES = 3
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,8 @@ class EqualCounts:
         first_tokens: Bytes / 4 of the text of the first request in the series.
         last_tokens: Bytes / 4 of the text of the last request in the series.
         times: How many requests the series has.
-        usual_ratio: The lowest count before the series, over bytes / 4 of its request;
-            infinite before the first one.
+        usual_ratio: The lowest count before the series, divided by bytes / 4 of its
+            request; infinite if there was none.
         has_steps: Whether an earlier series of a grown request was followed by a higher
             count. Then the server rounds its counts, and has not cut anything.
         was_cached: Whether a cache has served a part of any prompt.
@@ -77,13 +87,14 @@ class TruncatingServers(Listener):
             return
 
         _forget_exceeded(event, count)
-        known = call.memory.facts.unit(CountsOfModels).by_model
-        equal = _follow(known.get(call.model, EqualCounts()), count)
+        by_model = call.memory.facts.unit(CountsOfModels).by_model
+        series_before = by_model.get(call.model, EqualCounts())
+        series = _follow(series_before, count)
         if event.usage.cached_tokens > 0:
-            equal = replace(equal, was_cached=True)
-        call.memory.keep(CountsOfModels(with_newest(known, call.model, equal)))
+            series = replace(series, was_cached=True)
+        call.memory.keep(CountsOfModels(with_newest(by_model, call.model, series)))
 
-        if _is_cut(equal) and count.real_tokens < call.window_tokens:
+        if _is_cut(series) and count.real_tokens < call.window_tokens:
             _keep_to(event, count.real_tokens)
 
 
@@ -92,8 +103,8 @@ def _forget_exceeded(event: Answered, count: Count) -> None:
     call = event.call
     limits = event.guard.limits
     seen = call.memory.facts.of(call.model)
-    known = limits.get(call.client, seen.kept)
-    if known is None or known.is_rate or count.real_tokens <= known.tokens:
+    limit = limits.get(call.client, seen.kept)
+    if limit is None or limit.is_rate or count.real_tokens <= limit.tokens:
         return
     if count.is_size:
         limits.pop(call.client, None)
@@ -121,20 +132,26 @@ def _keep_to(event: Answered, window_tokens: int) -> None:
     warn_once(logger, message, call.model, counted, assumed, window_tokens)
 
 
-def _follow(equal: EqualCounts, count: Count) -> EqualCounts:
-    """Returns the series of equal counts after another count."""
+def _follow(series: EqualCounts, count: Count) -> EqualCounts:
+    """Returns the series of equal counts after another count.
+
+    There are three cases:
+    - The count differs, or the text has shrunk: a new series begins.
+    - The text has not grown, or the count may be that of the new text alone: the count
+      shows nothing, and does not add to `times`.
+    - The text has grown and the count is the same: it adds to `times`.
+    """
     real_tokens = count.real_tokens
     text_tokens = max(1, count.text_tokens)
-    grown_tokens = text_tokens - equal.last_tokens
-    if real_tokens != equal.real_tokens or grown_tokens < 0:
-        return _begin(equal, real_tokens, text_tokens)
+    grown_tokens = text_tokens - series.last_tokens
+    if real_tokens != series.real_tokens or grown_tokens < 0:
+        return _begin(series, real_tokens, text_tokens)
 
-    # The count may cover only the new text, if a cache that is not reported has the
-    # rest.
+    # A cache may have served the older text without a report.
     is_only_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
     if grown_tokens == 0 or is_only_new_text:
-        return replace(equal, last_tokens=text_tokens)
-    return replace(equal, last_tokens=text_tokens, times=equal.times + 1)
+        return replace(series, last_tokens=text_tokens)
+    return replace(series, last_tokens=text_tokens, times=series.times + 1)
 
 
 def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCounts:
@@ -156,13 +173,15 @@ def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCoun
     )
 
 
-def _is_cut(equal: EqualCounts) -> bool:
+def _is_cut(series: EqualCounts) -> bool:
     """Returns whether only prompts that were cut can have these counts."""
-    if equal.was_cached or equal.has_steps or equal.times < 3 or not equal.has_grown:
+    if series.was_cached or series.has_steps:
+        return False
+    if series.times < _CUT_TIMES or not series.has_grown:
         return False
 
     # Before there is any other count, a token is taken to be four bytes.
-    usual_ratio = 1.0 if equal.usual_ratio == math.inf else equal.usual_ratio
-    expected_tokens = equal.last_tokens * usual_ratio
-    is_beyond = expected_tokens >= (1 + _GROWN_RATIO) * equal.real_tokens
-    return is_beyond and equal.real_tokens >= _MIN_CUT_TOKENS
+    usual_ratio = 1.0 if series.usual_ratio == math.inf else series.usual_ratio
+    expected_tokens = series.last_tokens * usual_ratio
+    is_beyond = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
+    return is_beyond and series.real_tokens >= _MIN_CUT_TOKENS

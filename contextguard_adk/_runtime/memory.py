@@ -22,6 +22,7 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.pending")
 
+# A summary that was not begun in the background is forgotten after this time.
 _LATE_SECONDS = 600
 
 K = TypeVar("K", bound=Hashable)
@@ -102,6 +103,28 @@ class Limit(NamedTuple):
     sum_tokens: int = 0
 
 
+class CountedRequest(NamedTuple):
+    """A provider's count of a request, and bytes / 4 of the same request."""
+
+    real_tokens: int
+    heuristic_tokens: int
+
+
+class DoubtedCount(NamedTuple):
+    """A count that is far above the estimate of its request.
+
+    Attributes:
+        ratio: The count over the estimate; 0 if there is no such count.
+        excess_tokens: The tokens of the count above the estimate.
+    """
+
+    ratio: float = 0.0
+    excess_tokens: int = 0
+
+
+NOT_DOUBTED = DoubtedCount()
+
+
 @dataclass(frozen=True)
 class Seen:
     """The facts that the answers of one model have shown.
@@ -113,8 +136,7 @@ class Seen:
             process does not trust; None if it trusts `limits`.
         counted: The last count, and bytes / 4 of its request; None before the first.
         lowest_ratio: The lowest believed count over the estimate of its request.
-        doubted: The last count if it was unusual: its ratio to the estimate, and the
-            number of tokens above the estimate. Zeros otherwise.
+        doubted: The last count if it was far above its estimate; zeros otherwise.
         kept: The limit that this session keeps to. Unlike `Guard.limits` it stays when
             the app makes a new model object.
     """
@@ -122,9 +144,9 @@ class Seen:
     accepted_tokens: int = 0
     limits: Learned | None = None
     limit_calls: int | None = 0
-    counted: tuple[int, int] | None = None
+    counted: CountedRequest | None = None
     lowest_ratio: float = 0.0
-    doubted: tuple[float, int] = (0.0, 0)
+    doubted: DoubtedCount = NOT_DOUBTED
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
@@ -198,11 +220,11 @@ class SummaryTasks:
     """All tasks of a plugin that write summaries or wait for listeners.
 
     Attributes:
-        most: How many of the summaries ahead of time are written at once.
+        max_working: The most summaries ahead of time that are written at once.
     """
 
-    def __init__(self, most: int = 4) -> None:
-        self.most = most
+    def __init__(self, max_working: int = 4) -> None:
+        self.max_working = max_working
         # Each task's state; "" for one that is not among the summaries ahead of time.
         self._tasks: dict[asyncio.Task[Any], Literal["", "queued", "working"]] = {}
         self._lock = threading.Lock()
@@ -241,7 +263,7 @@ class SummaryTasks:
                     # A loop that was left does not work on its tasks.
                     if state == "working" and each.get_loop().is_running()
                 ]
-                if len(working) < self.most:
+                if len(working) < self.max_working:
                     self._tasks[task] = "working"
                     return True
                 self._tasks[task] = "queued"
@@ -256,9 +278,11 @@ class SummaryTasks:
         return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
-        """Waits up to one second for the tasks under way, then cancels them.
+        """Ends all tasks, within one second.
 
-        Tasks that have not begun, or run on other event loops, are cancelled at once.
+        Tasks that wait for a place, or run on other event loops, are cancelled at once.
+        The others are cancelled if they do not end within 0.9 seconds. Then they get
+        0.1 seconds for their own cleaning up.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -290,7 +314,7 @@ class SummaryTasks:
 
 
 class PendingSummary:
-    """The summary of an agent in one scope that is being written, if one is.
+    """The summary of an agent in one scope that is being written, if there is one.
 
     Its task goes on when the call that wants it is cancelled, and ends with its event
     loop.
@@ -307,7 +331,10 @@ class PendingSummary:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being written on this event loop; other loops may be dead."""
+        """Whether a summary is being written on this event loop.
+
+        A summary of another event loop does not count, because that loop may be dead.
+        """
         task = self.task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
@@ -382,8 +409,11 @@ class AgentMemory:
         if _is_late(self.facts.unconfirmed, oldest_seconds):
             self.facts = replace(self.facts, unconfirmed=None)
 
-    def add_costs(self, usage: Usage, cost: float | None) -> None:
-        """Adds the tokens of summary calls, and their price in US dollars."""
+    def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
+        """Adds the tokens of summary calls, and their price in US dollars.
+
+        A price of None is unknown. It makes the whole price unknown.
+        """
         facts = self.facts
         self.facts = replace(
             facts,
@@ -391,8 +421,8 @@ class AgentMemory:
             summary_cost=add_costs((facts.summary_cost, cost)),
         )
 
-    def take_costs(self) -> tuple[Usage, float | None]:
-        """Returns the tokens of summary calls and their price; sets both to zero."""
+    def take_summary_costs(self) -> tuple[Usage, float | None]:
+        """Returns the tokens and the price of summary calls; sets both to zero."""
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
         return facts.summary_usage, facts.summary_cost
@@ -401,7 +431,8 @@ class AgentMemory:
 def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
     """Returns whether a summary was paid for before a time, on the monotonic clock.
 
-    False where there is none. A summary from the background may wait for any time.
+    It is False if there is no summary, and for a summary from the background, which may
+    wait for any time.
     """
     if paid is None or paid.is_background:
         return False

@@ -1,4 +1,7 @@
-"""Calls the functions of users that are told what happened, so that none does harm."""
+"""Calls the listeners of a user: functions that get a record of what happened.
+
+A listener that fails is logged. One that takes too long is not waited for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from contextguard_adk._runtime.memory import SummaryTasks
 from contextguard_adk._support.log import log_failure
@@ -33,8 +36,11 @@ Listener = Callable[[R], Awaitable[None] | None]
 
 Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
-"""A function, sync or async, that may give a focus (str) or put it off (False)."""
+"""A function, sync or async, that is asked before a compaction. It may give a focus
+(str), put the compaction off (False), or do neither (None)."""
 
+# The most late calls that are remembered; the oldest is forgotten first. A listener
+# whose late call is forgotten may be called again before that call ends.
 _MAX_LATE_CALLS = 1_024
 
 
@@ -46,6 +52,18 @@ class Listeners:
     on_compaction: Listener[CompactionRecord] | None = None
     on_call: Listener[CallRecord] | None = None
     before_compaction: BeforeCompaction | None = None
+
+
+class _LateKey(NamedTuple):
+    """Identifies the calls of which only one may be under way if it is late.
+
+    Attributes:
+        kind: The class of the record.
+        session_id: The session of a `PlannedCompaction`; "" for all other records.
+    """
+
+    kind: type
+    session_id: str
 
 
 class Observers:
@@ -66,14 +84,16 @@ class Observers:
         self.listener_timeout_seconds = listener_timeout_seconds
         self._tasks = SummaryTasks()
         self._failed = set[type]()  # Kinds of records.
-        self._late: dict[tuple[type, str], _Call] = {}
+        self._late: dict[_LateKey, _Call] = {}
 
     async def tell(self, record: object) -> Any:
         """Calls the listener of a record.
 
+        A late call goes on. Until it ends, the listener is not called again.
+
         Returns:
-            The listener's answer; None where there is no listener, or where it fails or
-            is late. A late call goes on; until it ends, no other begins.
+            The listener's answer. None in four cases: there is no listener, an earlier
+            call is late and has not ended, this call is late, or it fails.
         """
         kind = type(record)
         listener = self._functions[kind]
@@ -82,9 +102,9 @@ class Observers:
 
         # `before_compaction` may be late in one session, and asked in another.
         session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
-        key = kind, session_id
-        last = self._late.get(key)
-        if last is not None and not last.is_over:
+        late_key = _LateKey(kind, session_id)
+        late_call = self._late.get(late_key)
+        if late_call is not None and not late_call.is_over:
             return None
 
         call = _Call()
@@ -95,14 +115,14 @@ class Observers:
             has_answer = not task.cancelled() and task.exception() is None
             return task.result() if has_answer else None
 
-        if key not in self._late:
+        if late_key not in self._late:
             logger.warning(
                 "A listener for %s takes longer than %g seconds. It goes on, and is "
                 "not called again before it has returned.",
                 kind.__name__,
                 self.listener_timeout_seconds,
             )
-        self._late[key] = call
+        self._late[late_key] = call
         if len(self._late) > _MAX_LATE_CALLS:
             oldest = next(iter(self._late))
             del self._late[oldest]
@@ -123,9 +143,13 @@ class Observers:
     async def _finish(
         self, call: _Call, listener: Callable[[Any], object], record: object
     ) -> Any:
-        """Runs a call to its end; logs the first failure as a warning."""
+        """Waits for a listener's answer; returns None if the listener fails.
+
+        The first failure for a kind of record is logged as a warning, later ones at
+        DEBUG.
+        """
         try:
-            return await call.run(listener, record)
+            return await call.ask(listener, record)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
             kind = type(record)
             level = logging.DEBUG if kind in self._failed else logging.WARNING
@@ -144,7 +168,7 @@ class _DaemonThreads(Executor):
     def submit(
         self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Starts the thread; the call must not raise anything."""
+        """Starts a thread for a call, which must not raise anything."""
         result = Future[T]()
         result.set_running_or_notify_cancel()  # Nothing cancels a thread.
 
@@ -156,6 +180,18 @@ class _DaemonThreads(Executor):
 
 
 _THREADS = _DaemonThreads()
+
+
+class _Outcome(NamedTuple):
+    """The outcome of a function call.
+
+    Attributes:
+        returned: The value that the function has returned, maybe an awaitable.
+        error: The exception that it has raised; None if it has returned.
+    """
+
+    returned: Any = None
+    error: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -179,36 +215,38 @@ class _Call:
         task = self.task
         return task is None or task.done() or task.get_loop().is_closed()
 
-    async def run(self, listener: Callable[[Any], object], record: object) -> Any:
-        """Returns the listener's answer; raises what the listener raises."""
-        # A coroutine function returns at once, and so needs no thread.
+    async def ask(self, listener: Callable[[Any], object], record: object) -> Any:
+        """Returns the listener's answer, awaited; raises the listener's exceptions.
+
+        A coroutine function is called on the event loop, because it returns at once.
+        Any other function may block, so it is called in a thread.
+        """
+        # An object may be called as well: then its `__call__` is the function.
         method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
         if any(inspect.iscoroutinefunction(each) for each in (listener, method)):
-            answer, error = self._invoke(listener, record)
+            outcome = self._invoke(listener, record)
         else:
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
             loop = asyncio.get_running_loop()
-            answer, error = await loop.run_in_executor(_THREADS, work)
+            outcome = await loop.run_in_executor(_THREADS, work)
 
-        if error is not None:
-            raise error
-        if inspect.isawaitable(answer):
-            return await answer
-        return answer
+        if outcome.error is not None:
+            raise outcome.error
+        if inspect.isawaitable(outcome.returned):
+            return await outcome.returned
+        return outcome.returned
 
-    def _invoke(
-        self, listener: Callable[[Any], object], record: object
-    ) -> tuple[Any, Exception | None]:
-        """Calls the listener; returns its answer and what it raised.
+    def _invoke(self, listener: Callable[[Any], object], record: object) -> _Outcome:
+        """Calls the listener; raises nothing.
 
         An exception is a value here, because a future takes no `StopIteration`.
         """
         try:
-            return listener(record), None
+            return _Outcome(returned=listener(record))
         except Exception as error:  # noqa: BLE001 - it is anyone's code.
-            return None, error
+            return _Outcome(error=error)
         except BaseException as error:  # noqa: BLE001 - in a thread it ends nothing.
-            return None, RuntimeError(type(error).__name__)
+            return _Outcome(error=RuntimeError(type(error).__name__))
         finally:
             self.has_returned = True

@@ -1,4 +1,4 @@
-"""What the process remembers between the callbacks of a run; all of it bounded.
+"""The memory of the process between the callbacks of a run; all of it is bounded.
 
 Whatever belongs to a run is forgotten with it, however the run ends. Of a session only
 flags, numbers and the summaries on its shelf remain: those that were paid for and are
@@ -11,7 +11,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -37,15 +37,17 @@ from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.records import CompactionRecord, Origin
 
+# Both count memories of agents, one for each scope of a session: the idle ones, which
+# have no summary and are writing none, and all of them. A summary takes about 10 KB.
 MAX_IDLE_SESSIONS = 1_024
-MAX_SESSIONS = 8_192  # With the others, each with a summary of about 10 KB.
+MAX_SESSIONS = 8_192
 
 CallKey = tuple[str, str]
 """The agent of a model call, and its branch and isolation scope."""
 
 
 def name_session(invocation: InvocationContext) -> str:
-    """Names a session by app, user and id: two users may have sessions of one id."""
+    """Returns a name for a session: two users may have sessions with the same id."""
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
 
@@ -135,7 +137,7 @@ class SentCall:
 
 
 class Run:
-    """What is remembered of a run for as long as ADK keeps its session object.
+    """The memory of one run, for as long as ADK keeps its session object.
 
     Attributes:
         invocation_id: ADK's id of the run.
@@ -231,7 +233,7 @@ class Run:
         """Forgets the summaries that an event has brought to the session."""
         for memory in self._compacted:
             unconfirmed = memory.facts.unconfirmed
-            # Another run may have put in a newer one, and will look for that itself.
+            # Another run may have put in a newer summary. That run looks for its event.
             if unconfirmed is None or unconfirmed.run_id != self.invocation_id:
                 continue
 
@@ -241,32 +243,55 @@ class Run:
                 memory.facts = replace(memory.facts, unconfirmed=None)
 
 
+class _RunsOfState(NamedTuple):
+    """The runs that share one dict of session state.
+
+    Attributes:
+        session_ids: `id()` of each session object that has the dict.
+        by_invocation: The runs, by the ids of their invocations.
+    """
+
+    session_ids: set[int]
+    by_invocation: dict[str, Run]
+
+
 @dataclass
 class Guard:
-    """The memory of the plugin; `registry=None` is the default registry."""
+    """The memory of the plugin.
+
+    Attributes:
+        settings: The settings of the plugin.
+        registry: The registry of models; None for the default one.
+        redactor: Applies the user's `redact`.
+        observers: Calls the listeners of the user.
+        recorded: The memo of a replay, in which no tool changes a result; else None.
+        has_namespaced_keys: Whether keys of session state have the namespaced form.
+            Each app decides this if the setting is "auto".
+        seen_apps: The apps for which the log has told which agents are guarded.
+        tasks: The summaries that are being written.
+        limits: The limits that this process keeps to, by client (`Call.client`).
+        accepted: The largest prompts that were accepted, by client.
+        artifacts: Name and version of the artifacts that no event has named yet.
+    """
 
     settings: GuardSettings = field(default_factory=GuardSettings)
     registry: ModelRegistry | None = None
     redactor: Redactor = field(default_factory=Redactor)
     observers: Observers = field(default_factory=Observers)
-    recorded: Memo | None = None  # Of a replay, in which no tool changes a result.
-    has_namespaced_keys: bool = field(init=False)  # "auto" is decided by each app.
-    seen_apps: set[str] = field(default_factory=set)  # Told what is guarded.
+    recorded: Memo | None = None
+    has_namespaced_keys: bool = field(init=False)
+    seen_apps: set[str] = field(default_factory=set)
     tasks: SummaryTasks = field(init=False)
-    # The limits that this process keeps to, and the largest prompts that were accepted,
-    # both by client (`Call.client`).
     limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
     accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
-    # Name and version of the artifacts that no event has named yet.
     artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
         default_factory=BoundedDict
     )
     _memories: BoundedDict[tuple[str, str, str], AgentMemory] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
-    # By id(state): the ids of the session objects with that state, and their runs by
-    # invocation id. ADK 2.0 gives each node of a workflow a copy of the session.
-    _runs: dict[int, tuple[set[int], dict[str, Run]]] = field(default_factory=dict)
+    # By `id()` of the dict of session state.
+    _runs_by_state: dict[int, _RunsOfState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.has_namespaced_keys = self.settings.state_keys == "namespaced"
@@ -296,42 +321,48 @@ class Guard:
         return wanted
 
     def run(self, invocation: InvocationContext) -> Run:
-        """Returns what is remembered of a run.
+        """Returns the memory of a run, a new one if needed.
 
-        A cancelled run calls none of the plugin's callbacks. So a run is forgotten with
-        its session object, which session services make anew for each run.
+        A run is found by its dict of session state. ADK 2.0 gives each node of a
+        workflow a copy of the session object, and all copies have the same dict.
+
+        A run is forgotten with the last session object that has the dict. A cancelled
+        run calls none of the plugin's callbacks, but session services make new session
+        objects for each run. The finalizer is one of the session object, because Python
+        allows none for a dict.
         """
         session = invocation.session
         state_id = id(session.state)
         session_id = id(session)
-        sessions, runs = self._runs.setdefault(state_id, (set(), {}))
-        if session_id not in sessions:
-            sessions.add(session_id)
+        runs = self._runs_by_state.setdefault(state_id, _RunsOfState(set(), {}))
+        if session_id not in runs.session_ids:
+            runs.session_ids.add(session_id)
             finalizer = weakref.finalize(
                 session, self._forget_session, state_id, session_id
             )
             finalizer.atexit = False
 
-        run = runs.get(invocation.invocation_id)
-        if run is None:
-            run = Run(invocation, self.recorded)
-            runs[invocation.invocation_id] = run
-        return run
+        known_run = runs.by_invocation.get(invocation.invocation_id)
+        if known_run is not None:
+            return known_run
+        new_run = Run(invocation, self.recorded)
+        runs.by_invocation[invocation.invocation_id] = new_run
+        return new_run
 
     def pop_run(self, invocation: InvocationContext) -> Run:
-        """Returns what is remembered of a run that has ended, and forgets it."""
-        run = self.run(invocation)
-        _, runs = self._runs[id(invocation.session.state)]
-        runs.pop(run.invocation_id, None)
-        return run
+        """Returns the memory of a run that has ended, and forgets it."""
+        ended_run = self.run(invocation)
+        runs = self._runs_by_state[id(invocation.session.state)]
+        runs.by_invocation.pop(ended_run.invocation_id, None)
+        return ended_run
 
     def _forget_session(self, state_id: int, session_id: int) -> None:
         """Forgets a session object; with the last one of a state, also its runs."""
-        sessions, runs = self._runs[state_id]
-        sessions.discard(session_id)
-        if not sessions:
-            del self._runs[state_id]
-            for run in runs.values():
+        runs = self._runs_by_state[state_id]
+        runs.session_ids.discard(session_id)
+        if not runs.session_ids:
+            del self._runs_by_state[state_id]
+            for run in runs.by_invocation.values():
                 run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
@@ -348,8 +379,8 @@ class Guard:
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
         """Lets an event carry the values that no event before it has carried.
 
-        It also lets it carry the name of a saved artifact, unless the event has text or
-        a long-running call. A partial event carries nothing.
+        The event also carries the name of a saved artifact, unless it has text or a
+        long-running call. A partial event carries nothing.
         """
         run = self.run(invocation)
         if event.partial:

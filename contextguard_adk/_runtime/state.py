@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.sessions.state import State
 from pydantic import ValidationError
@@ -38,28 +38,30 @@ SUMMARIES_KEY = "context_guard:summaries"
 """Set to "stored" in session state, no summary is paid for in the session."""
 
 EVENTS_SINCE_KEY = "context_guard:events_since:"
-"""Before an agent's name: since when it needs events, in seconds since the epoch; None
-means all of them."""
+"""A prefix of an agent's name. The value is the time since when the agent needs events,
+in seconds since the epoch; None if it needs all of them."""
 
 FOCUS_KEY = "context_guard:compact_focus"
 REFUSED_KEY = "context_guard:compact_refused"
 
 COMPACTED_KEY = "context_guard:compacted:"
-"""Before an agent's name: one line on its last compaction, for people."""
+"""A prefix of an agent's name. The value is one line on the agent's last compaction,
+for people."""
 
 USAGE_KEY = "context_guard:usage:"
-"""Before an agent's name: one line on how full its window is, for people."""
+"""A prefix of an agent's name. The value is one line on how full the agent's window is,
+for people."""
 
 PIN_KEY = "context_guard:pin:"
-"""Before an owner, `:` and a name: a pinned text. The owner is an agent, an agent with
-`@` and its scope, or "" for all agents."""
+"""A prefix of an owner, `:` and the name of a pin. The value is the pinned text. The
+owner is an agent, an agent with `@` and its scope, or "" for all agents."""
 
 MAX_FOCUS_CHARS = 1_000
-"""Of one text that says what a summary should keep above all."""
+"""The most characters of one text that says what a summary should keep above all."""
 
 MAX_SCOPES = 16
-"""Branches and isolation scopes of one agent that are kept; the oldest go, but none
-in which the agent is at work."""
+"""The most branches and isolation scopes of one agent that are kept. The oldest ones
+are cleared, except those in which the agent is at work."""
 
 _FOR_PEOPLE = COMPACTED_KEY, USAGE_KEY, PIN_KEY
 
@@ -107,7 +109,7 @@ class RunWrites:
     Attributes:
         state: The run's own copy of session state, which all its callbacks read.
         pending: The values that no event has carried yet, by scope and key.
-        given: The keys that ADK got together with an answer; they are still pending.
+        given: The keys of pending values that `give` has returned already.
         owners: The agents that are at work, each with its scope.
     """
 
@@ -131,17 +133,18 @@ class RunWrites:
         A value that somebody else has replaced in the state is dropped.
         """
         scopes = [scope] if scope else list(self.pending)
-        current = dict[str, Any]()
+        taken = dict[str, Any]()
         for each in scopes:
             for key, value in self.pending.pop(each, {}).items():
                 if state.get(key) == value:
-                    current[key] = value
-        return _put_lines_first(current)
+                    taken[key] = value
+        return _put_lines_first(taken)
 
     def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Gives ADK the pending values of a scope once.
+        """Returns the pending values of a scope that it has not returned before.
 
-        They stay pending, as ADK may drop the event that carries them.
+        ADK gets them together with an answer. They stay pending, because ADK may drop
+        the event that carries them.
         """
         new = {
             key: value
@@ -150,6 +153,13 @@ class RunWrites:
         }
         self.given.update(new)
         return _put_lines_first(new)
+
+
+class _Entry(NamedTuple):
+    """A key of session state, and its value; None if it has none."""
+
+    key: str
+    value: Any
 
 
 class AgentState:
@@ -198,18 +208,19 @@ class AgentState:
         state = self._state
         return state.to_dict() if isinstance(state, State) else state
 
-    def _find(self, name: str) -> tuple[str, Any]:
-        """Returns the key of a value and the value, or the other form's key and value.
+    def _find(self, name: str) -> _Entry:
+        """Returns the value of a name with its key, under the form that has a value.
 
-        The other form is looked up where nothing stands under the agent's own form.
+        If neither form has one, the entry has the key of the other form, and None.
         """
         values = self._values
         key = self._form.format(name=name, owner=self.owner)
         value = values.get(key)
         if value is not None:
-            return key, value
+            return _Entry(key, value)
+
         other_key = self._other_form.format(name=name, owner=self.owner)
-        return other_key, values.get(other_key)
+        return _Entry(other_key, values.get(other_key))
 
     def read(self, name: str) -> Any:
         """Returns a value of this agent, under either form of its key, or None."""
@@ -225,26 +236,30 @@ class AgentState:
     def record(self) -> AgentRecord:
         """The record, which holds everything beside the documented keys.
 
-        It is empty where the stored one cannot be used.
+        It is empty if none is stored, or if the stored one cannot be read. An empty one
+        keeps the version of a later release, so that nobody overwrites the stored one.
         """
         key, stored = self._find("record")
         if stored is None:
             return AgentRecord(version=VERSION)
 
-        found = _VERSION.match(stored) if isinstance(stored, str) else None
-        stored_version = int(found[1]) if found else 0
-        record = AgentRecord(version=max(stored_version, VERSION))
-        use = "cannot be read"
+        # '{"version": 3, …' -> 3
+        version_match = _VERSION.match(stored) if isinstance(stored, str) else None
+        stored_version = int(version_match[1]) if version_match else 0
+        empty_record = AgentRecord(version=max(stored_version, VERSION))
+
+        stored_record: AgentRecord | None = None
         try:
             text = _validate(key, "record", stored)
             if text:
-                record = AgentRecord.model_validate_json(text)
-                use = "is used"
+                stored_record = AgentRecord.model_validate_json(text)
         except (ValidationError, RecursionError):
-            if not record.is_newer:
+            if not empty_record.is_newer:
                 _warn(key, stored, "a record of this version")
 
+        record = empty_record if stored_record is None else stored_record
         if record.is_newer:
+            use = "cannot be read" if stored_record is None else "is used"
             message = (
                 "Session state %r is of version %d, from a later release, and %s. It "
                 "stays as it is; requests are cut where they do not fit."
@@ -262,7 +277,11 @@ class AgentState:
         self._write_record(self.record.model_copy(update={"has_recall": True}))
 
     def note_help(self, helped: Mapping[str, str]) -> None:
-        """Remembers what helped where the provider refused the form of a history."""
+        """Remembers the forms that helped after the provider refused a request.
+
+        Args:
+            helped: The forms, in the format of `AgentRecord.helped`; {} for none.
+        """
         update = {"helped": dict(helped) or None}
         self._write_record(self.record.model_copy(update=update))
 
@@ -272,10 +291,10 @@ class AgentState:
         self._write_record(self.record.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
-        """Returns the stored summary, if it was made in this very scope."""
+        """Returns the stored summary if it was made in this scope, else None."""
         summary = self.record.summary
         text = self.read("summary")
-        # "" says that messages were dropped; None that the text is lost or broken.
+        # A text of "" is valid: messages were dropped. None says that the text is lost.
         if summary is None or summary.scope != scope or text is None:
             return None
         return summary.model_copy(update={"text": text})
@@ -339,19 +358,23 @@ class AgentState:
     def _list_scopes(self, key: str) -> list[str]:
         """Returns the scopes with values of this agent; this scope stands last.
 
+        If parallel branches write the list of scopes at once, only one of them stays in
+        it. So scopes that are not listed are found by their values.
+
         Args:
-            key: The key of the list of scopes. Of parallel branches that wrote to it
-                at once only one is listed, so others are found by their values.
+            key: The key of the list of scopes.
         """
-        noted = self.read_at(key, "scopes") or []
-        others = [scope for scope in noted if scope != self._scope]
+        listed = self.read_at(key, "scopes") or []
+        other_listed = [scope for scope in listed if scope != self._scope]
 
-        known = {*noted, self._scope}
+        # "__context_guard_last_heuristic_agent@" is followed by a scope.
         count_prefix = self.key("last_heuristic").removesuffix(self._scope)
-        found = [scope for scope in self.find(count_prefix) if scope not in known]
+        scopes_with_count = self.find(count_prefix)
+        known = {*listed, self._scope}
+        unlisted = [scope for scope in scopes_with_count if scope not in known]
 
-        ordered = [*found, *others, self._scope]
-        return ordered[-4 * MAX_SCOPES :]
+        oldest_first = [*unlisted, *other_listed, self._scope]
+        return oldest_first[-4 * MAX_SCOPES :]
 
     def _clear(self, old: AgentState) -> None:
         """Clears the values and pins of the agent in an old scope."""
@@ -364,16 +387,21 @@ class AgentState:
 
     @property
     def _requests(self) -> list[str]:
-        """Suffixes of the keys of open requests: "" for one to any agent."""
+        """The suffixes of the keys of the open requests for a compaction.
+
+        The suffix is "" for a request to any agent, and `:` with the agent's name for a
+        request to this agent.
+        """
         values = self._values
         suffixes = ("", f":{self.agent}")
         return [each for each in suffixes if values.get(COMPACT_NOW_KEY + each) is True]
 
     @property
     def requested_focus(self) -> str | None:
-        """The focus of a compaction that was asked for; None where none was.
+        """The focus of a compaction that was asked for; None if none was asked for.
 
-        It says what the summary should keep above all; "" for nothing in particular.
+        The focus says what the summary should keep above all. It is "" if the request
+        names nothing.
         """
         requests = self._requests
         if not requests:
@@ -384,10 +412,10 @@ class AgentState:
         return "\n".join(texts)
 
     def answer_request(self, refusal: str = "") -> None:
-        """Takes the request for a compaction back: it was served, or is refused.
+        """Clears the requests for a compaction, which was made or is refused.
 
         Args:
-            refusal: Why it is refused; "" where it was served.
+            refusal: The reason of the refusal; "" if the compaction was made.
         """
         if refusal:
             message = "The compaction that was asked for is refused for agent %r: %s."
@@ -399,7 +427,7 @@ class AgentState:
             self._replace_text(REFUSED_KEY + suffix, refusal)
 
     def _replace_text(self, key: str, text: str) -> None:
-        """Writes a text where another one stands; "" is the same as no value."""
+        """Writes a text if the key has another one; no value is the same as ""."""
         if (self._values.get(key) or "") != text:
             self.set(key, text)
 

@@ -192,7 +192,7 @@ class Ask:
         if self.failures:
             first = self.failures[0]
             failure = name_error(first.__cause__ or first)
-        self._memory.add_costs(usage, cost)
+        self._memory.add_summary_costs(usage, cost)
         return {
             "model": name,
             "failure": failure,
