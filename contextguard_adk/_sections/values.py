@@ -211,7 +211,10 @@ def _read(value: JsonValue) -> _Known:
 
 
 def _read_number(value: JsonValue) -> int:
-    return min(max(0, value), 4 * MAX_VALUES_TOKENS) if isinstance(value, int) else 0
+    """Returns a stored number, 0 at least; 0 for a value that is no number."""
+    if not isinstance(value, int) or value < 0:
+        return 0
+    return min(value, 4 * MAX_VALUES_TOKENS)  # More bytes than a list has.
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
