@@ -236,3 +236,28 @@ def excerpt(text: str, max_bytes: int) -> str:
     head = raw[:head_bytes].decode("utf-8", "ignore")
     tail = raw[len(raw) - tail_bytes :].decode("utf-8", "ignore")
     return f"{head}…{tail}"
+
+
+def fit_bytes(
+    budget_tokens: float,
+    correction: float,
+    write: Callable[[int], str],
+    count: TokenCounter,
+) -> int:
+    """Returns how many bytes a text may take, so that it fits into a budget of tokens.
+
+    The first guess is three bytes for each token. The text of this size is written and
+    counted. If it has too many tokens, the guess is reduced in proportion.
+
+    Args:
+        budget_tokens: The most tokens that the text may take.
+        correction: The factor between estimates and the provider's counts. A factor
+            below 1 is not used: it would make the guess larger.
+        write: Writes the text with at most so many bytes.
+        count: Counts the tokens of a text.
+    """
+    guess_bytes = int(budget_tokens * 3 / max(1.0, correction))
+    tokens = count(write(guess_bytes))
+    if tokens <= budget_tokens:
+        return guess_bytes
+    return int(guess_bytes * budget_tokens / tokens)

@@ -14,6 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from google.genai import types
 from pydantic import JsonValue
@@ -28,13 +29,29 @@ from contextguard_adk._support.phrases import DONE, quote_line
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-DONE_RATIO = 0.10  # Of the window, for the list.
-MAX_TEXT_CHARS = 1_000  # Of an argument or a result; the rest is not read.
-MAX_TEXT_BYTES = 80  # Of an argument or an outcome, in a line for each call.
-MAX_TELLING_BYTES = 200  # Of a telling argument: a path, a URL.
-EVER_FEWER_BYTES = (MAX_TELLING_BYTES, 48, 16)  # Of one, while the list is too long.
-MAX_FLAT_FIELDS = 20  # Of a dict in arguments; a larger one is a single text.
-MAX_FLAT_DEPTH = 3  # Of dicts within dicts.
+DONE_RATIO = 0.10
+"""The list takes at most this part of the window."""
+
+MAX_TEXT_CHARS = 1_000
+"""Only so many characters of an argument or a result are read."""
+
+MAX_TEXT_BYTES = 80
+"""In a line for each call, an argument or an outcome takes at most this."""
+
+MAX_TELLING_BYTES = 200
+"""A telling argument, as a path or a URL, takes at most this."""
+
+EVER_FEWER_BYTES = (MAX_TELLING_BYTES, 48, 16)
+"""In a line for each tool, a telling argument takes at most one of these.
+
+The smaller ones are tried while the list is too long.
+"""
+
+MAX_FLAT_FIELDS = 20
+"""A dict in arguments with more fields than this is a single text."""
+
+MAX_FLAT_DEPTH = 3
+"""A dict below so many others is a single text."""
 
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
@@ -61,7 +78,16 @@ _NO_ERROR: tuple[object, ...] = (
 
 @dataclass(frozen=True)
 class _Call:
-    """A completed call; each of its texts is one line."""
+    """A completed call; each of its texts is one line.
+
+    Attributes:
+        name: The name of the tool.
+        args: Its arguments as texts, by name; small dicts in them are taken apart.
+        outcome: The beginning of its result; "" for an empty one.
+        handle: A hash of the whole result, with which it can be recalled; "" where the
+            recall tool is missing.
+        is_failed: Whether the result tells of an error.
+    """
 
     name: str
     args: dict[str, str]
@@ -90,16 +116,23 @@ class DoneCalls(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Lists the calls anew, also those that an earlier summary stood for."""
-        steps = sorted(covered.intersection(turn.history.running_turn))
-        wholes = turn.history.contents if turn.has_recall else None
-        told_parts = walk_parts(turn.history.told, steps, wholes=wholes)
-        calls = self._find_completed(told_parts, turn.history.memo)
+        """Lists the calls of the running turn among all covered messages.
+
+        Calls that an earlier summary has replaced are listed again. The result is "" if
+        there are none, or if no list of them fits.
+        """
+        history = turn.history
+        indexes = sorted(covered.intersection(history.running_turn))
+        wholes = history.contents if turn.has_recall else None
+        told_parts = walk_parts(history.told, indexes, wholes=wholes)
+        calls = self._find_completed(told_parts, history.memo)
 
         def count(text: str) -> int:
-            """Counts a text; one that session state has no room for never fits."""
+            """Counts a text; a text that is too large for session state never fits."""
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
-            return turn.count(text) if stored_bytes <= 4 * room_tokens else sys.maxsize
+            if stored_bytes > 4 * room_tokens:
+                return sys.maxsize
+            return turn.count(text)
 
         max_tokens = int(turn.budgets.working_tokens * DONE_RATIO)
         return _write_within(calls, max_tokens, count)
@@ -112,12 +145,15 @@ class DoneCalls(Section):
         count: TokenCounter,
         memo: Memo,
     ) -> str:
-        """Lists the completed calls among the messages that are left out."""
+        """Lists the completed calls among messages that are left out; "" for none."""
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
     def _find_completed(self, told_parts: Iterable[Said], memo: Memo) -> list[_Call]:
-        """Returns the calls whose results are among these parts."""
+        """Returns the calls whose results are among these parts, in their order.
+
+        Calls that another section lists, and calls of the recall tool, are left out.
+        """
         calls = []
         for told in told_parts:
             response = told.part.function_response
@@ -126,7 +162,7 @@ class DoneCalls(Section):
                 continue
 
             outcome, is_failed = memo.remember(_read_result, told.part, (told.part,))
-            # The handle leads to the whole result, which may be shown shortened.
+            # The part may be shortened. The handle leads to the whole result.
             whole = told.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {
@@ -139,11 +175,14 @@ class DoneCalls(Section):
 
 
 def _read_result(part: types.Part) -> tuple[str, bool]:
-    """Returns the outcome of a call in one line, and whether the call failed."""
+    """Returns the outcome of a call in one line, and whether the call failed.
+
+    A failure is found by its words. A result that is no JSON is searched for them as it
+    is; in JSON, fields that deny an error are not searched.
+    """
     payload = payload_of(part)
     outcome = _one_line(payload)
 
-    # A result that is no JSON is searched for a failure as it stands.
     searched = outcome
     with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(
@@ -154,7 +193,10 @@ def _read_result(part: types.Part) -> tuple[str, bool]:
 
 
 def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Returns the fields without those that deny an error, as `"error": "none"`."""
+    """Returns a JSON object without the fields that deny an error.
+
+    An example of such a field: `"error": "none"`.
+    """
     kept = {}
     for name, value in pairs:
         folded = value.lower() if isinstance(value, str) else value
@@ -170,15 +212,14 @@ def _flatten(
     """Yields names and values of arguments, with small dicts taken apart.
 
     Each value inside a dict may tell calls apart. An example: `{"file": {"path": "a"}}`
-    yields "file.path" and "a".
+    yields "file.path" and "a". Empty, large and deep dicts are yielded whole.
     """
     for key, value in args.items():
         name = f"{prefix}{key}"
         is_deep = name.count(".") >= MAX_FLAT_DEPTH
-        if not isinstance(value, dict) or is_deep:
-            yield name, value
-        elif 0 < len(value) <= MAX_FLAT_FIELDS:
-            yield from _flatten(value, f"{name}.")
+        is_small = isinstance(value, dict) and 0 < len(value) <= MAX_FLAT_FIELDS
+        if isinstance(value, dict) and is_small and not is_deep:
+            yield from _flatten(value, prefix=f"{name}.")
         else:
             yield name, value
 
@@ -206,28 +247,29 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
 
 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
-    """Yields lists of lines, each list shorter than the one before.
+    """Yields the lines of ever shorter lists.
 
     - The first list has a line for each call.
     - The next lists have a line for each tool, with the telling arguments of its calls.
     - The last lists have the newest calls in such lines, and the number of the others.
 
-    Every list tells which of its calls failed.
+    Every list shows which of its calls failed.
     """
-    telling = _find_telling(calls)
-    with_short_args = _shorten_args(calls, MAX_TEXT_BYTES, telling)
+    telling_names = _find_telling(calls)
+    with_short_args = _shorten_args(calls, MAX_TEXT_BYTES, telling_names)
     yield [_write_line(call) for call in with_short_args]
 
     with_telling_args = []
     for call in calls:
-        names = telling[call.name]
+        names = telling_names[call.name]
         args = {name: text for name, text in call.args.items() if name in names}
         with_telling_args.append(replace(call, args=args))
     for most_bytes in EVER_FEWER_BYTES:
         with_telling_args = _shorten_args(with_telling_args, most_bytes)
         yield _write_groups(with_telling_args)
 
-    # An eighth of the calls goes each time: a step is small, and the steps are few.
+    # The oldest eighth of the calls is dropped each time. So little is lost with one
+    # step, and there are only few steps.
     newest = with_telling_args
     while len(newest) > 1:
         newest = newest[len(newest) // 8 + 1 :]
@@ -236,7 +278,7 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 
 
 def _write_line(call: _Call) -> str:
-    """Writes one call; its handle is named where the outcome is not shown whole.
+    """Writes one call, with its handle if the outcome is not shown whole.
 
     An example: "- read_file(path=a.txt) → The first words … [item 1f3c]".
     """
@@ -255,9 +297,11 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
 
 
 def _write_group(group: Sequence[_Call]) -> str:
-    """Writes the calls of one tool in one line; shared arguments stand there once.
+    """Writes the calls of one tool in one line.
 
-    An example: "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
+    The arguments that all calls share are written once, in the head of the line. Each
+    call has an item with its other arguments. An example with two calls:
+    "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
     """
     names = list(dict.fromkeys(name for call in group for name in call.args))
     differing_names = [
@@ -266,7 +310,7 @@ def _write_group(group: Sequence[_Call]) -> str:
     head_args = {
         name: group[0].args[name] for name in names if name not in differing_names
     }
-    # The calls are listed without the name of their only argument, so the head has it.
+    # If one argument differs, the items leave out its name. So the head has the name.
     if len(differing_names) == 1:
         head_args[differing_names[0]] = "…"
 
@@ -280,7 +324,10 @@ def _write_group(group: Sequence[_Call]) -> str:
 
 
 def _write_item(call: _Call, names: Sequence[str]) -> str:
-    """Writes the named arguments of a call, and whether the call failed."""
+    """Writes the named arguments of a call, and whether the call failed.
+
+    The name of a single argument is left out.
+    """
     args = {name: call.args[name] for name in names if name in call.args}
     texts = _name_args(args) if len(names) > 1 else args.values()
     text = ", ".join(texts)
@@ -306,8 +353,9 @@ def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
 def _find_telling_args(group: Sequence[_Call]) -> frozenset[str]:
     """Returns the names of the telling arguments of one tool's calls.
 
-    An argument is taken if it tells more calls apart than those taken before it, and
-    short ones are tried first. Of a single call every argument is taken.
+    - A single call has nothing to be told apart from: all its arguments are returned.
+    - Of several calls, an argument is taken if more calls differ with it than with the
+      arguments that were taken before. Arguments with short texts are tried first.
     """
     total_chars = defaultdict[str, int](int)
     for call in group:
@@ -317,7 +365,7 @@ def _find_telling_args(group: Sequence[_Call]) -> frozenset[str]:
         return frozenset(total_chars)
 
     taken: list[str] = []
-    distinct_count = 1  # Of calls, by the arguments that are taken.
+    distinct_count = 1  # How many calls differ in the arguments that are taken.
     for name in sorted(total_chars, key=lambda name: (total_chars[name], name)):
         wider = [*taken, name]
         distinct = {tuple(call.args.get(each) for each in wider) for call in group}
@@ -327,36 +375,45 @@ def _find_telling_args(group: Sequence[_Call]) -> frozenset[str]:
     return frozenset(taken)
 
 
+class _Argument(NamedTuple):
+    """An argument of a tool: the names of both."""
+
+    tool: str
+    name: str
+
+
 def _shorten_args(
     calls: Sequence[_Call],
     most_bytes: int,
-    telling: Mapping[str, frozenset[str]] | None = None,
+    telling_names: Mapping[str, frozenset[str]] | None = None,
 ) -> list[_Call]:
     """Returns the calls with shorter arguments.
 
     Args:
         calls: The calls.
         most_bytes: The most that one argument may take.
-        telling: The telling arguments of each tool. They may take `MAX_TELLING_BYTES`.
-            None if all arguments may take the same.
+        telling_names: The names of each tool's telling arguments, which may take
+            `MAX_TELLING_BYTES`. None if `most_bytes` is for all arguments.
     """
-    # One argument of one tool is shortened for all calls at once, so that its texts
+    # An argument of a tool is shortened for all calls at once, so that different texts
     # stay different.
-    texts_of = defaultdict[tuple[str, str], list[str]](list)
+    texts_of = defaultdict[_Argument, list[str]](list)
     for call in calls:
         for name, text in call.args.items():
-            texts_of[call.name, name].append(text)
+            texts_of[_Argument(call.name, name)].append(text)
 
-    short_texts: dict[tuple[str, str], dict[str, str]] = {}
-    for (tool, name), texts in texts_of.items():
-        is_telling = telling is not None and name in telling[tool]
-        text_bytes = MAX_TELLING_BYTES if is_telling else most_bytes
-        short_texts[tool, name] = _shorten_alike(texts, text_bytes)
+    short_texts: dict[_Argument, dict[str, str]] = {}
+    for argument, texts in texts_of.items():
+        argument_bytes = most_bytes
+        if telling_names and argument.name in telling_names[argument.tool]:
+            argument_bytes = MAX_TELLING_BYTES
+        short_texts[argument] = _shorten_alike(texts, argument_bytes)
 
     shortened = []
     for call in calls:
         args = {
-            name: short_texts[call.name, name][text] for name, text in call.args.items()
+            name: short_texts[_Argument(call.name, name)][text]
+            for name, text in call.args.items()
         }
         shortened.append(replace(call, args=args))
     return shortened
@@ -365,14 +422,15 @@ def _shorten_args(
 def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
     """Returns an excerpt of each text, by the text.
 
-    Where some excerpts would be alike, each leaves out the beginning and the end that
-    all texts share.
+    If two excerpts would be equal, every excerpt leaves out the beginning and the end
+    that all texts share. An example: in 7 bytes, "data/2024/a.csv" and
+    "data/2024/b.csv" become "…a…" and "…b…".
     """
     excerpts = {text: excerpt(text, most_bytes) for text in texts}
     if len(set(excerpts.values())) == len(excerpts):
         return excerpts
 
-    find_shared = os.path.commonprefix  # Of any texts, not only of paths.
+    find_shared = os.path.commonprefix  # It takes any texts, not only paths.
     start_chars = len(find_shared(list(excerpts)))
     # A shared end is a shared beginning of the texts read backwards.
     backwards = [text[start_chars:][::-1] for text in excerpts]

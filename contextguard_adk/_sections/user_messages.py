@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import textwrap
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,16 +15,35 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
-from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._measuring.budgets import excerpt, fit_bytes
 from contextguard_adk._support.phrases import USER_MESSAGES, quote
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-WHOLE_RATIO = 0.5  # Of the budget for messages word for word, where some are shortened.
-MAX_STORED_BYTES = 6 * 1024  # Of excerpts in session state, as JSON.
+WHOLE_RATIO = 0.5
+"""Where some messages are shortened, the whole ones take at most this part."""
+
+MAX_STORED_BYTES = 6 * 1024
+"""The most that the excerpts in session state take, before they are JSON."""
+
 MAX_SENTENCE_CHARS = 240
-MAX_HEADING_BYTES = 100  # Of a line with a colon, before each line below it.
-MAX_READ_BYTES = 16 * 1024  # Of one message; longer ones have something pasted in.
+MAX_HEADING_BYTES = 100
+"""The most that is repeated of a heading, before each sentence below it."""
+
+MAX_READ_BYTES = 16 * 1024
+"""Only an excerpt of this size is read of a longer message: it has pasted text."""
+
+FIRST_MARKS_BYTES = 8
+"""The first kept sentence of a text has a mark before it and one after it.
+
+Each of these marks takes 3 bytes, and a space.
+"""
+
+NEXT_MARK_BYTES = 2
+"""A mark and two spaces before another kept sentence of a text take 5 bytes.
+
+The measured size has 3 bytes for a dash and a line break, which it does not need.
+"""
 
 _GAP = "…"
 _SENTENCE = re.compile(r"(?<=[.!?…;])(?<!^\d\.)\s+|(?<=[。！？；।])")  # noqa: RUF001
@@ -48,16 +67,36 @@ class _Known(BaseModel):
     """A stored value, with which the messages are shown again.
 
     Attributes:
-        bytes: What the messages may take.
-        quoted: The fingerprint of the request that is quoted elsewhere; "" for none.
+        max_bytes: The most that the shown messages may take.
+        request_fingerprint: The fingerprint of the covered request, which the
+            continuation after the summary quotes; "" for none.
         digest: A hash of the other messages; "" where later requests may lack some.
-        excerpts: Excerpts of the messages; the last one is of a request that is quoted.
+        excerpts: Excerpts of the messages. If there is a `request_fingerprint`, the
+            last one is of that request.
     """
 
-    bytes: int = Field(default=0, ge=0, le=200_000)
-    quoted: str = ""
+    max_bytes: int = Field(default=0, ge=0, le=200_000, alias="bytes")
+    request_fingerprint: str = Field(default="", alias="quoted")
     digest: str = ""
     excerpts: list[str] = []
+
+    def excerpts_beside(self, request_fingerprint: str) -> list[str]:
+        """Returns the excerpts of all messages but a request; "" for no request."""
+        if request_fingerprint and request_fingerprint == self.request_fingerprint:
+            return self.excerpts[:-1]
+        return self.excerpts
+
+
+class _Request(NamedTuple):
+    """The current request, if the summary replaces it; else both texts are "".
+
+    Attributes:
+        text: Its text.
+        fingerprint: Its fingerprint.
+    """
+
+    text: str
+    fingerprint: str
 
 
 class UserMessages(Section):
@@ -75,69 +114,72 @@ class UserMessages(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the size of the section, and excerpts of the messages."""
+        """Returns the size of the section, and excerpts of the messages.
+
+        The keys of the result are those that `_Known` reads.
+        """
         history = turn.history
         user_indexes = covered.intersection(history.user_messages)
 
-        # The current request is quoted elsewhere, so it is kept apart from the others.
-        request_index = history.request_index
-        request_texts: tuple[str, ...] = ()
-        quoted = ""
-        if request_index is not None and request_index in user_indexes:
-            request_texts = _read_texts(history, [request_index])
-        if request_index is not None and request_texts:
-            quoted = history.fingerprint(request_index).hex()
+        # The continuation quotes the current request, so the list does not show it.
+        request = _read_request(history, user_indexes)
+        new_indexes = user_indexes - {history.request_index}
 
         # Messages that are not loaded any more are known by their excerpts alone.
-        before = _read(known)
+        older = _read(known)
         older_texts: list[str] = []
-        new_indexes = user_indexes - {request_index}
-        if history.is_partial and before.excerpts:
-            older_texts = before.excerpts
-            if quoted and before.quoted == quoted:
-                older_texts = before.excerpts[:-1]  # The last one is of the request.
+        if history.is_partial and older.excerpts:
+            older_texts = older.excerpts_beside(request.fingerprint)
             new_indexes -= history.covered
         texts = (*older_texts, *_read_texts(history, new_indexes))
 
-        # Three bytes a token are a first guess. What it gives is counted, and scaled.
-        guess_bytes = int(turn.user_tokens * 3 / max(1.0, turn.correction))
-        tokens = turn.count(_write_lines(condense(texts, guess_bytes)))
-        max_bytes = guess_bytes
-        if tokens > turn.user_tokens:
-            max_bytes = int(guess_bytes * turn.user_tokens / tokens)
+        max_bytes = fit_bytes(
+            turn.user_tokens,
+            turn.correction,
+            write=lambda size_bytes: _write_lines(condense(texts, size_bytes)),
+            count=turn.count,
+        )
 
+        # Session state has less room. Escapes in JSON may double the size of a text.
         stored_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        # Quotes and control characters take more room in JSON.
         excerpts = _fit_as_json(condense(texts, stored_bytes), 2 * stored_bytes)
-        request_excerpts = [excerpt(text, stored_bytes // 4) for text in request_texts]
+        if request.text:
+            excerpts.append(excerpt(request.text, stored_bytes // 4))
         return {
             "bytes": max_bytes,
-            "quoted": quoted,
+            "quoted": request.fingerprint,
             "digest": _digest(texts) if history.repeats(user_indexes) else "",
-            "excerpts": [*excerpts, *request_excerpts],
+            "excerpts": [*excerpts],
         }
 
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the messages, each after a dash; nothing of the current request."""
+        """Returns the messages, each after a dash, without the quoted request.
+
+        The result is "" where there is no message. Stored excerpts are shown where the
+        covered contents are not those of `write`.
+        """
         known = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
-        quoted_indexes = [
+
+        # Of equal requests the newest one is quoted. It may not be covered any more.
+        request_indexes = [
             index
             for index in user_indexes
-            if history.fingerprint(index).hex() == known.quoted
+            if history.fingerprint(index).hex() == known.request_fingerprint
         ]
-        request_index = max(quoted_indexes, default=None)
+        request_index = max(request_indexes, default=None)
         texts = _read_texts(history, user_indexes - {request_index})
 
-        is_rewound = history.is_rewound and known.digest and not history.is_partial
-        if is_rewound or _digest(texts) == known.digest:
-            shown = condense(texts, known.bytes)
+        # After a rewind fewer messages are covered, but each of them is there.
+        is_whole = history.is_rewound and known.digest and not history.is_partial
+        if is_whole or _digest(texts) == known.digest:
+            shown: Sequence[str] = condense(texts, known.max_bytes)
         elif request_index is None:
-            shown = tuple(known.excerpts)
+            shown = known.excerpts
         else:
-            shown = tuple(known.excerpts[:-1])
+            shown = known.excerpts_beside(known.request_fingerprint)
 
         if not shown:
             return ""
@@ -153,7 +195,19 @@ def _read(value: JsonValue) -> _Known:
         return _Known()
 
 
+def _read_request(history: History, user_indexes: Collection[int]) -> _Request:
+    """Returns the current request, if these messages have it and it has a text."""
+    index = history.request_index
+    if index is None or index not in user_indexes:
+        return _Request(text="", fingerprint="")
+
+    text = content_text(history.told[index]).strip()
+    fingerprint = history.fingerprint(index).hex() if text else ""
+    return _Request(text, fingerprint)
+
+
 def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
+    """Returns the texts of messages in their order, without empty ones."""
     texts = (content_text(history.told[index]).strip() for index in sorted(indexes))
     return tuple(text for text in texts if text)
 
@@ -168,7 +222,10 @@ def _write_lines(texts: Sequence[str]) -> str:
 
 
 def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
-    """Drops texts until the others fit; the first one is the task, and goes last."""
+    """Returns texts without the oldest ones, so that the others fit as JSON.
+
+    The first text is the user's task, so it is the last one that is dropped.
+    """
     kept = [*texts]
     while kept and len(json.dumps(kept)) > max_bytes:
         oldest = 1 if len(kept) > 1 else 0
@@ -177,54 +234,62 @@ def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
 
 
 def _digest(texts: Sequence[str]) -> str:
-    said = b"\0".join(text.encode("utf-8", "replace") for text in texts)
-    return hashlib.blake2b(said, digest_size=8).hexdigest()
+    joined = b"\0".join(text.encode("utf-8", "replace") for text in texts)
+    return hashlib.blake2b(joined, digest_size=8).hexdigest()
 
 
 @lru_cache(maxsize=16)  # Every request repeats the messages before it.
 def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
-    """Keeps the newest texts whole, and of the others the most telling sentences.
+    """Returns texts that take at most `max_bytes` in a list, in their order.
 
-    Sentences that command, forbid or name something have priority, as have those with
-    words of their own. The sentences of one text stay in their order.
+    - If all texts fit, they are returned as they are.
+    - Otherwise the newest texts stay whole, up to half of the room. Each older text is
+      shortened to its most telling sentences, or left out.
+
+    Sentences that command, forbid or name something have priority, and sentences with
+    words that stand nowhere else. The sentences of one text stay in their order.
     """
     sizes_bytes = _measure_lines(texts)
     if sum(sizes_bytes) <= max_bytes:
         return texts
 
-    # The newest texts stay whole, while they take half of the room.
+    # The newest texts stay whole. The others are the older texts.
     whole_bytes = 0
-    first_whole = len(texts)
+    older_count = len(texts)
     for size_bytes in reversed(sizes_bytes):
         if whole_bytes + size_bytes > max_bytes * WHOLE_RATIO:
             break
         whole_bytes += size_bytes
-        first_whole -= 1
+        older_count -= 1
 
     split = [_split(text) for text in texts]
-    split_sizes_bytes = [_measure_lines(sentences) for sentences in split]
-    kept_sentences = set[str]()  # None of them is shown twice.
-    for sentences in split[first_whole:]:
-        kept_sentences.update(sentences)
+    shown_sentences = set[str]()  # No sentence is shown twice.
+    for sentences in split[older_count:]:
+        shown_sentences.update(sentences)
 
-    # Of the older texts the best sentences stay, as many as fit: by the number of the
-    # text, the numbers of its sentences.
+    # The most telling sentences of all older texts are kept, while they fit.
+    older = split[:older_count]
+    older_sizes_bytes = [_measure_lines(sentences) for sentences in older]
+    kept_numbers: list[list[int]] = [[] for _ in older]
     left_bytes = max_bytes - whole_bytes
-    chosen = defaultdict[int, list[int]](list)
-    for text_number, sentence_number in _rank(split, first_whole):
-        sentence = split[text_number][sentence_number]
-        mark_bytes = 2 if text_number in chosen else 8
-        cost_bytes = split_sizes_bytes[text_number][sentence_number] + mark_bytes
-        if cost_bytes <= left_bytes and sentence not in kept_sentences:
+    for text_number, sentence_number in _rank(split, older_count):
+        marks_bytes = FIRST_MARKS_BYTES
+        if kept_numbers[text_number]:
+            marks_bytes = NEXT_MARK_BYTES
+        cost_bytes = older_sizes_bytes[text_number][sentence_number] + marks_bytes
+
+        sentence = older[text_number][sentence_number]
+        if cost_bytes <= left_bytes and sentence not in shown_sentences:
             left_bytes -= cost_bytes
-            kept_sentences.add(sentence)
-            chosen[text_number].append(sentence_number)
+            shown_sentences.add(sentence)
+            kept_numbers[text_number].append(sentence_number)
 
     shortened = [
-        _join(split[text_number], sorted(chosen[text_number]))
-        for text_number in sorted(chosen)
+        _join(sentences, sorted(numbers))
+        for sentences, numbers in zip(older, kept_numbers, strict=True)
+        if numbers
     ]
-    return (*shortened, *texts[first_whole:])
+    return (*shortened, *texts[older_count:])
 
 
 def _measure_lines(texts: Iterable[str]) -> list[int]:
@@ -250,7 +315,7 @@ def _split(text: str) -> list[str]:
         return [text]
 
     result: list[str] = []
-    heading = ""  # That of the line that is read; "" for none.
+    heading = ""  # The heading above the line that is read; "" for none.
     follows_heading = False  # Whether the line before ended with the heading.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
         pieces = _SENTENCE.split(line.strip())
@@ -269,7 +334,7 @@ def _split(text: str) -> list[str]:
             heading = excerpt(result.pop(), MAX_HEADING_BYTES)
 
     if follows_heading:
-        result.append(heading)  # Nothing has come below it.
+        result.append(heading)  # It is the last line: no sentence repeats it.
     return result
 
 
@@ -333,7 +398,7 @@ def _rank(split: Sequence[Sequence[str]], text_count: int) -> list[_Place]:
             other texts only show which words are rare.
     """
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
-    uses = Counter[str]()  # Of each word: the number of sentences with it.
+    uses = Counter[str]()  # The number of sentences with a word, by the word.
     for sentences in read:
         for sentence in sentences:
             uses.update(sentence.words)
@@ -346,7 +411,7 @@ def _rank(split: Sequence[Sequence[str]], text_count: int) -> list[_Place]:
 
 
 def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
-    """Returns the points of each sentence of a text; a telling one has many.
+    """Returns the points of each sentence of a text; a telling sentence has many.
 
     Args:
         sentences: All sentences of the text.
@@ -370,7 +435,10 @@ def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
 
 
 def _join(sentences: Sequence[str], numbers: Sequence[int]) -> str:
-    """Joins the sentences with these numbers; a mark stands for sentences left out."""
+    """Joins the sentences with these numbers; "…" stands for sentences left out.
+
+    An example: the numbers 1 and 2 of four sentences give "… Second. Third. …".
+    """
     pieces = []
     last_number = -1
     for number in numbers:

@@ -26,24 +26,35 @@ from contextguard_adk._history.extraction import (
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Said, payload_text, walk_parts
-from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._measuring.budgets import excerpt, fit_bytes
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._runtime.memory import BoundedDict
 from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO = 0.10  # Of the window.
-ROOM_RATIO = 0.25  # Of the room that instruction and tools leave below the threshold.
-COVERED_RATIO = 0.25  # Of the calls and results that the summary replaces.
-MAX_VALUES_TOKENS = 8_000
-"""The list takes the least of these four."""
+VALUES_RATIO = 0.10
+"""The list takes at most this part of the window."""
 
-MAX_STORED_BYTES = 4 * 1024  # In session state, for a history that is loaded in part.
-LEAST_COST_BYTES = 12  # With less room left, hardly a value would fit.
+ROOM_RATIO = 0.25
+"""It takes at most this part of what instruction and tools leave of the threshold."""
+
+COVERED_RATIO = 0.25
+"""It takes at most this part of the calls and results that the summary replaces."""
+
+MAX_VALUES_TOKENS = 8_000
+MAX_STORED_BYTES = 4 * 1024
+"""The most of the list in session state, for a history that is loaded in part."""
+
+LEAST_COST_BYTES = 12
+"""With less room left, hardly a value would fit."""
+
 MAX_LABEL_BYTES = 60
-MAX_LABEL_CHARS = 4_000  # Of the arguments of a call; the rest is not read.
-MAX_READ_BYTES = 400_000  # Of messages older than that, only calls are read.
+MAX_READ_CHARS = 4_000
+"""Only so many characters of a call's arguments are read for its label."""
+
+MAX_READ_BYTES = 400_000
+"""The newest messages of this size are read whole; of older ones only the calls."""
 
 REUSE_WEIGHT = 2.0  # Calls have used it that came after it.
 RECENCY_WEIGHT = 2.0  # It stands in a newer message.
@@ -77,27 +88,25 @@ class _Value:
 
     Attributes:
         kind_weight: The points of its kind; an id has more than a word.
-        source: The source where it stood last.
-        message_number: The message of that source, counted from 1; 0 for none yet.
+        source: The source of its first use in the newest message that has it.
+        newest_number: The number of that message, counted from 1.
         call_count: How many calls have used it.
-        reuse_count: How many of these calls came after it had stood elsewhere.
+        reuse_count: How many calls have used it that were not its first use.
     """
 
     kind_weight: float
     source: _Source
-    message_number: int = 0
-    call_count: int = 0
+    newest_number: int
+    call_count: int
     reuse_count: int = 0
 
-    def add_use(self, source: _Source, message_number: int, is_call: bool) -> None:
-        """Adds one more use; of several in one message the first is the source."""
+    def use_again(self, source: _Source, message_number: int, is_call: bool) -> None:
+        """Counts one more use of a value that has stood in a message before."""
         if is_call:
             self.call_count += 1
-            if self.message_number > 0:
-                self.reuse_count += 1
-
-        if self.message_number != message_number:
-            self.message_number = message_number
+            self.reuse_count += 1
+        if message_number != self.newest_number:
+            self.newest_number = message_number
             self.source = source
 
 
@@ -131,41 +140,46 @@ class Values(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the size of the list, and its newest lines."""
+        """Returns the size of the list, and its newest lines.
+
+        The result is None where the list has no line, and no older line is stored.
+        """
         history = turn.history
         older_lines = ""
         new_indexes = covered
         if history.is_partial and not history.is_rewound:
-            # Of messages that are not loaded, the lines are stored.
+            # Messages that are not loaded are known by their stored lines alone.
             older_lines = _read(known).text
             new_indexes = covered - history.covered
 
-        # The list may take a part of the window, and a part of the results themselves.
+        # A list in any request may take a part of the window. This list may also take
+        # no more than a part of the calls and results that it stands for.
         contents = [history.shown[index] for index in new_indexes]
         with_tools = [content for content in contents if has_tool(content)]
-        most_tokens = min(
+        any_list_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
             MAX_VALUES_TOKENS,
         )
-        budget_tokens = min(most_tokens, turn.measure_alone(with_tools) * COVERED_RATIO)
-
-        # Three bytes a token are a first guess. What it gives is counted, and scaled.
-        correction = max(1.0, turn.correction)
-        max_bytes = int(budget_tokens * 3 / correction)
+        covered_tokens = turn.measure_alone(with_tools)
+        max_bytes = fit_bytes(
+            min(any_list_tokens, covered_tokens * COVERED_RATIO),
+            turn.correction,
+            write=lambda size_bytes: list_values(history, new_indexes, size_bytes),
+            count=turn.count,
+        )
         text = list_values(history, new_indexes, max_bytes)
-        tokens = turn.count(text)
-        if tokens > budget_tokens:
-            max_bytes = int(max_bytes * budget_tokens / tokens)
-            text = list_values(history, new_indexes, max_bytes)
 
         # Session state holds the newest lines, for when less of the history is loaded.
-        most_bytes = int(most_tokens * 3 / correction)
-        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, most_bytes)
-        _, _, lines = text.partition("\n")
+        any_list_bytes = int(any_list_tokens * 3 / max(1.0, turn.correction))
+        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, any_list_bytes)
+        _, _, newer_lines = text.partition("\n")
         stored_older = _newest_lines(older_lines, stored_bytes // 2)
-        stored_newer = _newest_lines(lines, stored_bytes - len(stored_older))
-        stored = "\n".join(each for each in (stored_older, stored_newer) if each)
+        # Characters stand for bytes here: where the older lines are not ASCII, the
+        # newer lines have slightly more room than is left.
+        left_bytes = stored_bytes - len(stored_older)
+        stored_newer = _newest_lines(newer_lines, left_bytes)
+        stored = "\n".join(lines for lines in (stored_older, stored_newer) if lines)
         if not (stored or text):
             return None
         return {"bytes": max_bytes, "count": len(covered), "text": stored}
@@ -173,9 +187,13 @@ class Values(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the list anew, or its stored lines where messages are missing."""
+        """Returns the list anew, or its stored lines where messages are missing.
+
+        The result is "" where there is no line.
+        """
         known = _read(value)
         is_whole = len(covered) >= known.covered_count and not history.loads_part
+        # After a rewind fewer messages are covered, but none of them is missing.
         if is_whole or history.is_rewound:
             return list_values(history, frozenset(covered), known.max_bytes)
         return f"{VALUES}\n{quote_stored(known.text)}" if known.text else ""
@@ -193,11 +211,14 @@ def _read(value: JsonValue) -> _Known:
 
 
 def _read_number(value: JsonValue) -> int:
-    return min(max(0, value), 4 * MAX_VALUES_TOKENS) if isinstance(value, int) else 0
+    """Returns a stored number, 0 at least; 0 for a value that is no number."""
+    if not isinstance(value, int) or value < 0:
+        return 0
+    return min(value, 4 * MAX_VALUES_TOKENS)  # More bytes than a list has.
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
-    """Returns the newest whole lines that fit into session state as JSON."""
+    """Returns the last whole lines of a text that take at most `max_bytes` as JSON."""
     kept: list[str] = []
     left_bytes = max_bytes
     for line in reversed(text.splitlines()):
@@ -220,19 +241,26 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
     key = (spelled, max_bytes)
     text = _TEXTS.get(key)
     if text is None:
-        values, sources = _gather(history, indexes)
-        _choose(values, max_bytes - len(VALUES))
-        text = _write_list(sources)
-    _TEXTS[key] = text  # Stored again, it is the newest text: the oldest ones go.
+        gathered = _gather(history, indexes)
+        _choose(gathered.values, max_bytes - len(VALUES))
+        text = _write_list(gathered.sources)
+    # A text that is used is stored again: the oldest ones are dropped first.
+    _TEXTS[key] = text
     return text
 
 
-def _gather(
-    history: History, indexes: Sequence[int]
-) -> tuple[dict[str, _Value], list[_Source]]:
-    """Returns the values of some messages by their text, and all sources.
+class _Gathered(NamedTuple):
+    """The values of some messages by their text, and all sources in their order."""
 
-    The sources stand in the order of the messages.
+    values: dict[str, _Value]
+    sources: list[_Source]
+
+
+def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
+    """Reads the values of some messages, and counts their uses.
+
+    Calls of the recall tool, and their results, only repeat values, so they are not
+    read.
     """
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
@@ -241,7 +269,7 @@ def _gather(
 
     told_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, told in enumerate(told_parts):
-        # Of messages that are too old, only calls are read.
+        # Only calls are read of messages that are too old.
         is_call = told.part.function_call is not None
         is_read = is_call or told.index >= oldest_index
         tool = told.part.function_call or told.part.function_response
@@ -254,19 +282,27 @@ def _gather(
         if key not in sources:
             sources[key] = _Source(_label_source(told, call))
 
+        message_number = message_numbers[told.index]
+        call_count = 1 if is_call else 0
         for text, kind_weight in _read_part(history, told):
-            value = values.setdefault(text, _Value(kind_weight, sources[key]))
-            value.add_use(sources[key], message_numbers[told.index], is_call)
-    return values, list(sources.values())
+            value = values.get(text)
+            if value is None:
+                values[text] = _Value(
+                    kind_weight, sources[key], message_number, call_count=call_count
+                )
+            else:
+                value.use_again(sources[key], message_number, is_call)
+    return _Gathered(values, list(sources.values()))
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     """Returns the index of the oldest message that is read whole.
 
-    To read all of a long history would hold up the event loop.
+    To read all of a long history would hold up the event loop. The index lies behind
+    the last message where not even the newest one may be read whole.
     """
     left_bytes = MAX_READ_BYTES
-    oldest_index = len(history.contents)  # Not even the newest one is read.
+    oldest_index = len(history.contents)
     for index in reversed(indexes):
         left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
         if left_bytes < 0:
@@ -290,9 +326,9 @@ def _read_part(history: History, told: Said) -> Found:
 
 
 def _label_source(told: Said, call: types.FunctionCall | None) -> str:
-    """Names a tool with the beginning of its arguments, or the author of a message.
+    """Names a source: a tool with its arguments, code, or the author of a message.
 
-    An example: "read_file(notes/a.txt, utf-8)".
+    An example for a tool: "read_file(notes/a.txt, utf-8)".
     """
     if call is None:
         return "code" if told.part.code_execution_result else told.author
@@ -303,21 +339,23 @@ def _label_source(told: Said, call: types.FunctionCall | None) -> str:
         for value in args.values()
     ]
     whole = ", ".join(texts)
-    shown = " ".join(hide_secrets(whole[:MAX_LABEL_CHARS]).split())
-    if len(whole) > MAX_LABEL_CHARS:
-        # No excerpt with its end: half a credential is not found by its shape.
-        shown = shown[:MAX_LABEL_BYTES]
-    return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
+    clean = " ".join(hide_secrets(whole[:MAX_READ_CHARS]).split())
+    if len(whole) > MAX_READ_CHARS:
+        # The cut may go through a credential, and half of one is not recognized. So the
+        # label shows nothing from near the cut, while an excerpt would show the end.
+        clean = clean[:MAX_LABEL_BYTES]
+    return f"{call.name}({excerpt(clean, MAX_LABEL_BYTES)})"
 
 
 def _choose(values: dict[str, _Value], max_bytes: int) -> None:
-    """Marks the sources, and lists the values of each, that have room in the list.
+    """Chooses values while they have room, and writes the choice into their sources.
 
-    The most useful values are chosen first. A value that stands in a chosen text, such
-    as a label, is not repeated.
+    The source of a chosen value is marked as shown, and lists the value. The most
+    useful values are chosen first. A value that stands in a label, or in another chosen
+    value, is not listed again.
     """
     left_bytes = max_bytes
-    written = "\n"  # All chosen texts.
+    written = "\n"  # All chosen labels and values, a line for each.
     for text, value in _rank(values):
         if left_bytes < LEAST_COST_BYTES:
             break
@@ -329,7 +367,7 @@ def _choose(values: dict[str, _Value], max_bytes: int) -> None:
         if cost_bytes > left_bytes or _stands_in(text, written):
             continue
 
-        # The label of a new source may be all that has to be shown of the value.
+        # The label of a new source may already show the value.
         left_bytes -= cost_bytes
         if not source.is_shown:
             source.is_shown = True
@@ -341,7 +379,7 @@ def _choose(values: dict[str, _Value], max_bytes: int) -> None:
 
 def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
     """Returns the values with their texts, the most useful first."""
-    newest_number = max((value.message_number for value in values.values()), default=1)
+    newest_number = max((value.newest_number for value in values.values()), default=1)
     used_words = set[str]()
     for text, value in values.items():
         if value.call_count:
@@ -357,7 +395,7 @@ def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
         return (
             value.kind_weight
             + REUSE_WEIGHT * math.log1p(value.reuse_count)
-            + RECENCY_WEIGHT * value.message_number / newest_number
+            + RECENCY_WEIGHT * value.newest_number / newest_number
             + call_score
             + KIN_WEIGHT * kin_ratio
         )

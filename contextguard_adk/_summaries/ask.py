@@ -43,7 +43,11 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 class Failed:
     """The failures of a summarizer in a row.
 
-    `newest` names the newest message at the last failure, by `History.name_content`.
+    Attributes:
+        model: The name of the model; "" if it has not failed.
+        count: How often it has failed in a row. A useless answer counts as two.
+        newest: The newest message at the last failure, as `History.name_content` names
+            it.
     """
 
     model: str = ""
@@ -79,20 +83,21 @@ class Ask:
     async def summarize(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Draft:
-        """Has messages summarized; never fails.
+        """Has messages summarized, or takes excerpts of them; it raises no error.
 
         Args:
             turn: The model call.
             covered: Indexes of the messages, as `Turn.older_than` returns them.
-            budget_tokens: What the summary may take; None is the usual budget.
+            budget_tokens: The most that the summary may take; None for the usual
+                budget.
 
         Returns:
             A draft, whose text is made of excerpts where no model gives a summary.
         """
         self.attempts += 1
         whole = turn.whole(covered - turn.kept.pending)
-        budget_tokens = budget_tokens or compose.summary_tokens(turn, whole)
-        text = await self._write(turn, whole, budget_tokens)
+        most_tokens = budget_tokens or compose.summary_tokens(turn, whole)
+        text = await self._write(turn, whole, most_tokens)
         if not text:
             return _summarize_mechanically(turn, whole)
 
@@ -100,18 +105,19 @@ class Ask:
         return _shorten_kept(turn, draft)
 
     async def summarize_all(self, turn: Turn) -> Draft | None:
-        """Summarizes all that may be, ever shorter while the request does not fit.
+        """Summarizes all messages that may be, ever shorter until the request fits.
+
+        At least one summary is written. More are written while all summaries of this
+        compaction are fewer than `max_compaction_attempts`, and a shorter one may help.
 
         Returns:
-            A draft, for which at most `max_compaction_attempts` summaries were written,
-            but one in any case. None where there is nothing to summarize.
+            The draft. If a model has summarized all these messages before, it is the
+            stored summary with shorter results beside it, or None if there is nothing
+            to shorten.
         """
         covered = turn.older_than(0)
         if not covered - turn.history.model_covered:
-            if turn.history.stored is None or turn.kept.truncation is None:
-                return None
-            known = replace(turn.draft, truncation=None, truncated_upto=-1)
-            return compose.squeeze(turn, _shorten_kept(turn, known)).draft
+            return _shorten_kept_only(turn)
 
         budget_tokens = turn.summary_tokens // 2
         most_attempts = turn.settings.max_compaction_attempts
@@ -145,19 +151,20 @@ class Ask:
     def _is_left_alone(self, model: str) -> bool:
         """Whether a model has failed too often to be asked again yet.
 
-        After two failures in a row it is left alone until messages of a tenth of the
-        window have come. Each further failure adds a tenth, up to half of the window,
-        which is about the distance of two compactions.
+        After two failures in a row it is left alone until new messages take a tenth of
+        the window. Each further failure adds a tenth, up to half of the window: this is
+        about the distance of two compactions.
         """
         failed = self._memory.facts.unit(Failed)
         if failed.model != model or failed.count < 2:
             return False
 
         history = self._turn.history
-        new = history.contents[history.find_named(failed.newest) + 1 :]
+        newest_index = history.find_named(failed.newest)
+        new = history.contents[newest_index + 1 :]
         tenths = min(failed.count - 1, 5)
-        most_tokens = self._turn.budgets.window_tokens * tenths // 10
-        return self._turn.measure_alone(new) < most_tokens
+        wait_tokens = self._turn.budgets.window_tokens * tenths // 10
+        return self._turn.measure_alone(new) < wait_tokens
 
     @property
     def may_recover(self) -> bool:
@@ -172,27 +179,30 @@ class Ask:
         return self._is_model_wanted and self._model is None
 
     def end(self) -> dict[str, Any]:
-        """Counts the costs of the compaction, once; returns fields of a record."""
+        """Keeps the compaction's costs and failures; returns the fields of its record.
+
+        It is called once for a compaction, at its end: a second call would add the
+        costs to those of the agent again.
+        """
         name = ""
         usage = Usage()
-        cost: float | None = 0.0
+        cost: float | None = 0.0  # None stands for an unknown price.
         if self._model is not None:
             name = self._model.llm.model
             usages = self._model.usages
             usage = sum(usages, Usage())
-            prices = self._guard.settings.prices
-            cost = price_calls(
-                usages, resolve_costs(name, prices, self._guard.registry)
-            )
+            stated_prices = self._guard.settings.prices
+            prices = resolve_costs(name, stated_prices, self._guard.registry)
+            cost = price_calls(usages, prices)
             self._memory.keep(self._count_failures(name))
+        self._memory.add_summary_costs(usage, cost)
 
         failure = ""
-        if self._is_model_wanted and self._model is None:
-            failure = "not_asked"
         if self.failures:
             first = self.failures[0]
             failure = name_error(first.__cause__ or first)
-        self._memory.add_summary_costs(usage, cost)
+        elif self._is_model_wanted and self._model is None:
+            failure = "not_asked"
         return {
             "model": name,
             "failure": failure,
@@ -202,7 +212,10 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
-        """Adds the failures of a model that was asked; a success ends the row."""
+        """Returns the failures of a model in a row, with those of this compaction.
+
+        A model that has not failed now has succeeded: this ends the row.
+        """
         count = 0
         for error in self.failures:
             # A model whose answer was no summary was asked twice.
@@ -224,8 +237,12 @@ class Ask:
     async def _write(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int
     ) -> str:
-        """Has a summary written, in place or from a transcript; "" where it fails."""
-        if self.failures:  # Another try would only cost its timeout once more.
+        """Has a summary written, in place or from a transcript.
+
+        The result is "" where no model is asked, or where it fails.
+        """
+        # After a failure, another try would only cost the timeout once more.
+        if self.failures:
             return ""
         if not self._is_model_wanted:
             self._model = self._choose_model()
@@ -254,7 +271,13 @@ class Ask:
             return ""
 
     def _is_in_place_wanted(self, model: SummaryModel) -> bool:
-        """Whether to ask at the end of the conversation itself."""
+        """Whether to ask at the end of the conversation itself.
+
+        - The model is the agent's own, and nothing has to be redacted.
+        - A prompt cache is used: by the setting, or as the provider's counts show.
+        - Such summaries have not proved to be useless.
+        - The agent's request lets the model answer with free text.
+        """
         # The conversation itself would be sent, with the texts that are to be redacted.
         if not model.is_agents_own or self._turn.history.redactor:
             return False
@@ -302,11 +325,26 @@ class Ask:
             return ""
 
 
+def _shorten_kept_only(turn: Turn) -> Draft | None:
+    """Returns the stored summary with shorter results of the newest steps beside it.
+
+    None if there is no summary, or no result to shorten.
+    """
+    if turn.history.stored is None or turn.kept.truncation is None:
+        return None
+    known = replace(turn.draft, truncation=None, truncated_upto=-1)
+    return compose.squeeze(turn, _shorten_kept(turn, known)).draft
+
+
 def _may_help(turn: Turn, draft: Draft, budget_tokens: int) -> bool:
-    """Whether a summary of that size could make the request fit, where it does not."""
+    """Whether the request does not fit, but could with a summary of `budget_tokens`.
+
+    Excerpts that stand for a summary do not become shorter by another try.
+    """
     outcome = compose.compose(turn, draft)
     if outcome.tokens <= turn.limit_tokens or draft.is_mechanical:
         return False
+
     text_tokens = turn.count(draft.text)
     other_tokens = outcome.tokens - text_tokens
     return text_tokens > budget_tokens and other_tokens < turn.limit_tokens

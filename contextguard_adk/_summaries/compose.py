@@ -49,27 +49,35 @@ _WHY = {"requested": "it was requested", "turns": "it had grown long"}
 
 
 class _Stays(NamedTuple):
-    """The parts of summary and quoted request that stay at a step of `Draft.shrink`."""
+    """The parts of summary and quoted request that stay at one step of shortening."""
 
     summary_ratio: float
     request_ratio: float
 
 
 _STAYS = (
-    _Stays(1.0, 1.0),
-    _Stays(1.0, 1.0),  # Only sections go.
-    _Stays(0.5, 1.0),
-    _Stays(0.25, 0.3),
-    _Stays(0.25, 0.02),
+    _Stays(summary_ratio=1.0, request_ratio=1.0),
+    _Stays(summary_ratio=1.0, request_ratio=1.0),  # Only sections are left out.
+    _Stays(summary_ratio=0.5, request_ratio=1.0),
+    _Stays(summary_ratio=0.25, request_ratio=0.3),
+    _Stays(summary_ratio=0.25, request_ratio=0.02),
 )
 """A row for each step of `Draft.shrink`."""
 
 LEAST_REQUEST_CHARS = 240
-"""A shorter quote would save nothing but the point of the request."""
+"""A shorter quote would hardly save tokens, and would lose the point of the request."""
+
+LEAST_SUMMARY_TOKENS = 200
+"""The user's messages beside a summary do not make its budget smaller than this."""
 
 
 class _Shrunk(NamedTuple):
-    """A shortened summary, and how many characters of the request to quote; -1: all."""
+    """A shortened summary, and the length of the quoted request.
+
+    Attributes:
+        text: The summary.
+        request_chars: How many characters of the request are quoted; -1 for all.
+    """
 
     text: str
     request_chars: int
@@ -85,9 +93,10 @@ def compose(turn: Turn, draft: Draft) -> Outcome:
 
 
 def squeeze(turn: Turn, draft: Draft) -> Outcome:
-    """Composes a draft, ever shorter until the request fits or no step is left.
+    """Composes a draft, at ever later steps of `Draft.shrink` until the request fits.
 
-    The quote of the user's request is shortened last.
+    Where no step fits, the last one is returned. The quote of the user's request is
+    shortened last.
     """
     outcome = compose(turn, draft)
     while outcome.tokens > turn.limit_tokens and outcome.draft.shrink < MAX_SHRINK:
@@ -98,27 +107,30 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
-    The user's messages stand word for word beside the summary, so it may be shorter by
-    half of their size, down to a third of its usual length.
+    - If only short excerpts of the user's messages stand beside the summary, it may
+      have its usual length.
+    - If the messages stand there word for word, the summary need not repeat them. It is
+      shorter by half of their size, down to a third of its usual length.
     """
     history = turn.history
-    most_tokens = turn.summary_tokens
+    usual_tokens = turn.summary_tokens
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
     if not history.repeats(user_indexes):
-        return most_tokens  # Only short excerpts of the messages stand beside it.
+        return usual_tokens
 
     user_contents = [history.contents[index] for index in user_indexes]
     shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
-    spared_tokens = shown_tokens // 2
-    least_tokens = min(most_tokens, max(200, most_tokens // 3))
-    return max(least_tokens, most_tokens - spared_tokens)
+    wanted_tokens = usual_tokens - shown_tokens // 2
+    least_tokens = max(LEAST_SUMMARY_TOKENS, usual_tokens // 3)
+    # The usual length itself may be less than the least one.
+    return min(usual_tokens, max(least_tokens, wanted_tokens))
 
 
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Estimates the request with a full-length summary of these messages."""
-    beside = compose(turn, Draft("", covered, covered, 0, turn.reason))
-    return beside.tokens + turn.summary_tokens
+    draft = Draft(text="", covered=covered, model_covered=covered, reason=turn.reason)
+    return compose(turn, draft).tokens + turn.summary_tokens
 
 
 def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
@@ -139,8 +151,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     # The text of a model comes first, and excerpts of later messages after it.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
-    summarized = itertools.takewhile(
-        draft.model_covered.__contains__, sorted(draft.covered)
+    model_covered = list(
+        itertools.takewhile(draft.model_covered.__contains__, sorted(draft.covered))
     )
 
     # Empty bytes stand for messages that the summary does not replace.
@@ -164,7 +176,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         request_chars=shrunk.request_chars,
         has_continuation=request_index is None or request_index in draft.covered,
         model_chars=len(model_text),
-        model_covered_count=len(list(summarized)),
+        model_covered_count=len(model_covered),
         truncation=draft.truncation,
         truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
@@ -175,9 +187,10 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
-    """Returns a summary with the values of the sections that the record has room for.
+    """Returns a summary with the values of its sections.
 
-    A section is left out from its step of `Draft.shrink` on, and if it has nothing.
+    A section is left out if it has nothing to show, if the record has no room for it,
+    or if the draft is shortened to the section's step `goes_at` or a later one.
     """
     history = turn.history
     known_values = history.stored.beside if history.stored else {}
@@ -201,7 +214,8 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         )
         beside = {**stored.beside, name: _storable(redacted)}
         wider = stored.model_copy(update={"beside": beside})
-        # The section has counted without escapes, which may take too much.
+        # A section keeps to its room as text. As JSON, escapes may take more: a wider
+        # record without room left is not kept.
         left_bytes = wider.room_bytes(uncounted)
         if left_bytes:
             stored = wider
@@ -210,7 +224,10 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
 
 
 def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
-    """Shortens a summary and the quote of the request to a step of `Draft.shrink`."""
+    """Shortens a summary and the quote of the request to a step of `Draft.shrink`.
+
+    A shortened quote has at least `LEAST_REQUEST_CHARS`.
+    """
     stays = _STAYS[step]
     most_tokens = stays.summary_ratio * turn.count(text)
     fitting = shorten_to_tokens(text, most_tokens, turn.count)
@@ -218,15 +235,15 @@ def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
     if stays.request_ratio == 1:
         return _Shrunk(summary, turn.quoted_chars)
 
-    whole_chars = turn.quoted_chars
-    if whole_chars < 0:
-        whole_chars = len(turn.request_text)
-    request_chars = int(whole_chars * stays.request_ratio)
+    # A negative number means that the whole request is quoted so far.
+    is_quoted_whole = turn.quoted_chars < 0
+    quoted_chars = len(turn.request_text) if is_quoted_whole else turn.quoted_chars
+    request_chars = int(quoted_chars * stays.request_ratio)
     return _Shrunk(summary, max(LEAST_REQUEST_CHARS, request_chars))
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary ever shorter; at last only sections that need no summary.
+    """Yields a summary ever shorter, at last only the sections that need no summary.
 
     Args:
         turn: The model call.
@@ -253,9 +270,9 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
 
 
 def _keep_sections(stored: StoredSummary, step: int) -> dict[str, JsonValue]:
-    """Returns the stored values that still stand at a step of `Draft.shrink`.
+    """Returns the stored values of sections that stay at a step of `Draft.shrink`.
 
-    Values of sections that tell anew of messages that are left out go in any case.
+    A section with `is_told_anew` never stays: `tell_left_out` writes its text again.
     """
     sections = {section.name: section for section in _sections.SECTIONS}
     kept = {}
@@ -321,8 +338,8 @@ def render(
 ) -> list[types.Content]:
     """Returns a request's contents with a summary in place of the covered ones.
 
-    Results that the summary's record shortens are shortened. Where nothing is covered
-    and the summary has no text, this is the only change.
+    Tool results are shortened as the summary's record says. If nothing is covered, and
+    the summary has no text, this is the only change.
     """
     history = turn.history
     contents = list(history.shown)
@@ -331,7 +348,8 @@ def render(
     if not covered and not stored.text:
         return contents
 
-    # The summary stands before the first covered content, or before the history.
+    # The summary takes the place of the first covered content. If nothing is covered,
+    # it stands before the history.
     head = [render_head(history, stored, covered, turn.media_mover)]
     first_index = min(covered, default=min(history.indexes, default=0))
     before = contents[:first_index]
@@ -373,7 +391,8 @@ def find_quoted(
 ) -> int | None:
     """Returns the index of the covered request that the continuation quotes.
 
-    Of equal requests it is the newest. None if the request is not covered.
+    If several covered messages equal the request, it is the newest of them. None if
+    none does.
     """
     equal_indexes = [
         index for index in covered if history.fingerprint(index).hex() == stored.request
@@ -395,7 +414,7 @@ def _continue(
     request = None if index is None else history.contents[index]
     quoted = phrases.quote(content_text(request))
     if stored.request_chars >= 0:
-        # One handle has room: it is that of the part that loses most.
+        # Only one handle has room. It leads to the longest part, which loses most.
         text_parts = [part for part in parts_of(request) if part.text]
         longest = max(text_parts, key=lambda part: len(part.text or ""), default=None)
         handle = handle_of(longest) if longest and stored.has_recall else ""
@@ -407,7 +426,7 @@ def _continue(
         where="working on this request" if quoted else "where it leaves off",
         instead=" instead" if quoted else "",
     )
-    # In place of a file that may not be moved stand words.
+    # A file that may not be moved is replaced by a line of text.
     files = media_parts(request)
     file_lines: list[str] = []
     if mover is not None:

@@ -32,6 +32,9 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
 
 
+MAX_REFUSAL_CHARS = 400
+"""A refusal, or a question to the user, is shorter than this."""
+
 _BLOCKED = re.compile(
     "SAFETY|RECITATION|LANGUAGE|BLOCK|PROHIBITED|SPII|ARMOR|JAILBREAK|FILTER", re.I
 )
@@ -73,8 +76,8 @@ def judge(
 ) -> Answer:
     """Returns an answer if it is a summary, and raises an error if not.
 
-    An answer that was cut at its limit is used up to its last whole line, if it has at
-    least half of the length of the budget: so much is worth more than excerpts.
+    An answer that was cut at its limit is returned without its last line, if it takes
+    at least half of the budget: so much is worth more than excerpts.
 
     Args:
         answer: The model's answer.
@@ -92,30 +95,40 @@ def judge(
 
     text = answer.text
     if not text:
+        # "STOP" is the usual end of an answer: it gives no reason.
         reason = safe_code(finish, "an unnamed reason")
         why = "" if finish in ("", "STOP") else f" ({reason})"
         raise UnusableAnswerError(f"the answer holds no text{why}")
 
     if finish == "MAX_TOKENS":
-        if text_bytes(text) / 4 < budget_tokens / 2:
+        estimated_tokens = text_bytes(text) / 4
+        if estimated_tokens < budget_tokens / 2:
             raise UnusableAnswerError("the answer was cut at its limit")
-        text = text.rpartition("\n")[0].strip() or text
+        whole_lines = text.rpartition("\n")[0].strip()
+        text = whole_lines or text  # A single line is used as far as it goes.
 
-    calls_tool = answer.has_calls or (has_own_form and _is_json(text))
-    fault = "calls a tool" if calls_tool else _find_fault(text, has_own_form, source)
+    if answer.has_calls or (has_own_form and _is_json(text)):
+        raise UnusableAnswerError("the answer calls a tool")
+    fault = _find_fault(text, has_own_form, source)
     if fault:
         raise UnusableAnswerError(f"the answer {fault}")
     return replace(answer, text=quote(text))
 
 
 def _find_fault(text: str, has_own_form: bool, source: str) -> str:
-    """Returns the fault of an answer, as a verb and its object; "" for none."""
-    is_short = len(text) < 400
+    """Returns the fault of an answer, as "is a question"; "" for none.
+
+    A long answer is no refusal and no question, however it begins or ends. The guard's
+    own form has to have more than headings, any other form a word.
+    """
+    is_short = len(text) < MAX_REFUSAL_CHARS
     if is_short and _REFUSAL.match(text):
         return "is a refusal"
+
     is_question = "#" not in text and text[-1] in _QUESTION_MARKS
     if is_short and is_question and not _has_facts(text, source):
         return "is a question"
+
     if _is_echo(text, source):
         return "repeats the transcript"
 
@@ -136,15 +149,16 @@ def _find_facts(text: str) -> set[str]:
 
 
 def _is_echo(text: str, source: str) -> bool:
-    """Whether nearly all of an answer is copied from the transcript.
+    """Whether more than 80 % of an answer is copied from the transcript.
 
-    Only lines with the margin or the author of an entry count, as "user:" or "  Hello".
+    A line counts as copied only if it has the form of a transcript's line: an author,
+    as "user:", or a margin before text, as "  Hello".
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     entry_lines = {
         line.rstrip() for line in source.splitlines() if _OF_ENTRY.match(line)
     }
-    # The last line of the answer may have been cut.
+    # The last line may have been cut, so it may equal the beginning of an entry's line.
     last_line = lines[-1]
     if _OF_ENTRY.match(last_line) and f"\n{last_line}" in source:
         entry_lines.add(last_line)
@@ -155,7 +169,10 @@ def _is_echo(text: str, source: str) -> bool:
 
 
 def _count_words_below_headings(text: str) -> int:
-    """Counts the words of a summary, without headings and the word None below them."""
+    """Counts the words of a summary, without headings.
+
+    A line with the single word "None" does not count: it says that a section is empty.
+    """
     count = 0
     for line in text.split("\n"):
         if line.lstrip(" \t").startswith("#"):

@@ -58,20 +58,29 @@ class OutputTokens(NamedTuple):
 class SummaryModel:
     """A model that writes summaries, and how to call it.
 
-    `has_own_form` tells whether its summaries have the headings that the guard asks
-    for.
+    Attributes:
+        llm: ADK's client of the model.
+        window_tokens: Its context window.
+        timeout_seconds: How long a summary may take, with all tries.
+        config: The config of the agent's request.
+        instruction: The template of the instruction for a summary.
+        has_own_form: Whether its summaries have the headings that the guard asks for.
+        is_agents_own: Whether the agent uses this model itself.
+        can_think: Whether it may think before it answers.
+        max_output_tokens: The most that it can write; None if that is not known.
+        usages: The usage of each call. It is zero where the provider has told none.
     """
 
     llm: BaseLlm
     window_tokens: int
     timeout_seconds: float
-    config: types.GenerateContentConfig  # That of the agent's request.
+    config: types.GenerateContentConfig
     instruction: str
     has_own_form: bool
     is_agents_own: bool
     can_think: bool
     max_output_tokens: int | None
-    usages: list[Usage] = field(default_factory=list)  # Zeros where it is unknown.
+    usages: list[Usage] = field(default_factory=list)
 
     @property
     def transcript_config(self) -> types.GenerateContentConfig:
@@ -113,8 +122,8 @@ class SummaryModel:
             room_tokens = min(4_096, int(0.08 * self.window_tokens))
             thought_tokens = max(asked_tokens, room_tokens)
 
-        # Where the limit is low, the text may take half of the output beside thoughts
-        # that were asked for, and in any case an eighth of the limit.
+        # If the limit leaves less room beside all thoughts, the text may take half of
+        # the room beside the thoughts that were asked for, or an eighth of the limit.
         limit_tokens = self.max_output_tokens or budget_tokens + thought_tokens
         most_text_tokens = max(
             limit_tokens - thought_tokens,
@@ -131,7 +140,7 @@ def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
     if not isinstance(setting, str):
         return setting
     try:
-        # Each time anew: a client belongs to the event loop that it was made in.
+        # A client belongs to the event loop that it was made in, so none is kept.
         return LLMRegistry.new_llm(setting)
     except (ValueError, ImportError):
         message = (
@@ -228,7 +237,7 @@ class _Question:
     relaxed: LlmRequest | None = None
 
     async def ask(self) -> Answer:
-        """Asks once; the usage of the call is added to those of the model."""
+        """Asks once, and adds the usage of the call to those of the model."""
         # A client may change the config, as ADK's does for a Gemini cache.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
@@ -316,7 +325,11 @@ def _explain_key(error: Exception, status: int | None) -> str:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    """Sends a request, and joins the texts of all responses but partial ones."""
+    """Sends a request, and joins the texts of its responses.
+
+    Partial responses are skipped: a whole one repeats their texts. Of several usages or
+    reasons to finish, the last one counts.
+    """
     texts = []
     output_tokens = 0
     has_calls = False

@@ -14,6 +14,7 @@ from google.genai import types
 
 from contextguard_adk import _sections
 from contextguard_adk._history.contents import pair_boundaries
+from contextguard_adk._history.history import History
 from contextguard_adk._history.thoughts import newest_thoughts
 from contextguard_adk._history.transcript import Entry, fit_entries, render_entries
 from contextguard_adk._history.truncation import without_names
@@ -36,29 +37,59 @@ from contextguard_adk._support.phrases import EXCERPTS
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 
-WINDOW_RATIO = 0.95  # Of the window: the provider may count more than the guard.
-RETRY_RATIO = 0.6  # Of a prompt that the provider has found too long.
-PREVIOUS_RATIO = 0.4  # Of the prompt, for the previous summary.
-REQUEST_RATIO = 0.15  # Of the prompt, for the current request.
-SMALL_TALK_RATIO = 0.05  # Of the budget: a summary takes more.
+WINDOW_RATIO = 0.95
+"""Prompt and answer fill this part of the window: the provider may count more."""
+
+RETRY_RATIO = 0.6
+"""The second prompt is this part of one that the provider has found too long."""
+
+PREVIOUS_RATIO = 0.4
+"""The previous summary takes at most this part of a prompt."""
+
+REQUEST_RATIO = 0.15
+"""The current request takes at most this part of a prompt."""
+
+SMALL_TALK_RATIO = 0.05
+"""A summary takes more than this part of its budget."""
+
+STAYS_RATIO = 0.45
+"""After a summary without a model, messages up to this part of the threshold stay."""
+
+STAYS_RATIO_WITHOUT_MODEL = 0.30
+"""The same where no model will write a summary soon.
+
+With more, every turn would have to be cut again.
+"""
 
 
 @dataclass(frozen=True)
 class SummaryTask:
-    """The text that is to be summarized, and the most that the summary may take."""
+    """The text that is to be summarized, and the most that the summary may take.
+
+    Attributes:
+        entries: The transcript of the messages that no model has summarized.
+        previous_summary: The summary that the new one replaces; "" for none.
+        live_request: The user's current request.
+        briefs: Texts of sections, by the section's name.
+        focus: What the summary should keep above all; "" for nothing.
+        budget_tokens: The most that the summary may take.
+        correction: The factor between estimates and the provider's counts; None if the
+            provider has counted nothing yet.
+        conversation_tokens: The tokens of the agent's own request.
+    """
 
     entries: Sequence[Entry]
     previous_summary: str
     live_request: str
-    briefs: Mapping[str, str]  # Of sections, by name.
+    briefs: Mapping[str, str]
     focus: str
     budget_tokens: int
     correction: float | None
     conversation_tokens: int
 
     def clip(self, answer: Answer) -> str:
-        """Cuts an answer that is too long."""
-        # The provider's count is exact; by an estimate, facts might be cut for nothing.
+        """Returns the text of an answer, shortened if it exceeds the budget."""
+        # By an estimate, facts might be cut for nothing. The provider's count is exact.
         if 0 < answer.output_tokens <= self.budget_tokens:
             return answer.text
         count = token_counter(self.correction)
@@ -120,61 +151,90 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
-    """Asks for a summary with a prompt of at most `input_tokens`."""
+    """Asks for a summary with instruction and prompt of at most `input_tokens`.
+
+    Only where instruction, sections and focus alone take nearly all of this, the prompt
+    is longer: the transcript always has an eighth of `input_tokens`.
+    """
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     instruction = summary_instruction(task.budget_tokens, model.instruction)
-    most_previous = PREVIOUS_RATIO * input_tokens
-    previous = shorten_to_tokens(task.previous_summary, most_previous, count)
-    most_request = REQUEST_RATIO * input_tokens
-    request = shorten_to_tokens(task.live_request, most_request, count)
+
+    # The previous summary and the request are shortened to their parts of the prompt.
+    previous = shorten_to_tokens(
+        task.previous_summary, PREVIOUS_RATIO * input_tokens, count
+    )
+    request = shorten_to_tokens(task.live_request, REQUEST_RATIO * input_tokens, count)
     texts = {"previous-summary": previous, "transcript": "", "current-request": request}
     empty_prompt = summary_prompt(texts, task.briefs, task.focus)
 
     # The transcript takes the rest of the room.
     left_tokens = input_tokens - count(instruction) - count(empty_prompt)
-    entries = fit_entries(task.entries, max(left_tokens, input_tokens // 8), count)
+    transcript_tokens = max(left_tokens, input_tokens // 8)
+    entries = fit_entries(task.entries, transcript_tokens, count)
     texts["transcript"] = "\n".join(entry.text for entry in entries)
     prompt = summary_prompt(texts, task.briefs, task.focus)
+
     answer = await ask_with_transcript(model, instruction, prompt, task.budget_tokens)
     return task.clip(answer)
 
 
 def find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
-    """Returns the contents after which a model can be asked to summarize them.
+    """Returns the conversation, so that a question for its summary can follow.
 
-    Contents that the app adds to this call alone are left out, unless thoughts may need
-    them. The result is empty where a question at the end is not possible: the provider
-    may refuse it, the model would not see all messages, or not all are to be covered.
+    The result is [] where such a question is not possible:
+
+    - A call has no result yet. The provider may refuse any other content after it.
+    - Some messages are not to be summarized. The model would summarize them as well.
+    - The request does not show all that is to be summarized.
+    - The app has added contents at the beginning.
 
     Args:
         turn: The model call.
-        summarized: Indexes of the messages that the summary would cover or leave.
+        summarized: Indexes of the messages that are to be summarized.
     """
     history = turn.history
-    contents = turn.contents
-    if history.pairs.open_calls - history.covered:
-        return []  # A question after a call without its result may be refused.
-    if not set(summarized) >= set(turn.compactable):
+    has_open_call = bool(history.pairs.open_calls - history.covered)
+    is_all_summarized = set(summarized) >= set(turn.compactable)
+    if has_open_call or not is_all_summarized or not _shows_all(history):
         return []
 
+    # The newest thoughts may be valid only after exactly the contents before them.
+    if newest_thoughts(turn.contents):
+        return list(turn.contents)
+    return _without_additions(turn)
+
+
+def _shows_all(history: History) -> bool:
+    """Whether the agent's request shows each message, or a model's summary of it.
+
+    It does not if a compaction has shortened results or the quote of the request, or if
+    excerpts stand for messages that no model has summarized.
+    """
     stored = history.stored
-    if stored:
-        is_shortened = stored.truncation or stored.request_chars >= 0
-        if is_shortened or history.covered != history.model_covered:
-            return []
+    if not stored:
+        return True
+    is_shortened = stored.truncation or stored.request_chars >= 0
+    return not is_shortened and history.covered == history.model_covered
 
-    if newest_thoughts(contents):
-        return list(contents)  # They may need everything before them.
 
+def _without_additions(turn: Turn) -> list[types.Content]:
+    """Returns the request's contents without those that the app adds to this call.
+
+    The result is [] if such contents stand before the history. A prompt without them
+    begins in another way, so that a prompt cache could not serve it.
+    """
+    history = turn.history
     history_indexes = set(history.indexes)
     added_indexes = [
         index for index in range(len(history.contents)) if index not in history_indexes
     ]
-    # Without contents at its beginning the prompt is another one for a prompt cache.
     if added_indexes and added_indexes[0] < min(history_indexes, default=0):
         return []
+
+    # The request has other indexes than the history, but the same objects. They are
+    # compared by id, since a message of the history may equal an added content.
     added_ids = {id(history.contents[index]) for index in added_indexes}
-    return [content for content in contents if id(content) not in added_ids]
+    return [content for content in turn.contents if id(content) not in added_ids]
 
 
 async def write_in_place(
@@ -193,14 +253,17 @@ async def write_in_place(
     prompt = closing_prompt(text_tokens, model.instruction, task.briefs, task.focus)
     count = token_counter(task.correction or DEFAULT_CORRECTION)
     room_tokens = model.window_tokens - task.conversation_tokens - count(prompt)
-    # Thoughts that nobody has asked for may have less room.
+
+    # Thoughts that nobody has asked for can do with a quarter of their room.
     asked_tokens = thinking_tokens(model.llm, model.config)
-    if room_tokens < text_tokens + max(asked_tokens, thought_tokens // 4):
+    least_thought_tokens = max(asked_tokens, thought_tokens // 4)
+    if room_tokens < text_tokens + least_thought_tokens:
         return ""
 
     output_tokens = min(text_tokens + thought_tokens, room_tokens)
     answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
-    # An answer so short, and without a heading, is small talk.
+
+    # A short answer without a heading is small talk.
     is_short = count(answer.text) < SMALL_TALK_RATIO * text_tokens
     if model.has_own_form and is_short and "#" not in answer.text:
         raise UnusableAnswerError("the answer is no summary")
@@ -220,9 +283,9 @@ def write_mechanical_summary(
 
 
 def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
-    """Returns how many messages of `new`, from the first on, excerpts have to replace.
+    """Returns how many of the oldest messages in `new` excerpts have to replace.
 
-    The newest messages that have room below the threshold stay.
+    The newest messages stay, as far as they have room below the threshold.
 
     Args:
         turn: The model call.
@@ -232,11 +295,12 @@ def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> i
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
     taken_tokens = turn.fixed_tokens + 2 * budget_tokens + held_tokens
-    # Where no model will write a summary soon, less stays: otherwise every turn would
-    # have to be cut again.
-    stays_ratio = 0.30 if turn.settings.summaries == "stored" else 0.45
+    stays_ratio = STAYS_RATIO
+    if turn.settings.summaries == "stored":
+        stays_ratio = STAYS_RATIO_WITHOUT_MODEL
     most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
-    room_tokens = min(most_tokens, turn.limit_tokens - taken_tokens) - turn.kept.tokens
+    free_tokens = turn.limit_tokens - taken_tokens
+    room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
 
     # The first message never stays, so that something is covered.
     contents = [turn.history.shown[index] for index in new]
