@@ -130,7 +130,9 @@ class Needs:
                 for part_number in self._list_holders(value)
                 if part_number in parts.recorded
             ]
-            indexes += [other.index for other in parts.others if value in other.text]
+            indexes += [
+                other.content_index for other in parts.others if value in other.text
+            ]
             if indexes:
                 last_holders[value] = max(indexes)
         return last_holders
@@ -186,7 +188,7 @@ class Needs:
 class _OtherPart(NamedTuple):
     """A part that is not recorded, such as a summary: its content's index, its text."""
 
-    index: int
+    content_index: int
     text: str
 
 
