@@ -64,7 +64,7 @@ keeps the search short in a long session.
 class _ShortenedKey(NamedTuple):
     """The facts that decide how a content looks once its tool results are shortened."""
 
-    index: int
+    content_index: int
     is_preview: bool
     truncation: Truncation
     has_handles: bool

@@ -253,15 +253,7 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     if sum(sizes_bytes) <= max_bytes:
         return texts
 
-    # The newest texts stay whole. The others are the older texts.
-    whole_bytes = 0
-    older_count = len(texts)
-    for size_bytes in reversed(sizes_bytes):
-        if whole_bytes + size_bytes > max_bytes * WHOLE_RATIO:
-            break
-        whole_bytes += size_bytes
-        older_count -= 1
-
+    older_count = _count_older(sizes_bytes, int(max_bytes * WHOLE_RATIO))
     split = [_split(text) for text in texts]
     shown_sentences = set[str]()  # No sentence is shown twice.
     for sentences in split[older_count:]:
@@ -271,7 +263,7 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     older = split[:older_count]
     older_sizes_bytes = [_measure_lines(sentences) for sentences in older]
     kept_numbers: list[list[int]] = [[] for _ in older]
-    left_bytes = max_bytes - whole_bytes
+    left_bytes = max_bytes - sum(sizes_bytes[older_count:])
     for text_number, sentence_number in _rank(split, older_count):
         marks_bytes = FIRST_MARKS_BYTES
         if kept_numbers[text_number]:
@@ -290,6 +282,21 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
         if numbers
     ]
     return (*shortened, *texts[older_count:])
+
+
+def _count_older(sizes_bytes: Sequence[int], max_whole_bytes: int) -> int:
+    """Returns how many texts stand before the newest ones, which stay whole.
+
+    The newest texts are as many as take at most `max_whole_bytes` together.
+    """
+    whole_bytes = 0
+    older_count = len(sizes_bytes)
+    for size_bytes in reversed(sizes_bytes):
+        whole_bytes += size_bytes
+        if whole_bytes > max_whole_bytes:
+            break
+        older_count -= 1
+    return older_count
 
 
 def _measure_lines(texts: Iterable[str]) -> list[int]:

@@ -269,11 +269,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
 
     told_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, told in enumerate(told_parts):
-        # Only calls are read of messages that are too old.
-        is_call = told.part.function_call is not None
-        is_read = is_call or told.index >= oldest_index
-        tool = told.part.function_call or told.part.function_response
-        if not is_read or (tool and tool.name == RECALL_TOOL):
+        if not _is_read(told, oldest_index):
             continue
 
         # A call and its result are one source; any other part is a source of its own.
@@ -283,6 +279,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
             sources[key] = _Source(_label_source(told, call))
 
         message_number = message_numbers[told.index]
+        is_call = told.part.function_call is not None
         call_count = 1 if is_call else 0
         for text, kind_weight in _read_part(history, told):
             value = values.get(text)
@@ -293,6 +290,18 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
             else:
                 value.use_again(sources[key], message_number, is_call)
     return _Gathered(values, list(sources.values()))
+
+
+def _is_read(told: Said, oldest_index: int) -> bool:
+    """Whether the values of a part count.
+
+    Only calls are read of messages before `oldest_index`.
+    """
+    call = told.part.function_call
+    tool = call or told.part.function_response
+    if tool is not None and tool.name == RECALL_TOOL:
+        return False
+    return call is not None or told.index >= oldest_index
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:

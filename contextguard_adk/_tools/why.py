@@ -189,18 +189,16 @@ async def find_periods(
     for number, call in terminal.show_progress(numbered_calls, "Reading"):
         # The rebuilder needs all calls in their order, those of other agents as well.
         rebuilt = await rebuilder.rebuild(call)
-        agent = call.event.author
-        if settings.agent not in (None, agent):
+        if settings.agent not in (None, call.event.author):
             continue
 
-        scope = branch_scope(call.event)
-        owner = f"{agent}@{scope}" if scope else agent
+        owner = _name_owner(call.event)
         last = last_periods.get(owner)
         holders = finder.list_holders(rebuilt)
         gone = "" if holders else finder.explain_absence(rebuilt)
         if last is None and gone == "absent":
             continue  # Nobody had said the words yet.
-        if last is not None and last.holders == holders and last.gone == gone:
+        if last is not None and (last.holders, last.gone) == (holders, gone):
             last.last_call = number
             continue
 
@@ -217,6 +215,12 @@ async def find_periods(
         last_periods[owner] = period
         periods.append(period)
     return periods
+
+
+def _name_owner(event: Event) -> str:
+    """Returns the agent of an event; in a branch with "@" and its scope behind it."""
+    scope = branch_scope(event)
+    return f"{event.author}@{scope}" if scope else event.author
 
 
 def _read_compaction(event: Event) -> dict[str, Any] | None:
