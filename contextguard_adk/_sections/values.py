@@ -89,7 +89,7 @@ class _Value:
     Attributes:
         kind_weight: The points of its kind; an id has more than a word.
         source: The source of its first use in the newest message that has it.
-        newest_number: The number of that message, counted from 1; 0 before the first use.
+        newest_number: The number of that message, from 1; 0 before the first use.
         call_count: How many calls have used it.
         reuse_count: How many calls have used it that were not its first use.
     """
