@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import textwrap
@@ -255,9 +256,8 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
 
     older_count = _count_older(sizes_bytes, int(max_bytes * WHOLE_RATIO))
     split = [_split(text) for text in texts]
-    shown_sentences = set[str]()  # No sentence is shown twice.
-    for sentences in split[older_count:]:
-        shown_sentences.update(sentences)
+    # No sentence is shown twice.
+    shown_sentences = set(itertools.chain.from_iterable(split[older_count:]))
 
     # The most telling sentences of all older texts are kept, while they fit.
     older = split[:older_count]

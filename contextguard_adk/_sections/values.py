@@ -89,22 +89,25 @@ class _Value:
     Attributes:
         kind_weight: The points of its kind; an id has more than a word.
         source: The source of its first use in the newest message that has it.
-        newest_number: The number of that message, counted from 1.
+        newest_number: The number of that message, from 1; 0 before the first use.
         call_count: How many calls have used it.
         reuse_count: How many calls have used it that were not its first use.
     """
 
     kind_weight: float
     source: _Source
-    newest_number: int
-    call_count: int
+    newest_number: int = 0
+    call_count: int = 0
     reuse_count: int = 0
 
-    def use_again(self, source: _Source, message_number: int, is_call: bool) -> None:
-        """Counts one more use of a value that has stood in a message before."""
+    def use(self, source: _Source, message_number: int, is_call: bool) -> None:
+        """Counts one more use. The first use in a message decides the source."""
+        is_first_use = self.newest_number == 0
         if is_call:
             self.call_count += 1
+        if is_call and not is_first_use:
             self.reuse_count += 1
+
         if message_number != self.newest_number:
             self.newest_number = message_number
             self.source = source
@@ -280,15 +283,9 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
 
         message_number = message_numbers[told.index]
         is_call = told.part.function_call is not None
-        call_count = 1 if is_call else 0
         for text, kind_weight in _read_part(history, told):
-            value = values.get(text)
-            if value is None:
-                values[text] = _Value(
-                    kind_weight, sources[key], message_number, call_count=call_count
-                )
-            else:
-                value.use_again(sources[key], message_number, is_call)
+            value = values.setdefault(text, _Value(kind_weight, sources[key]))
+            value.use(sources[key], message_number, is_call)
     return _Gathered(values, list(sources.values()))
 
 
