@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from typing import Any
 
 from google.genai import types
@@ -243,10 +243,10 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
     """Returns fields of a compaction by the names that they have in `custom_metadata`.
 
-    The event itself has the fields of `Origin`, so only `strategy` of them is repeated.
+    The event already carries the fields of `Origin`, except for the strategy.
     """
-    origin_names = vars(Origin("", "")).keys() - {"strategy"}
-    left_out = origin_names | {"summary_tokens", "duration_seconds", "failure"}
+    in_event = {each.name for each in fields(Origin)} - {"strategy"}
+    left_out = in_event | {"summary_tokens", "duration_seconds", "failure"}
     new_names = {"attempts": "summaries", "is_mechanical": "mechanical"}
     return {
         new_names.get(name, name): value

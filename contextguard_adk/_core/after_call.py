@@ -307,7 +307,7 @@ def _note_count(event: Answered, count: Count) -> None:
     memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
     call.release()
     if not count.is_size:
-        # The count before may have been wrong as well.
+        # The stored count may be wrong as well, so it is removed.
         event.state.write("real_tokens", None)
         return
 

@@ -61,7 +61,7 @@ async def answer_error(
         - The guard may change nothing.
         - The client of the model is unknown.
         - A later callback may have masked a part of the request.
-        - No request was accepted, and no other error has ended the attempts.
+        - The provider refused every smaller request, or every other form.
         - No request was accepted, and the agent has error callbacks of its own.
     """
     context = failed.context

@@ -185,14 +185,14 @@ def _find_newest_message(contents: Sequence[types.Content]) -> int | None:
 
 def _keep_newest(
     contents: Sequence[types.Content],
-    request: Collection[int],
+    request_indexes: Collection[int],
     room_tokens: int,
     scale: Scale,
 ) -> dict[int, types.Content]:
     """Returns the newest contents that fit, by index; splits no call from its result.
 
     If the newest group of calls and results does not fit whole, it is shortened. The
-    user's request is not among them, because it has its own room.
+    user's request is left out, because it has its own room.
     """
     boundaries = pair_boundaries(contents)
     cuts = [cut for cut, splits_no_pair in enumerate(boundaries) if splits_no_pair]
@@ -202,11 +202,12 @@ def _keep_newest(
         group = {
             index: contents[index]
             for index in range(start, end)
-            if index not in request
+            if index not in request_indexes
         }
         group_tokens = scale.measure(group.values())
         if group and group_tokens > left_tokens:
-            if end == len(contents):
+            is_newest_group = end == len(contents)
+            if is_newest_group:
                 kept |= _shorten_group(group, left_tokens, scale)
             break
 

@@ -159,7 +159,7 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
     reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens
     budgets = plan_budgets(window_tokens, reserved_tokens, trigger_tokens)
 
-    # A trigger below twice what the last compaction left would fire again at once.
+    # A trigger below twice the size after the last compaction would fire again at once.
     stored = call.state.record.summary
     left_tokens = stored.left_tokens if stored else 0
     least_tokens = min(budgets.full_tokens, 2 * left_tokens)

@@ -108,11 +108,12 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     memory = call.memory
     lost = turn.facts.find_lost(turn.record.summary)
     if lost is not None:
+        paid: Paid | None = lost
         memory.facts = replace(memory.facts, unconfirmed=None)
     else:
+        paid = turn.facts.ready
         memory.facts = replace(memory.facts, ready=None)
 
-    paid = lost or turn.facts.ready
     outcome = None if paid is None else _try_in_place(call, turn, paid)
     if paid is not None and outcome is not None:
         await _commit(call, turn, paid, outcome)

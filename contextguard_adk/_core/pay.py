@@ -72,10 +72,9 @@ class Payer:
 
         Returns:
             One of three outcomes:
-            - The turn with a focus, if the answer is a text.
-            - None, if the answer is False and the request still fits: the compaction is
-              put off.
-            - The same turn otherwise, also if the function is not asked.
+            - The turn with a focus: the answer is a text.
+            - None: the answer is False, and the request fits without a compaction.
+            - The unchanged turn: in all other cases, or if no function is set.
         """
         new_indexes = turn.older_than(0) - turn.history.model_covered
         # A strategy that does not say how near it is may want nothing.

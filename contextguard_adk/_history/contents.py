@@ -339,13 +339,14 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
 
 
 def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
-    """Tells for each index whether a cut before it splits no call from its result.
+    """Returns for each index whether a cut before it leaves every pair whole.
 
-    The list has one more element than there are contents: for a cut after the last one.
+    A pair is a call and its result. The list has one more element than there are
+    contents: for a cut after the last one.
     """
-    # A cut before an index splits the pairs that are open there: with the call before
-    # the index, and the result at the index or after it. `changes` tells how many more
-    # pairs are open at an index than at the index before it.
+    # A pair is open at an index if its call stands before the index, and its result at
+    # the index or after it. A cut splits the pairs that are open. `changes` has the
+    # number of pairs that open at an index, less the number that close there.
     changes = [0] * (len(contents) + 1)
     for index, partners in pair_contents(contents).partners.items():
         for partner in partners:

@@ -201,7 +201,7 @@ def divide_budget(
     Returns:
         The share of each item, in the order of `costs`.
     """
-    # An item that costs little for its weight comes early: its rest goes to later ones.
+    # Items that are cheap for their weight come first: later items share the rest.
     indexes = range(len(costs))
     cheapest_first = sorted(indexes, key=lambda index: costs[index] / weights[index])
 

@@ -241,7 +241,7 @@ class MeasuredRequest:
             dense_counted_tokens = weighted_tokens(
                 unread_parts, counted_heuristic_tokens
             )
-            # The tokens of this provider for one of o200k_base.
+            # The tokens of this provider for one token of o200k_base.
             vocabulary_ratio = real_tokens / dense_counted_tokens
             growth_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
 

@@ -50,7 +50,8 @@ class Closing(aclosing[Any]):
     """Closes an async generator, also after its event loop has gone."""
 
     async def __aexit__(self, *error: object) -> None:
-        """Closes it; Python 3.11 says of a dropped generator that it still runs."""
+        """Closes the generator."""
+        # Python 3.11 says of a generator that was dropped that it still runs.
         with suppress(RuntimeError):
             await super().__aexit__(*error)
 

@@ -54,8 +54,9 @@ async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
     """Returns the model that ADK calls for this agent."""
     resolve = getattr(run.agent, "canonical_model_async", None)
     if resolve is None:  # ADK 2.0 does not have it.
-        return find_llm(run.agent)
-    llm = await resolve(ReadonlyContext(run))
+        llm: object = find_llm(run.agent)
+    else:
+        llm = await resolve(ReadonlyContext(run))  # Newer google-adk
     return llm if isinstance(llm, BaseLlm) else None
 
 
@@ -258,7 +259,8 @@ def list_models(llm: object) -> list[object]:
 
 
 def _make_model(model: object) -> object:
-    """Returns a model of a `FallbackModel`, which newer ADK also takes as a name."""
+    """Returns a model of a `FallbackModel`."""
+    # Newer google-adk: such a model may be given by its name.
     return LLMRegistry.new_llm(model) if isinstance(model, str) else model
 
 

@@ -404,9 +404,9 @@ class AgentMemory:
     def drop_late(self) -> None:
         """Forgets the summaries for which no call has come in ten minutes."""
         oldest_seconds = time.monotonic() - _LATE_SECONDS
-        if _is_late(self.facts.ready, oldest_seconds):
+        if _is_expired(self.facts.ready, oldest_seconds):
             self.facts = replace(self.facts, ready=None)
-        if _is_late(self.facts.unconfirmed, oldest_seconds):
+        if _is_expired(self.facts.unconfirmed, oldest_seconds):
             self.facts = replace(self.facts, unconfirmed=None)
 
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
@@ -428,11 +428,11 @@ class AgentMemory:
         return facts.summary_usage, facts.summary_cost
 
 
-def _is_late(paid: Paid | None, oldest_seconds: float) -> bool:
-    """Returns whether a summary was paid for before a time, on the monotonic clock.
+def _is_expired(paid: Paid | None, oldest_seconds: float) -> bool:
+    """Returns whether a summary was paid for before `oldest_seconds`.
 
-    It is False if there is no summary, and for a summary from the background, which may
-    wait for any time.
+    The time is that of the monotonic clock. A summary from the background never
+    expires, because it waits until a compaction is due.
     """
     if paid is None or paid.is_background:
         return False

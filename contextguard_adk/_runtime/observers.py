@@ -55,7 +55,7 @@ class Listeners:
 
 
 class _LateKey(NamedTuple):
-    """Identifies the calls of which only one may be under way if it is late.
+    """Identifies the calls that a late call among them holds up.
 
     Attributes:
         kind: The class of the record.

@@ -246,6 +246,7 @@ class AgentState:
         # '{"version": 3, …' -> 3
         version_match = _VERSION.match(stored) if isinstance(stored, str) else None
         stored_version = int(version_match[1]) if version_match else 0
+        is_of_later_release = stored_version > VERSION
         empty_record = AgentRecord(version=max(stored_version, VERSION))
 
         stored_record: AgentRecord | None = None
@@ -254,7 +255,7 @@ class AgentState:
             if text:
                 stored_record = AgentRecord.model_validate_json(text)
         except (ValidationError, RecursionError):
-            if not empty_record.is_newer:
+            if not is_of_later_release:
                 _warn(key, stored, "a record of this version")
 
         record = empty_record if stored_record is None else stored_record

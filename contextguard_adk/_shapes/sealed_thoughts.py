@@ -2,7 +2,7 @@
 
 Newer Claude models check a thought against the system instruction, the tools, all
 earlier messages, and the thoughts that were sent before it. So each answer gets a seal:
-short digests of what it was written after. Before a call, thoughts whose seal no longer
+short digests of the messages before it. Before a call, thoughts whose seal no longer
 holds are left out, whoever made the change. A thought that was left out while a later
 one was written never comes back, because the seal of the later one does not count it.
 

@@ -283,7 +283,7 @@ def write_mechanical_summary(
 
 
 def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
-    """Returns how many of the oldest messages in `new` excerpts have to replace.
+    """Returns the number of the oldest messages in `new` that excerpts replace.
 
     The newest messages stay, as far as they have room below the threshold.
 

@@ -333,7 +333,7 @@ def _list_settings(model: type[BaseModel]) -> list[str]:
     classes = [each for each in model.__mro__ if issubclass(each, BaseModel)]
 
     def count_owners(name: str) -> int:
-        """Counts the classes that have a setting: the newer it is, the fewer."""
+        """Counts the classes that have a setting; a subclass's own has the fewest."""
         return sum(1 for each in classes if name in each.model_fields)
 
     lines = list[str]()

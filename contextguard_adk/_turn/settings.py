@@ -273,7 +273,7 @@ class StrategySettings(Settings):
         Returns:
             None where every result is shown whole.
         """
-        # With a low trigger, a part of the window is a part of less than the window.
+        # A low trigger counts as a smaller window, of which the ratios are a part.
         trigger_tokens = self.trigger_tokens(window_tokens)
         if trigger_tokens is None:
             working_tokens = window_tokens

@@ -51,24 +51,24 @@ _NO_SIZE = Size()
 
 @dataclass(frozen=True)
 class Turn:
-    """One model call: what would be sent, and all that decides what becomes of it.
+    """One model call: the request, and all facts that decide how it is changed.
 
     Attributes:
         agent: The name of the agent.
         origin: Whose request it is, for the log and for records.
         scope: Where a summary is valid.
         request: The request as ADK has built it.
-        history: Its contents, and the stored summary.
-        settings: Those of the agent's strategy.
+        history: The contents of the request, and the stored summary.
+        settings: The settings of the agent's strategy.
         model: The model that the request goes to.
-        record: What is stored of the agent in this scope.
+        record: The stored record of the agent in this scope.
         state: The agent's values in session state.
-        facts: What the process remembers of the agent in this scope.
-        budgets: Window, threshold and what follows from them.
-        counts: What the provider counted last.
+        facts: The process's memory of the agent in this scope.
+        budgets: The window, the threshold, and the sizes that follow from them.
+        counts: The provider's last count.
         reason: Why a compaction is considered: `requested` and `overflow` demand one.
-        focus: What a compaction that was asked for should keep above all.
-        has_recall: Whether the agent can read back what is left out.
+        focus: The words of the user on what a summary should keep above all.
+        has_recall: Whether the agent can read back messages that are left out.
         has_used_tools: Whether the stored summary replaces tool calls, as far as the
             sections beside it tell.
         keep_count: How many of the newest messages `keep` may leave word for word; 0
@@ -76,9 +76,9 @@ class Turn:
         is_observed: Whether the guard only watches.
         is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
-        config: Its instruction and tools, those that the guard adds included.
-        contents: What would be sent.
-        size: The size of that.
+        config: The instruction and the tools that would be sent, with the guard's own.
+        contents: The contents that would be sent.
+        size: The size of config and contents together.
         nearness: How near a compaction is for the strategy; from 1 on it wants one.
     """
 

@@ -160,13 +160,14 @@ class Needs:
     def _count_far(self, whole: Sequence[types.Content], window_tokens: int) -> int:
         """Counts the contents that lie more than half a window before the end.
 
-        They are the first ones of the request.
+        They are the first ones of the request. The content that crosses the border is
+        one of them.
         """
-        rest_chars = 2 * window_tokens  # Half of the window, at 4 characters a token.
+        near_room_chars = 2 * window_tokens  # Half of it, at 4 characters a token.
         far_count = len(whole)
-        while far_count and rest_chars >= 0:
+        while far_count and near_room_chars >= 0:
             far_count -= 1
-            rest_chars -= self._count_chars(whole[far_count])
+            near_room_chars -= self._count_chars(whole[far_count])
         return far_count
 
     def _count_chars(self, content: types.Content) -> int:
