@@ -245,7 +245,9 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
         head=[] if head is None else [head.content],
     )
     scale = Scale(correction, history.memo)
-    return reduce_contents(history.shown, room_tokens, scale, frame)
+    reduced = reduce_contents(history.shown, room_tokens, scale, frame)
+    # A refusal of their form names the end of these contents as they are sent.
+    return put_in_order(reduced, turn.media_mover)
 
 
 class _Head(NamedTuple):
