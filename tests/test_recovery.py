@@ -226,6 +226,30 @@ async def test_second_rejection_leads_to_a_minimal_request(
     assert final.stream is False
 
 
+def hide_calls(request: LlmRequest) -> None:
+    """Takes the calls out of a request, as plugins do that mask arguments."""
+    for content in request.contents:
+        parts = [part for part in content.parts or () if not part.function_call]
+        content.parts = parts
+    request.contents = [content for content in request.contents if content.parts]
+
+
+async def test_minimal_request_is_told_as_text_if_its_form_is_refused() -> None:
+    """Each refusal of the minimal request leads to another form, lone results too."""
+    refusal = RuntimeError(
+        "messages with role 'tool' must be a response to a preceding message with "
+        "'tool_calls'."
+    )
+    tail: list[Reply] = [overflow(), overflow(), refusal, refusal, "Answer 0."]
+    llm = make_llm([*working_script(1, 4)[:-1], *tail])
+    await work(open_chat(llm, before=[Changing(hide_calls)]), 1)
+
+    in_turn, as_text = agent_requests(llm)[-2:]
+    told = "[System: The conversation so far, as text.]"
+    assert told not in in_turn.text
+    assert told in as_text.text
+
+
 @both_strategies
 async def test_original_error_reaches_the_caller_when_nothing_helps(
     caplog: pytest.LogCaptureFixture, strategy: Strategy, is_streaming: bool
