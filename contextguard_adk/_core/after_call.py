@@ -75,7 +75,7 @@ class _SentRequest(NamedTuple):
     heuristic_tokens: int
 
 
-async def take_answer(
+async def record_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
     """Stores the provider's count, if there is one, and reports the call once.
