@@ -15,7 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.plugin_manager import PluginManager
 
-from contextguard_adk._core.after_call import end_run, take_answer
+from contextguard_adk._core.after_call import end_run, record_answer
 from contextguard_adk._core.after_error import FailedCall, answer_error
 from contextguard_adk._plugin.arguments import check_arguments
 from contextguard_adk._plugin.base import GuardPlugin
@@ -260,7 +260,7 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
         with _log_failures("The guard could not store the provider's token count"):
-            await take_answer(self._guard, callback_context, llm_response, self)
+            await record_answer(self._guard, callback_context, llm_response, self)
 
     async def on_model_error_callback(
         self,

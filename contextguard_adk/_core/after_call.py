@@ -1,7 +1,8 @@
-"""Handles a model's answer: stores its token count, and reports the call.
+"""Records a model's answer: stores the provider's count of tokens, reports the call.
 
-A provider's count is evidence of a request's size, but not always the size: it may
-leave out cached tokens, or add up several requests.
+A provider's count of the prompt is not always the size of one request: it may leave out
+cached tokens, or add up several requests. The guard's own measure of a request is its
+bytes / 4, here called its heuristic tokens.
 """
 
 from __future__ import annotations
@@ -45,22 +46,24 @@ _LEAST_RATIO = 0.5
 # For requests of fewer tokens (bytes / 4), a low count is no sign of missing text.
 _LEAST_SENT_TOKENS = 4_000
 
-# The ratio of a count to the estimate of its request is believed up to 5 for the first
-# count of a model, later up to 2.5 times the lowest ratio so far. The tokens of a chat
-# template are subtracted from the count. A count with a higher ratio is believed if it
-# repeats the count before.
-_MOST_RATIO = 5.0
-_USUAL_RATIO = 2.5
+# The ratio of a count is the count divided by the estimate of its request. The first
+# count of a model is believed up to the first ratio. Each later count is believed up to
+# the second number times the lowest ratio so far.
+_MOST_FIRST_RATIO = 5.0
+_MOST_GROWTH_OF_RATIO = 2.5
+
+# A server adds the tokens of a chat template, at most so many, to the prompt.
 _TEMPLATE_TOKENS = 500
 
-# A count repeats the one before if their ratios to the estimates differ by less than a
-# tenth, or if their tokens above the estimates differ by less than 3 %.
+# A count with a higher ratio is believed if it repeats the count before. It does so if
+# their ratios differ by less than a tenth, or if their tokens above the estimates
+# differ by less than 3 %.
 _SAME_RATIO = 0.1
 _SAME_EXCESS = 0.03
 
 # A request that fills this part of the window is large: if it has no answer, a server
-# may have found it too long. It is so low because LiteLLM was seen to find only 40 % of
-# the tokens where a server streams no usage.
+# may have found it too long. The part is low because LiteLLM was seen to find only 40 %
+# of the tokens of a request if a server streams no usage.
 _LARGE_RATIO = 0.4
 
 
@@ -72,33 +75,74 @@ class _SentRequest(NamedTuple):
     heuristic_tokens: int
 
 
-async def take_answer(
+async def record_answer(
     guard: Guard, context: CallbackContext, response: LlmResponse, plugin: BasePlugin
 ) -> None:
     """Stores the provider's count, if there is one, and reports the call once.
 
-    ADK calls this for each response of a stream. A partial response only shows that the
-    model answers. Nothing is done for a call that the guard did not see.
+    ADK calls this for each response of a stream.
+
+    Args:
+        guard: The memory of the plugin.
+        context: The context of ADK's callback.
+        response: The response.
+        plugin: The plugin whose callback ADK calls.
+    """
+    run = guard.run(context.get_invocation_context())
+    call = run.calls.get(call_key(context))
+    if call is None:
+        # The guard did not see the request.
+        return
+
+    real_tokens = _read_prompt_tokens(response)
+    has_content = response.content is not None and bool(response.content.parts)
+    if real_tokens is not None or has_content:
+        call.is_answered = True
+    if response.partial:
+        # Only the last response of a stream is whole.
+        return
+
+    # A stored count makes the call forget this function, so it is read before.
+    after_answer = call.after_answer
+    event = _record_response(guard, context, call, response, plugin)
+    if call.is_reported:
+        # A stream may have several whole responses.
+        return
+
+    call.is_reported = True
+    if after_answer is not None and call.is_answered:
+        after_answer(real_tokens or call.estimated_tokens)
+    await _report(event)
+
+
+def _read_prompt_tokens(response: LlmResponse) -> int | None:
+    """Returns the provider's count of the prompt; None if it counted nothing."""
+    usage = response.usage_metadata
+    if usage is None:
+        return None
+    # A count of 0 stands for no count.
+    return read_tokens(usage.prompt_token_count) or None
+
+
+def _record_response(
+    guard: Guard,
+    context: CallbackContext,
+    call: SentCall,
+    response: LlmResponse,
+    plugin: BasePlugin,
+) -> Answered:
+    """Tells the listeners of a whole response, and stores its count if it has one.
+
+    Returns:
+        The event that the listeners were told of.
     """
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
-    key = call_key(context)
-    call = run.calls.get(key)
-    if call is None:
-        return
+    real_tokens = _read_prompt_tokens(response)
+    count: Count | None = None
+    if real_tokens is not None:
+        count = _weigh_count(call, real_tokens, run.memo(invocation))
 
-    usage = response.usage_metadata
-    real_tokens = (read_tokens(usage.prompt_token_count) or None) if usage else None
-    has_content = response.content is not None and bool(response.content.parts)
-    if real_tokens or has_content:
-        call.is_answered = True
-    if response.partial:
-        return
-
-    # Read now: the call forgets this function once its count is stored.
-    after_answer = call.after_answer
-    may_lose_event = _may_lose_events(context, plugin)
-    memo = run.memo(invocation)
     event = Answered(
         guard=guard,
         context=context,
@@ -106,39 +150,31 @@ async def take_answer(
         call=call,
         response=response,
         real_tokens=real_tokens,
-        count=_weigh_count(call, real_tokens, memo) if real_tokens else None,
+        count=count,
         state=guard.state(context),
-        may_lose_event=may_lose_event,
+        may_lose_event=_may_lose_events(context, plugin),
     )
-    _learn(event)
-    if may_lose_event:
-        _, scope = key
-        context.state.update(run.writes.give(scope, invocation.session.state))
-
-    if call.is_reported:
-        return
-    call.is_reported = True
-    if after_answer is not None and call.is_answered:
-        after_answer(real_tokens or call.estimated_tokens)
-    await _report(event)
-
-
-def _learn(event: Answered) -> None:
-    """Tells the listeners of an answer, and remembers what its count shows."""
     for listener in _listeners.ANSWERED:
-        if listener.is_on(event.guard):
+        if listener.is_on(guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.answered(event)
-
     review_limits(event)
-    if event.count is not None:
-        _note_count(event, event.count)
+    if count is not None:
+        _store_count(event, count)
+
+    if event.may_lose_event:
+        # The event may not reach the guard's callback for events. So ADK is given the
+        # values of session state here.
+        _, scope = call_key(context)
+        context.state.update(run.writes.give(scope, invocation.session.state))
+    return event
 
 
 async def _report(event: Answered) -> None:
     """Tells the next event, the log and the user's function of an answered call."""
     record = _describe(event)
-    # Not onto the response: a plugin may hand the same one out again.
+    # The record does not go onto the response, because a plugin may hand out the same
+    # response again.
     key = call_key(event.context)
     event.run.describe(key, METADATA_KEY, describe_call(record))
     logger.debug(
@@ -152,7 +188,7 @@ async def _report(event: Answered) -> None:
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
-    """Returns whether a plugin before this one may keep events from it.
+    """Returns whether a plugin before this one may keep events from this one.
 
     Any plugin with an `on_event_callback` of its own may do so.
     """
@@ -163,92 +199,97 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
-    """Compares a count with the request that was sent.
+    """Compares a count with the request that was sent, and remembers their ratio.
 
     Returns:
         The count with the guard's own figures; None if a count of this call was stored
         before.
     """
     if not call.sent_contents:
+        # The call has forgotten its contents, because its count was stored.
         return None
 
     sent = _read_sent(call, memo)
     parts = itertools.chain.from_iterable(parts_of(each) for each in sent.contents)
     media_tokens = sum(media_bytes(part) for part in parts) // 4
 
-    # A count is incomplete if neither media nor scripts explain that it is so low.
+    # A low count is incomplete if neither media nor scripts explain it.
     least_tokens = sent.heuristic_tokens * _LEAST_RATIO
+    is_low = real_tokens < least_tokens
     is_incomplete = False
-    if real_tokens < least_tokens and sent.heuristic_tokens > _LEAST_SENT_TOKENS:
+    if is_low and sent.heuristic_tokens > _LEAST_SENT_TOKENS:
         script_tokens = request_script_discount(sent.contents, sent.config, memo)
         discount_tokens = media_tokens + script_tokens
         is_incomplete = real_tokens < least_tokens - discount_tokens * _LEAST_RATIO
 
+    is_size = False
+    if not is_incomplete:
+        is_size = _check_and_note_size(call, real_tokens, sent, memo)
     return Count(
         real_tokens=real_tokens,
         heuristic_tokens=sent.heuristic_tokens,
         text_tokens=sent.heuristic_tokens - media_tokens,
-        is_size=not is_incomplete and _judge_size(call, real_tokens, sent, memo),
+        is_size=is_size,
     )
 
 
 def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
-    """Returns the request as it was sent: callbacks after the guard may edit it.
-
-    It is the request as the guard left it in three cases: the request no longer exists,
-    a cache of the provider has a part of it, or nobody has edited its contents.
-    """
-    remembered = _SentRequest(
+    """Returns the request as it was sent, which callbacks after the guard may edit."""
+    left_by_guard = _SentRequest(
         call.sent_contents, call.sent_config, call.heuristic_tokens
     )
     request = call.request()
     if request is None:
-        return remembered
+        # ADK has forgotten the request.
+        return left_by_guard
     if request.config.cached_content:
         # ADK's Gemini class has taken out the contents that the cache holds.
-        return remembered
+        return left_by_guard
 
     contents = request.contents
-    is_same_length = len(contents) == len(call.sent_contents)
-    pairs = zip(contents, call.sent_contents, strict=False)
-    if is_same_length and all(present is sent for present, sent in pairs):
-        return remembered
+    ids = [id(content) for content in contents]
+    is_unedited = ids == [id(content) for content in call.sent_contents]
+    if is_unedited:
+        return left_by_guard
 
     config_tokens = estimate_config_tokens(request.config)
-    tokens = memo.estimate_tokens(contents) + config_tokens
-    return _SentRequest(contents, request.config, tokens)
+    heuristic_tokens = memo.estimate_tokens(contents) + config_tokens
+    return _SentRequest(contents, request.config, heuristic_tokens)
 
 
-def _judge_size(
+def _check_and_note_size(
     call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo
 ) -> bool:
-    """Returns whether a count is the size of one request, and remembers its ratio.
-
-    There are four cases, in this order:
-    - The count exceeds the stated window: it is no size, unless the guard observes.
-    - The provider has cached a part of the request: the count includes the cache, which
-      no estimate covers, so it is believed.
-    - The count is near enough to the estimate: it is believed.
-    - The count is far above the estimate, so it may be the sum of several requests. It
-      is believed if it repeats the count before.
-    """
+    """Returns whether a count is the size of one request; remembers its ratio."""
     window_tokens = call.stated_window_tokens
-    is_above_window = bool(window_tokens) and real_tokens > window_tokens
+    is_above_window = window_tokens > 0 and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
+        # The guard keeps requests below the window. So this is the sum of several ones.
         return False
     if sent.config is not None and sent.config.cached_content:
+        # The count includes a cache of the provider, which no estimate covers.
         return True
 
-    seen = call.memory.facts.of(call.model)
     counted_tokens = max(0, real_tokens - _TEMPLATE_TOKENS)
     estimated_tokens = _estimate_sent(sent, counted_tokens, memo)
+    return _note_ratio(call, counted_tokens, estimated_tokens)
+
+
+def _note_ratio(call: SentCall, counted_tokens: int, estimated_tokens: int) -> bool:
+    """Remembers the ratio of a count to the estimate of its request.
+
+    Returns:
+        Whether the count is believed. If its ratio is too high, the count may be the
+        sum of several requests. Then it is believed only if it repeats the one before.
+    """
+    seen = call.memory.facts.of(call.model)
     ratio = counted_tokens / estimated_tokens
-    is_first = not seen.lowest_ratio
+    is_first = seen.lowest_ratio == 0
     if is_first:
-        most_ratio = _MOST_RATIO
+        most_ratio = _MOST_FIRST_RATIO
         lowest_ratio = ratio
     else:
-        most_ratio = max(1.0, seen.lowest_ratio) * _USUAL_RATIO
+        most_ratio = max(1.0, seen.lowest_ratio) * _MOST_GROWTH_OF_RATIO
         lowest_ratio = min(ratio, seen.lowest_ratio)
 
     if ratio <= most_ratio:
@@ -262,12 +303,10 @@ def _judge_size(
 
 
 def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
-    """Estimates a request, in tokens.
-
-    The estimate is bytes / 4, and at least 1. If the count is far higher, the estimate
-    of the whole request is made, which takes more time.
-    """
-    if counted_tokens <= sent.heuristic_tokens * _USUAL_RATIO:
+    """Estimates a request, in tokens; the result is at least 1."""
+    is_near = counted_tokens <= sent.heuristic_tokens * _MOST_GROWTH_OF_RATIO
+    if is_near:
+        # So low a ratio is always believed, and a better estimate would take more time.
         return max(1, sent.heuristic_tokens)
 
     request = MeasuredRequest(sent.contents, sent.heuristic_tokens, sent.config, memo)
@@ -277,43 +316,46 @@ def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
 def _is_repeated(doubted: DoubtedCount, before: DoubtedCount) -> bool:
     """Returns whether a doubted count repeats the doubted count before it.
 
-    There are two ways to repeat it:
-    - By the same ratio, up to 5: the vocabulary takes more tokens for a script.
-    - By the same excess: a gateway adds the same tokens to all requests.
+    Without a doubted count before, nothing is repeated.
     """
     has_same_ratio = _is_near(doubted.ratio, before.ratio, _SAME_RATIO)
-    if has_same_ratio and doubted.ratio <= _MOST_RATIO:
+    if has_same_ratio and doubted.ratio <= _MOST_FIRST_RATIO:
+        # The vocabulary of the model takes so many tokens for a script.
         return True
+
+    # Otherwise a gateway may add the same tokens to each request.
     return _is_near(doubted.excess_tokens, before.excess_tokens, _SAME_EXCESS)
 
 
 def _is_near(value: float, before: float, max_difference: float) -> bool:
-    """Returns whether a value differs from the value before by less than a part of it.
+    """Returns whether two values differ by less than a part of the value before.
 
-    A value of 0 before stands for no value: then nothing is near it.
+    For example, 105 is near 100 if `max_difference` is 0.1. Nothing is near 0, which
+    stands for no value.
     """
     return before != 0 and abs(value / before - 1) < max_difference
 
 
-def _note_count(event: Answered, count: Count) -> None:
-    """Stores a count, and forgets the call's contents: no recovery needs them now.
+def _store_count(event: Answered, count: Count) -> None:
+    """Stores a count in session state, and what it shows in the process.
 
-    A count that is not a request's size clears the stored one.
+    A count that is not the size of one request clears the stored one.
     """
     call = event.call
     memory = call.memory
     real_tokens = count.real_tokens
     cached_ratio = event.usage.cached_tokens / real_tokens
     memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
+    # The call is answered, so no recovery needs its contents.
     call.release()
     if not count.is_size:
         # The stored count may be wrong as well, so it is removed.
         event.state.write("real_tokens", None)
         return
 
-    accepted = event.guard.accepted
-    if real_tokens > accepted.get(call.client, 0):
-        accepted[call.client] = real_tokens
+    largest_accepted = event.guard.accepted
+    if real_tokens > largest_accepted.get(call.client, 0):
+        largest_accepted[call.client] = real_tokens
 
     seen = memory.facts.of(call.model)
     counted = replace(
@@ -328,7 +370,10 @@ def _note_count(event: Answered, count: Count) -> None:
 
 
 def _describe(event: Answered) -> CallRecord:
-    """Returns the record of a call, with the summary calls that preceded it."""
+    """Returns the record of a call, with the costs of the summaries before it.
+
+    The memory forgets these costs, so that no other record has them.
+    """
     call = event.call
     guard = event.guard
     usage = event.usage
@@ -353,7 +398,10 @@ def _describe(event: Answered) -> CallRecord:
 
 
 def end_run(run: Run) -> None:
-    """Warns of large requests of a run that had no answer at all."""
+    """Forgets the summaries that the session has now; warns of silent models.
+
+    A model is silent if it has not answered a large request at all.
+    """
     run.forget_delivered()
     for (agent, _), call in run.calls.items():
         is_large = call.estimated_tokens >= _LARGE_RATIO * call.window_tokens

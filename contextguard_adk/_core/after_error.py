@@ -1,4 +1,8 @@
-"""Handles a failed model call: a request that can be mended is sent again."""
+"""Sends a request again after its model call has failed, if that can help.
+
+It can help if the request was too long (an `Overflow`), or if the provider refused the
+form of its contents (a refusal). `Recovery` decides which requests are sent then.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,9 @@ from contextguard_adk._providers.refusals import parse_refusal
 from contextguard_adk._runtime.runs import Guard, SentCall, call_key
 from contextguard_adk.strategies.base import Strategy
 
+# The fields of a config that ADK's Gemini class changes for a cache of the provider.
+_CACHED_FIELDS = ("cached_content", "system_instruction", "tools", "tool_config")
+
 
 @dataclass(frozen=True)
 class FailedCall:
@@ -43,11 +50,31 @@ class FailedCall:
     request: LlmRequest
     error: Exception
 
+    @property
+    def invocation(self) -> InvocationContext:
+        """The run of the call."""
+        return self.context.get_invocation_context()
+
+
+class _Problem(NamedTuple):
+    """The reason why a provider did not accept a request.
+
+    Attributes:
+        overflow: The limits of a request that was too long; None if it was not.
+        refusal: The kind of form that was refused; "" if none was.
+    """
+
+    overflow: Overflow | None
+    refusal: str
+
 
 async def answer_error(
     guard: Guard, failed: FailedCall, strategy: Strategy | None
 ) -> LlmResponse | None:
-    """Sends a failed request again if that can help.
+    """Sends a failed request again if the error can be mended.
+
+    An error can be mended if the request was too long, or if the provider refused its
+    form. ADK raises the error if this function returns None.
 
     Args:
         guard: The memory of the plugin.
@@ -55,79 +82,120 @@ async def answer_error(
         strategy: The strategy of the agent; None if the guard may change nothing.
 
     Returns:
-        The model's answer, or another error as a response. It is None, and ADK raises
-        the first error, in these cases:
-        - The request was not too long, and its form was not refused.
-        - The guard may change nothing.
-        - The client of the model is unknown.
-        - A later callback may have masked a part of the request.
-        - The provider refused every smaller request, or every other form.
-        - No request was accepted, and the agent has error callbacks of its own.
+        The model's answer, or another error as a response; None if nothing was sent
+        again, or if no request was accepted.
     """
-    context = failed.context
-    request = failed.request
-    invocation = context.get_invocation_context()
-    run = guard.run(invocation)
-    key = call_key(context)
-    sent = run.calls.get(key)  # None if the guard did not see the request.
+    run = guard.run(failed.invocation)
+    sent = run.calls.get(call_key(failed.context))
     if sent is not None:
+        # `end_run` warns of models that stay silent. A model that fails is not silent.
         sent.is_answered = True
 
-    overflow = _read_overflow(failed.error, request, sent)
-    refusal = parse_refusal(failed.error, request.contents)
-    if strategy is None or not (overflow or refusal):
-        if sent is not None:
-            sent.release()
-        return None
+    problem = _read_problem(failed, sent)
+    if strategy is not None and problem is not None:
+        return await _send_again(guard, failed, strategy, sent, problem)
 
+    if sent is not None:
+        sent.release()
+    return None
+
+
+async def _send_again(
+    guard: Guard,
+    failed: FailedCall,
+    strategy: Strategy,
+    sent: SentCall | None,
+    problem: _Problem,
+) -> LlmResponse | None:
+    """Sends a request again, smaller or in another form.
+
+    Args:
+        guard: The memory of the plugin.
+        failed: The failed call.
+        strategy: The strategy of the agent.
+        sent: The guard's record of the call; None if the guard did not see the request.
+        problem: The reason why the request was not accepted.
+
+    Returns:
+        The same as `answer_error`.
+    """
+    invocation = failed.invocation
     llm = await resolve_llm(invocation)
     if llm is None:
+        # The client of the model is unknown, so nobody can be asked.
         return None
 
-    # Unless the model answers in the end, the run forgets the call.
+    run = guard.run(invocation)
+    key = call_key(failed.context)
+    # Without a recovery the call has failed, and the run forgets it.
     run.calls.pop(key, None)
     if sent is None:
-        sent = measure_sent(request, run.memo(invocation))
-    restored = restore_requests(sent, request, invocation, failed.plugin)
-    call = Call(guard, context, restored.original, strategy)
+        sent = _measure_unseen(failed.request, run.memo(invocation))
+
+    restored = _restore_requests(sent, failed)
+    call = Call(guard, failed.context, restored.original, strategy)
     call.asked_model = sent.model
     recovery = Recovery(call, sent, restored.rejected, llm)
+
     if restored.may_be_masked:
-        if overflow:  # The next request has to fit.
-            recovery.learn(overflow)
+        # A resend could show the model a text that a callback has hidden. But the
+        # limit that the error shows is learned, so that the next request fits.
+        if problem.overflow is not None:
+            recovery.learn(problem.overflow)
         return None
 
     # If this is called while Python handles the rejection, an error that is raised here
     # has the rejection as its `__context__`, and would be read as another rejection.
     # A task has no such context.
-    answer = await asyncio.create_task(recovery.recover(overflow, refusal))
+    resending = recovery.recover(problem.overflow, problem.refusal)
+    answer = await asyncio.create_task(resending)
     if sent.is_recovered:
+        # The callback for answers needs the record of the call again.
         run.calls[key] = sent
         return answer
 
-    # If the agent has error callbacks of its own, they may have an answer that is no
-    # error. ADK calls them only if the plugin returns None.
-    callbacks_name = "canonical_on_model_error_callbacks"
-    has_own_callbacks = bool(getattr(invocation.agent, callbacks_name, None))
-    return None if has_own_callbacks else answer
+    # ADK asks the agent's own error callbacks only if the plugin returns None. They may
+    # turn the first error into an answer.
+    return None if _has_error_callbacks(invocation) else answer
 
 
-def _read_overflow(
+def _has_error_callbacks(invocation: InvocationContext) -> bool:
+    """Returns whether the agent of a run has callbacks for errors of its model."""
+    agent = invocation.agent
+    return bool(getattr(agent, "canonical_on_model_error_callbacks", None))
+
+
+def _read_problem(failed: FailedCall, sent: SentCall | None) -> _Problem | None:
+    """Reads from an error why a request was not accepted.
+
+    Returns:
+        None if the request was not too long, and its form was not refused.
+    """
+    overflow = _read_own_overflow(failed.error, failed.request, sent)
+    refusal = parse_refusal(failed.error, failed.request.contents)
+    if overflow is None and not refusal:
+        return None
+    return _Problem(overflow, refusal)
+
+
+def _read_own_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
-    """Reads from an error how far a request was too long for a window or a rate limit.
+    """Reads from an error how far a request was too long by itself.
+
+    A request that exceeds a rate limit only together with other requests is not too
+    long by itself.
 
     Args:
         error: The error of the model's client.
         request: The request, as all callbacks have left it.
-        sent: The guard's record of the call; None if it did not see the request.
+        sent: The guard's record of the call; None if the guard did not see the request.
 
     Returns:
-        None in two cases: the error does not say that the request was too long, or the
-        request exceeded a rate limit only together with other requests.
+        None if the error does not say that the request was too long by itself.
     """
     if sent is None:
-        return read_overflow(error, request, 0)
+        return read_overflow(error, request, sent_tokens=0)
 
     seen = sent.memory.facts.of(sent.model)
     if seen.counted is not None:
@@ -135,23 +203,30 @@ def _read_overflow(
     else:
         sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
-    if overflow is None or not overflow.period or overflow.prompt_tokens is not None:
+    if overflow is None:
+        return None
+
+    is_size_known = overflow.prompt_tokens is not None
+    if not overflow.period or is_size_known:
         return overflow
 
-    # A rate limit does not count the tokens that a cache serves. If a larger prompt was
-    # accepted, this one was not too long by itself.
-    is_accepted = seen.accepted_tokens > (overflow.limit_tokens or 0)
-    return None if is_accepted else overflow
+    # The size is an estimate, and a rate limit does not count the tokens that a cache
+    # serves. If a prompt above the limit was accepted, this one is not too long by
+    # itself.
+    limit_tokens = overflow.limit_tokens or 0
+    return overflow if seen.accepted_tokens <= limit_tokens else None
 
 
-class Restored(NamedTuple):
+class _Restored(NamedTuple):
     """A rejected request, before and after the guard had changed it.
+
+    Both forms hold the contents that later callbacks have added.
 
     Attributes:
         original: The request before the guard changed it.
         rejected: The request that the provider was sent.
-        may_be_masked: Whether a later callback may have masked a part that is missing
-            here. Then nothing is sent again.
+        may_be_masked: Whether a later callback may have masked contents that only a
+            cache of the provider holds now. Then nothing is sent again.
     """
 
     original: LlmRequest
@@ -159,54 +234,59 @@ class Restored(NamedTuple):
     may_be_masked: bool = False
 
 
-def restore_requests(
-    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
-) -> Restored:
+def _restore_requests(sent: SentCall, failed: FailedCall) -> _Restored:
     """Returns a rejected request as it was before and after the guard changed it.
 
-    Both forms hold what later callbacks have added. They also hold the instruction, the
-    tools and the first messages, which ADK's Gemini class takes out of a request when a
-    cache of the provider has them. Where a later callback has replaced messages, both
-    forms are the rejected request: the new messages may be masked ones.
+    ADK's Gemini class takes instruction, tools and first contents out of a request if a
+    cache of the provider holds them. Both forms have them again.
     """
+    rejected = failed.request
     is_cached = _was_cached_later(sent, rejected)
-    if is_cached and _may_be_masked(sent, rejected, run, plugin):
-        return Restored(rejected, rejected, may_be_masked=True)
+    if is_cached and _may_be_masked(sent, failed):
+        return _Restored(rejected, rejected, may_be_masked=True)
 
     added = _find_added(sent, rejected)
-    if not (added.is_complete or is_cached):
-        return Restored(rejected, rejected)
+    has_replaced_contents = not added.is_complete and not is_cached
+    if has_replaced_contents:
+        # A later callback may have replaced contents to mask them. The contents from
+        # before that callback must not be sent.
+        return _Restored(rejected, rejected)
 
     config = _uncache(sent, rejected.config) if is_cached else rejected.config
     update = {"config": config.model_copy()}
     original_update = {**update, "contents": [*sent.original_contents, *added.contents]}
     rejected_update = {**update, "contents": [*sent.sent_contents, *added.contents]}
-    return Restored(
+    return _Restored(
         original=rejected.model_copy(update=original_update),
         rejected=rejected.model_copy(update=rejected_update),
     )
 
 
 def _was_cached_later(sent: SentCall, rejected: LlmRequest) -> bool:
-    """Whether the model's class has put a cache in place of a part of the request."""
+    """Returns whether a cache has replaced a part of a request after the guard.
+
+    ADK's Gemini class puts the provider's cache in place when it sends a request.
+    """
     if sent.sent_config is None or sent.sent_config.cached_content:
         return False
     return bool(rejected.config.cached_content)
 
 
-def _may_be_masked(
-    sent: SentCall, rejected: LlmRequest, run: InvocationContext, plugin: object
-) -> bool:
-    """Whether a later callback may have changed the part that a cache holds."""
-    if getattr(run.agent, "canonical_before_model_callbacks", None):
-        return True
-    if run.plugin_manager.plugins[-1] is not plugin:
+def _may_be_masked(sent: SentCall, failed: FailedCall) -> bool:
+    """Returns whether a later callback may have changed contents that a cache holds."""
+    invocation = failed.invocation
+    has_own_callbacks = getattr(
+        invocation.agent, "canonical_before_model_callbacks", None
+    )
+    is_last_plugin = invocation.plugin_manager.plugins[-1] is failed.plugin
+    if has_own_callbacks or not is_last_plugin:
         return True
 
-    # A cache holds the first contents: the others must be the very last ones sent.
-    last_sent = sent.sent_contents[-len(rejected.contents) :]
+    # A cache holds the first contents. The rest must be the very last that were sent.
+    rest = failed.request.contents
+    last_sent = sent.sent_contents[-len(rest) :]
     last_sent_ids = {id(content) for content in last_sent}
-    return {id(content) for content in rejected.contents} != last_sent_ids
+    return {id(content) for content in rest} != last_sent_ids
 
 
 class _Added(NamedTuple):
@@ -214,7 +294,7 @@ class _Added(NamedTuple):
 
     Attributes:
         contents: The added contents.
-        is_complete: Whether the request still has all contents that were sent.
+        is_complete: Whether the request still has all contents that the guard sent.
     """
 
     contents: list[types.Content]
@@ -228,12 +308,14 @@ def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
     have copied them.
     """
     missing = Counter(fingerprint(content) for content in sent.sent_contents)
+    original_ids = {id(content) for content in sent.original_contents}
     added: list[types.Content] = []
     for content in rejected.contents:
-        digest = fingerprint(content)
-        if missing[digest]:
-            missing[digest] -= 1
-        elif not any(content is original for original in sent.original_contents):
+        name = fingerprint(content)
+        if missing[name]:
+            missing[name] -= 1
+        elif id(content) not in original_ids:
+            # An original content, which the guard had replaced, would be nothing new.
             added.append(content)
 
     return _Added(added, is_complete=missing.total() == 0)
@@ -242,15 +324,14 @@ def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
 def _uncache(
     sent: SentCall, config: types.GenerateContentConfig
 ) -> types.GenerateContentConfig:
-    """Returns a config with the instruction and tools that a cache had replaced."""
-    names = ("cached_content", "system_instruction", "tools", "tool_config")
+    """Returns a config with the fields that a cache had replaced."""
     return config.model_copy(
-        update={name: getattr(sent.sent_config, name) for name in names}
+        update={name: getattr(sent.sent_config, name) for name in _CACHED_FIELDS}
     )
 
 
-def measure_sent(request: LlmRequest, memo: Memo) -> SentCall:
-    """Describes a request that the guard did not see before it was sent."""
+def _measure_unseen(request: LlmRequest, memo: Memo) -> SentCall:
+    """Returns a record of a request that the guard did not see before it was sent."""
     heuristic_tokens = estimate_config_tokens(request.config)
     heuristic_tokens += memo.estimate_tokens(request.contents)
     estimated_tokens = int(heuristic_tokens * DEFAULT_CORRECTION)

@@ -3,7 +3,7 @@
 The setting `ahead` of a strategy says how near the threshold a request has to come.
 Once such a request is answered, the function that `plan` has returned begins to write
 a summary. The summary waits on the shelf (`SessionFacts.ready`) until a compaction is
-due. Then `compose_paid` puts it in place.
+due. Then `compose_paid` puts the summary in the request.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from contextguard_adk._turn.turn import Turn
 
 
 def plan(call: Call, turn: Turn) -> Callable[[int], None]:
-    """Returns a function that begins to write a summary, if one is still wanted.
+    """Returns a function that begins to write a summary if one is still wanted.
 
-    It is to be called once the call is answered, with the size of the prompt in tokens.
+    It is called once the call is answered. Its argument is the size of the prompt in
+    tokens, as the provider has counted it, else as the guard has estimated it.
     """
+    # The function must not keep the run alive. The history and the request's tools hold
+    # the run, so both let go of it.
     turn.history.release()
-    # The function must not keep the run alive: the request's tools may hold it.
     request = turn.request.model_copy(
         update={"config": turn.config.model_copy(), "tools_dict": {}}
     )
@@ -38,18 +40,20 @@ def plan(call: Call, turn: Turn) -> Callable[[int], None]:
     return partial(_begin, payer, detached)
 
 
-def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
-    """Starts to write a summary, if one is still wanted now that the call is answered.
+def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
+    """Starts to write a summary if one is still wanted now that the call is answered.
 
     Args:
         payer: Lets the strategy compact.
-        turn: The call, as it was before its answer.
-        tokens: The size of its prompt.
+        turn: The call as it was before its answer.
+        prompt_tokens: The size of the call's prompt.
     """
     memory = payer.memory
+    # This call may have been compacted. That is no reason against the next summary, so
+    # `compacted_run` is cleared.
     counted = replace(
         turn,
-        size=replace(turn.size, tokens=tokens),
+        size=replace(turn.size, tokens=prompt_tokens),
         facts=replace(memory.facts, compacted_run=""),
         is_writing=memory.pending.is_under_way,
     )
@@ -58,8 +62,10 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
         return
 
     # A strategy may want a summary for another reason than the size of the request.
-    is_near_threshold = answered.fullness >= (answered.settings.ahead or 1.0)
+    ahead = answered.settings.ahead or 1.0
+    is_near_threshold = answered.fullness >= ahead
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):
+        # Once it is due, this compaction would not be worth its price.
         return
 
     reason: Reason = "tokens" if is_near_threshold else payer.strategy.early_reason
@@ -69,20 +75,21 @@ def _begin(payer: Payer, turn: Turn, tokens: int) -> None:
 
 
 def _at_threshold(turn: Turn) -> Turn:
-    """Returns the turn as it will be once its request has reached the threshold."""
+    """Returns the turn with the size that its request has when a compaction is due."""
     tokens = max(turn.tokens, turn.budgets.threshold_tokens)
     return replace(turn, size=replace(turn.size, tokens=tokens))
 
 
 def _as_if_due(turn: Turn) -> Turn:
-    """Returns the turn with budgets so small that its request is due for compaction.
+    """Returns the turn with a threshold so low that its request is due for compaction.
 
-    The threshold becomes at most 99 % of the request. The turn keeps no message word
-    for word, because later messages will be kept.
+    The turn keeps no message word for word: the messages that a compaction will keep
+    come later.
     """
+    # The threshold becomes 99 % of the request, but it does not grow.
     budgets = turn.budgets
     due_ratio = 0.99 * turn.tokens / budgets.threshold_tokens
-    ratio = min(1.0, due_ratio)  # No budget grows.
+    ratio = min(1.0, due_ratio)
     smaller = replace(
         budgets,
         threshold_tokens=int(ratio * budgets.threshold_tokens),
@@ -95,27 +102,36 @@ def _as_if_due(turn: Turn) -> Turn:
 async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
     """Writes a summary, and puts it on the shelf until a compaction is due.
 
-    Nothing goes on the shelf if there is no place for the task, if the user's function
-    puts the compaction off, or if no model has written a summary.
+    Args:
+        payer: Lets the strategy compact.
+        turn: The call, with the threshold of `_as_if_due`.
+        threshold_tokens: The real threshold, of which the user's function is told.
     """
+    # Only a few summaries are written ahead of time at once.
     has_place = await payer.guard.tasks.take_place()
     if not has_place:
         return
-    planned = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
-    if planned is None:
+    allowed_turn = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
+    if allowed_turn is None:
+        # The user's function has put the compaction off.
         return
 
-    draft, facts, ask = await payer.compact(planned)
-    # A pipeline may compact without a model. That costs nothing when it is due.
-    if draft is None or not ask.attempts or draft.is_mechanical:
+    draft, facts, ask = await payer.compact(allowed_turn)
+    if draft is None:
+        return
+    is_by_model = ask.attempts > 0 and not draft.is_mechanical
+    if not is_by_model:
+        # Without a model a compaction costs nothing, so it waits until it is due.
         return
 
-    stored = compose(planned, draft).stored
+    # Only the text of the model is kept. The rest is made anew when the summary is put
+    # in a request, because it depends on that request.
+    stored = compose(allowed_turn, draft).stored
     paid = Paid(
         draft=Draft(stored.model_text, frozenset(), model_chars=stored.model_chars),
         stored=stored.model_copy(update={"beside": {}, "truncation": None}),
         facts={**facts, "was_ahead": True},
-        run_id=planned.origin.invocation_id,
+        run_id=allowed_turn.origin.invocation_id,
         is_background=True,
     )
     payer.memory.facts = replace(payer.memory.facts, ready=paid)
@@ -130,35 +146,37 @@ def compose_paid(
         turn: The model call.
         paid: The summary.
         history_with_paid: The request's history as this summary covers it.
-        early_reason: The reason of a compaction before the threshold is reached.
+        early_reason: The strategy's reason for a compaction before the threshold.
 
     Returns:
         None if the summary covers no more messages than the stored one.
     """
     paid_covered = history_with_paid.covered
-    is_more_covered = turn.history.covered < paid_covered
-    if not is_more_covered:
+    covers_more = turn.history.covered < paid_covered
+    if not covers_more:
         return None
 
-    kept = turn.kept.indexes
-    replaced = turn.whole(paid_covered - kept)
+    kept_indexes = turn.kept.indexes
+    covered = turn.whole(paid_covered - kept_indexes)
     draft = replace(
         turn.draft,
         text=paid.draft.text,
         model_chars=paid.draft.model_chars,
         reason=turn.reason if turn.is_due else early_reason,
-        covered=replaced,
-        model_covered=replaced,
+        covered=covered,
+        model_covered=covered,
     )
     outcome = compose(turn, draft)
 
-    # The messages since the summary stay for now; the next compaction removes them.
+    # The request also has the messages since the summary was begun. The next compaction
+    # removes them, so they do not count in `left_tokens`.
     newer_messages = [
-        history_with_paid.shown[index] for index in turn.uncovered if index not in kept
+        history_with_paid.shown[index]
+        for index in turn.uncovered
+        if index not in kept_indexes
     ]
     rest_tokens = outcome.tokens - turn.measure_alone(newer_messages)
-    # Some of these messages may be shortened in the request. Then too many tokens were
-    # subtracted.
+    # If the request has shortened some of these messages, too much was subtracted.
     left_tokens = max(turn.fixed_tokens, rest_tokens)
     stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(outcome, stored=stored)

@@ -22,12 +22,15 @@ from contextguard_adk.strategies.base import Strategy
 class Bounds:
     """The bounds that a request has to respect beside its model's limits.
 
+    The defaults hold for a new request. Other values hold after a rejection.
+
     Attributes:
         is_rejected: Whether the provider found the request too long.
-        is_rendered: Whether the stored summary is already in its contents.
+        is_rendered: Whether the request's contents already have the stored summary.
         threshold_ratio: The part of the usual threshold at which a compaction is due.
         window_tokens: A window for this request alone; None for the model's window.
-        correction: Real tokens per heuristic token; None for the known correction.
+        correction: Tokens of the model per heuristic token, which is bytes / 4; None
+            for the correction in `Call.counts`.
     """
 
     is_rejected: bool = False
@@ -46,19 +49,27 @@ class Call:
         request: The request; it is changed when it is sent.
         strategy: The strategy of the agent.
         is_observed: Whether the guard only watches.
+        invocation: ADK's context of the run.
         llm: The client of the agent's model; None if it is not known.
+        agent: The name of the agent.
         scope: The scope in which a summary of this agent is valid.
         origin: Whose request it is, for the log and for records.
+        state: The agent's values in session state.
+        memory: The memory of the process of the agent in this scope.
+        run: The memory of the run.
+        memo: Remembers the sizes and texts of contents.
         asked_model: The model that was asked first, if a fallback may have put its own
             name in the request since; "" if the request names the model.
         history: The request's history; None until it is read.
         counts: The provider's last count, and its correction.
         compaction: The record of this call's compaction; None if there was none.
-        is_compacted: Whether it was compacted by a summary that was paid for in it.
+        is_compacted: Whether the call has put a summary in its request that it has paid
+            for itself.
         is_recovery_paid: Whether the recovery from a rejection has let the strategy
             compact, which it does once.
-        tokens_before: The estimate before any compaction.
-        started_seconds: When the call began, or was compacted, on the loop's clock.
+        tokens_before: The estimate before any compaction; 0 until it is made.
+        started_seconds: When the call began, or was last compacted, on the clock of the
+            event loop.
     """
 
     def __init__(
@@ -73,6 +84,8 @@ class Call:
         session = invocation.session
         app = session.app_name
         user = session.user_id
+        if guard.settings.user_ids != "plain":
+            user = digest([app, user])
 
         self.guard = guard
         self.context = context
@@ -87,7 +100,7 @@ class Call:
             agent=self.agent,
             session_id=session.id,
             app=app,
-            user=user if guard.settings.user_ids == "plain" else digest([app, user]),
+            user=user,
             strategy=type(strategy).__name__,
             invocation_id=invocation.invocation_id,
         )
@@ -110,29 +123,31 @@ class Call:
 
     @property
     def model(self) -> str:
-        """The name of the model that the request goes to first."""
-        named = self.asked_model or self.request.model
-        if named:
-            return named
+        """The name of the model that the request goes to first; "" if unknown."""
+        if self.asked_model:
+            return self.asked_model
+        if self.request.model:
+            return self.request.model
         return self.llm.model if self.llm else ""
 
     @property
     def client(self) -> tuple[str, int]:
-        """The client whose limits count: a model's name, and the id of its object.
+        """A key for the limits of a server: the model's name, and its object's id.
 
-        Two agents may ask models of one name at different servers, or with different
-        keys. The id is 0 where the agent names its model by a string.
+        The name is not enough, because two agents may ask models of one name at
+        different servers, or with different keys. The id is 0 if the agent names its
+        model by a string.
         """
         # An agent without a model of its own has that of its nearest parent.
-        agent: Any = self.invocation.agent
-        while agent is not None and not getattr(agent, "model", None):
-            agent = getattr(agent, "parent_agent", None)
-        model = getattr(agent, "model", None)
-        object_id = id(model) if isinstance(model, BaseLlm) else 0
-        return self.model, object_id
+        owner: Any = self.invocation.agent
+        while owner is not None and not getattr(owner, "model", None):
+            owner = getattr(owner, "parent_agent", None)
+        model = getattr(owner, "model", None)
+        model_id = id(model) if isinstance(model, BaseLlm) else 0
+        return self.model, model_id
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""
-        # A summary takes three calls at most.
+        # A summary takes three calls of a model at most.
         timeout_seconds = 3 * self.strategy.summary_timeout_seconds
         await self.memory.pending.wait(timeout_seconds)

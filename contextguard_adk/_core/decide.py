@@ -1,4 +1,14 @@
-"""What becomes of a request: one table, read from the top; pure."""
+"""Decides what becomes of a request: one table of rows, read from the top.
+
+Nothing here changes anything. These words of `Turn` are used in many rows:
+
+- demanded: a compaction was requested, or the provider has rejected the request.
+- due: the request has reached the threshold, or a compaction is demanded.
+- full: the window less the room for an answer. A threshold may be lower.
+- overfull: so large that the provider is expected to reject the request.
+- settled: this call has already let the strategy compact.
+- nearness: how near the strategy is to a compaction. From 1 on, it wants one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +24,7 @@ from contextguard_adk._turn.turn import Turn
 
 
 class Step(Enum):
-    """What the guard does next."""
+    """An action of the guard. `SEND` is the last one for a request."""
 
     WAIT = "wait for the summary under way"
     REFUSE = "refuse the compaction that was asked for"
@@ -27,8 +37,8 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        holds: Returns whether the row is about a model call.
-        step: What the guard then does.
+        holds: Returns whether the row applies to a model call.
+        step: The action that the row asks for.
         why: The reason, for the log and for whoever asked for a compaction.
     """
 
@@ -48,16 +58,19 @@ def is_worth_it(turn: Turn) -> bool:
 
 
 def _is_ready(turn: Turn) -> bool:
-    """Returns whether a finished summary is to be put in place now."""
-    if turn.facts.find_lost(turn.record.summary) is not None:
+    """Returns whether a finished summary is to be put in the request now."""
+    has_lost_summary = turn.facts.find_lost(turn.record.summary) is not None
+    if has_lost_summary:
         return True
+
     ready = turn.facts.ready
     if ready is None:
         return False
-    if not ready.is_background:
-        return True
-    # A summary from the background was written without the user's focus.
-    return _is_wanted(turn) and not turn.focus
+    if ready.is_background:
+        # Such a summary waits until a compaction is wanted. It was written without a
+        # focus that the user asks for now.
+        return _is_wanted(turn) and not turn.focus
+    return True
 
 
 def _is_wanted(turn: Turn) -> bool:
@@ -66,8 +79,12 @@ def _is_wanted(turn: Turn) -> bool:
 
 
 def _was_just_compacted(turn: Turn) -> bool:
-    """Returns whether the call before was compacted for its size, and this one fits."""
-    was_for_size = bool(turn.facts.compacted_run) and turn.facts.was_full
+    """Returns whether the call before was compacted for its size.
+
+    It is False for a request that may be rejected, because that has to be compacted.
+    """
+    was_compacted = turn.facts.compacted_run != ""
+    was_for_size = was_compacted and turn.facts.was_full
     return was_for_size and not turn.is_overfull
 
 
@@ -78,66 +95,77 @@ def _is_in_compacted_run(turn: Turn) -> bool:
 
 
 def _gains_nothing(turn: Turn) -> bool:
-    """Returns whether even a summary without any new text would save nothing."""
+    """Returns whether a compaction would save nothing, however short its summary is."""
     covered = turn.older_than(0)
     if not covered:
         return True
 
+    # The shortest summary adds no text to the stored one.
     stored = turn.history.stored
-    stored_text = stored.model_text if stored else ""
-    draft = Draft(
+    stored_text = stored.model_text if stored is not None else ""
+    shortest = Draft(
         text=stored_text,
         covered=covered,
         model_covered=turn.history.model_covered,
         model_chars=len(stored_text),
         reason=turn.reason,
     )
-    outcome = compose(turn, draft)
+    outcome = compose(turn, shortest)
     return outcome.tokens >= turn.measure(turn.contents)
 
 
 def may_begin_in_background(turn: Turn) -> bool:
     """Returns whether a summary may be begun once this request is answered.
 
-    One is tried between two compactions, by strategies with the setting `ahead`.
+    The strategy has to be as near to a compaction as its setting `ahead` says. One
+    summary is begun between two compactions.
     """
     ahead = turn.settings.ahead
-    if ahead is None or turn.settings.summaries == "stored":
+    may_pay = turn.settings.summaries != "stored"
+    # If a later release has written the record, this one stores no summary.
+    may_store = not turn.record.is_newer
+    if ahead is None or not may_pay or not may_store:
         return False
 
     facts = turn.facts
-    is_tried = facts.ready or facts.is_background_tried or turn.is_writing
-    if is_tried or turn.record.is_newer:
+    has_ready = facts.ready is not None
+    if has_ready or turn.is_writing or facts.is_background_tried:
         return False
-    # The nearness is infinite for a strategy that does not know it.
+
+    # A strategy that cannot tell its nearness says infinity.
     return ahead <= turn.nearness < math.inf
 
 
 def _has_hardly_grown(turn: Turn) -> bool:
-    """Returns whether the last try gained nothing, and the request is hardly larger."""
+    """Returns whether the last try gained nothing, and the request is hardly larger.
+
+    It is False for a request that may be rejected: then another try may help.
+    """
     tried_tokens = turn.facts.fruitless_tokens
     if tried_tokens is None or turn.is_overfull:
         return False
 
-    half_summary_tokens = turn.budgets.summary_tokens // 2
+    least_growth_tokens = turn.budgets.summary_tokens // 2
     if tried_tokens < turn.budgets.full_tokens:
-        # Far below the window nothing presses, and each try is paid for.
-        least_growth_tokens = max(half_summary_tokens, tried_tokens // 8)
-    else:
-        least_growth_tokens = half_summary_tokens
+        # There is room left in the window, and each try is paid for. So the next try
+        # waits until the request has grown by an eighth.
+        least_growth_tokens = max(least_growth_tokens, tried_tokens // 8)
     return turn.tokens - tried_tokens < least_growth_tokens
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
-    """Returns whether instruction and tools alone reach the threshold.
+    """Returns whether no compaction helps, because instruction and tools are too large.
 
-    A request that may be rejected is compacted all the same, if that can make it fit.
+    They are too large if they alone leave no room for an answer.
     """
     fixed_tokens = fixed_part_tokens(turn)
-    budgets = turn.budgets
-    if fixed_tokens < budgets.full_tokens:
+    if fixed_tokens < turn.budgets.full_tokens:
         return False
-    return fixed_tokens >= budgets.overfull_tokens or not turn.is_overfull
+
+    # A request that may be rejected is compacted all the same, if that can make it fit.
+    can_fit = fixed_tokens < turn.budgets.overfull_tokens
+    is_worth_trying = turn.is_overfull and can_fit
+    return not is_worth_trying
 
 
 def _is_little_new(turn: Turn) -> bool:
@@ -148,11 +176,14 @@ def _is_little_new(turn: Turn) -> bool:
     if turn.is_overfull:
         return False
 
-    # The newest steps would stay, and the current request would be quoted again.
+    # A compaction leaves the newest steps. It also leaves the user's request, if the
+    # request is quoted whole beside the summary.
     history = turn.history
     staying = set(turn.kept.indexes)
-    if turn.quoted_chars < 0 and history.request_index is not None:
+    is_quoted_whole = turn.quoted_chars < 0
+    if is_quoted_whole and history.request_index is not None:
         staying.add(history.request_index)
+
     new_messages = [
         history.shown[index] for index in turn.uncovered if index not in staying
     ]
@@ -162,18 +193,19 @@ def _is_little_new(turn: Turn) -> bool:
 def fixed_part_tokens(turn: Turn) -> int:
     """Returns the size of the part that no compaction removes, in tokens.
 
-    The estimate of the whole request may follow a count of the provider. This size is
-    lowered to be comparable with it, and never raised.
+    The size is comparable with `turn.tokens`. A provider's count may have lowered that
+    estimate below the heuristic, which is bytes / 4. Then this size is lowered too.
     """
     memo = turn.history.memo
     fixed_tokens = turn.fixed_tokens
     contents_tokens = memo.estimate_tokens(turn.contents)
     heuristic_tokens = contents_tokens + turn.size.config_tokens
-    if turn.tokens >= heuristic_tokens:
+    is_lowered = turn.tokens < heuristic_tokens
+    if not is_lowered:
         return fixed_tokens
 
-    # The count is below bytes / 4. The fixed part is lowered in proportion, but only
-    # as far as the scripts of its own text explain it.
+    # The fixed part is lowered in proportion, but only as far as the scripts of its own
+    # texts explain it: some scripts take fewer tokens than bytes / 4.
     discount_tokens = request_script_discount(turn.fixed_contents, turn.config, memo)
     lowered_tokens = fixed_tokens * turn.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)
@@ -228,7 +260,8 @@ TABLE = (
     ),
     Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
     Row(
-        # Excerpts without a model would lose more than such a request has to.
+        # Without a model, a compaction leaves excerpts only. That is too high a price
+        # for a request that has not reached the threshold.
         lambda turn: (
             turn.settings.summaries == "stored"
             and not (turn.is_due or turn.is_demanded)

@@ -1,4 +1,10 @@
-"""The limits that a call has to keep to: its model's window and output."""
+"""The limits that a call has to keep to: its model's window and output.
+
+`Learned` limits are those that rejections of the model have shown. This process keeps
+them in `Seen.limits`, and session state in the agent's record. `Seen.limit_calls` is
+None if this process trusts its limits. Otherwise it counts the calls that were answered
+since they were shown.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +34,37 @@ logger = logging.getLogger("contextguard_adk.limits")
 # trusted (see `find_limits`).
 _TRY_AGAIN_CALLS = 20
 
-# No request is sent that may have fewer output tokens than these, beside its thinking.
+# An output limit has room for thinking and at least these tokens of an answer.
 _MIN_ANSWER_TOKENS = 256
+
+# The output may take this part of the tokens that the prompt leaves. A tenth stays
+# free, because the size of the prompt is an estimate.
+_OUTPUT_RATIO = 0.9
 
 
 def find_limits(call: Call) -> Learned:
-    """Returns the limits that rejections of the model have shown.
+    """Returns the limits of the call's model; an empty `Learned` if none hold.
 
-    Limits that a provider has shown to this process hold, whatever session state says.
-    Three kinds of limits are not trusted:
-    - limits of session state alone, because anybody may have put them there,
-    - limits of a fallback model,
-    - limits below the size of a prompt that was accepted.
-
-    These hold for 20 answered calls. Then the model is tried without them, and an empty
-    `Learned` is returned.
+    Limits that this process trusts hold, whatever session state says. It does not trust
+    limits of session state alone, of a fallback model, or below a prompt that was
+    accepted. Those hold for 20 answered calls. Then the model is tried without them.
     """
     seen = call.memory.facts.of(call.model)
-    is_trusted = seen.limit_calls is None
-    if seen.limits is not None and is_trusted:
+    answered_calls = seen.limit_calls
+    is_trusted = answered_calls is None
+    if is_trusted and seen.limits is not None:
         return seen.limits
-    if seen.limit_calls is not None and seen.limit_calls >= _TRY_AGAIN_CALLS:
+    if answered_calls is not None and answered_calls >= _TRY_AGAIN_CALLS:
         return Learned()
     return call.state.record.of(call.model)
 
 
-def use_stored_limits(call: Call) -> None:
-    """Notes that a compaction has used limits of session state, if it has.
+def note_use_of_limits(call: Call) -> None:
+    """Notes in session state that a compaction has used limits of session state.
 
-    Limits that this process has not seen itself are good for two compactions. After the
-    second one, the limits that the process has seen replace them in session state.
+    Nothing is noted if this process has seen the same limits. Other limits are good for
+    two compactions. After the second one, the limits that this process has seen replace
+    them in session state.
     """
     seen_limits = call.memory.facts.of(call.model).limits or Learned()
     stored_limits = call.state.record.of(call.model)
@@ -72,13 +79,13 @@ def use_stored_limits(call: Call) -> None:
 
 
 def review_limits(event: Answered) -> None:
-    """Reviews the limits that rejections have shown, once a call is answered.
+    """Forgets a window that an accepted prompt has exceeded; else counts the call.
 
-    A window that the prompt has exceeded is forgotten. Otherwise the call counts among
-    those after which limits that are not trusted are tried again.
+    The calls are counted until limits that are not trusted are tried again.
     """
     call = event.call
-    if call.is_observed or call.is_reported or not call.is_answered:
+    is_first_answer = call.is_answered and not call.is_reported
+    if call.is_observed or not is_first_answer:
         return
 
     model = call.model
@@ -87,7 +94,9 @@ def review_limits(event: Answered) -> None:
     stored_limits = event.state.record.of(model)
     window_tokens = seen_limits.window_tokens or stored_limits.window_tokens
     count = event.count
-    prompt_tokens = count.real_tokens if count and count.is_size else 0
+    prompt_tokens = 0
+    if count is not None and count.is_size:
+        prompt_tokens = count.real_tokens
 
     if window_tokens and prompt_tokens > window_tokens:
         wider_limits = seen_limits.model_copy(update={"window_tokens": None})
@@ -100,9 +109,8 @@ def review_limits(event: Answered) -> None:
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     """Returns the facts about the model that a call goes to.
 
-    Three sources tell its window, and the smallest window wins. A prompt that was
-    accepted outweighs a smaller window, unless the provider has shown that window to
-    this process in a rejection.
+    Three sources tell the model's window: the settings or the registry, a limit that
+    this process keeps to, and a rejection. The smallest of the three windows holds.
     """
     name = call.model
     seen = call.memory.facts.of(name)
@@ -116,14 +124,15 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         agent=call.agent,
     )
 
-    # Second source: a limit that this process keeps to, by a rate limit or by the
-    # counts of a server that truncates.
+    # Second source: a limit that this process keeps to, because of a rate limit, or
+    # because a server truncates longer prompts. A larger accepted prompt disproves it.
     no_limit = Limit(stated.tokens)
     limit = call.guard.limits.get(call.client, seen.kept or no_limit)
     if limit.tokens < seen.accepted_tokens:
         limit = no_limit
 
-    # Third source: a window that a rejection has shown.
+    # Third source: a window that a rejection has shown. A larger accepted prompt
+    # disproves it only if the rejection was seen by another process.
     learned = find_limits(call)
     learned_tokens = stated.tokens
     if learned.window_tokens:
@@ -148,23 +157,22 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
 
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
-    """Returns the sizes that a call has to respect, in tokens.
-
-    The threshold is not raised above `full_tokens`. A recovery multiplies both by its
-    `threshold_ratio`.
-    """
+    """Returns the sizes that a call has to respect, in tokens."""
     window_tokens = model.window_tokens
     trigger_tokens = call.strategy.trigger_tokens(window_tokens)
-    # Half of a rate limit is left for output already.
+    # The window of a rate limit leaves half of the limit for output already.
     reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens
     budgets = plan_budgets(window_tokens, reserved_tokens, trigger_tokens)
 
-    # A trigger below twice the size after the last compaction would fire again at once.
+    # The threshold is at least twice the size of the request after the last
+    # compaction, because a lower one would be reached again at once. But the window
+    # bounds it.
     stored = call.state.record.summary
-    left_tokens = stored.left_tokens if stored else 0
-    least_tokens = min(budgets.full_tokens, 2 * left_tokens)
+    compacted_tokens = stored.left_tokens if stored is not None else 0
+    least_tokens = min(budgets.full_tokens, 2 * compacted_tokens)
     due_tokens = max(budgets.threshold_tokens, least_tokens)
 
+    # A recovery from a rejection lowers both sizes.
     ratio = bounds.threshold_ratio
     return replace(
         budgets,
@@ -174,32 +182,35 @@ def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
 
 
 def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
-    """Lowers the output that a request asks for to what the window leaves.
+    """Lowers the output limit of a request if prompt and output do not fit together.
 
-    An output limit that somebody has set is lowered in two cases only: the provider has
-    refused the sum of input and output before, or the sum counts against a rate limit.
-    A tenth of the room stays free, because the size of the prompt is an estimate.
+    Args:
+        call: The model call, whose request is changed.
+        model: The model that the request goes to.
+        prompt_tokens: The estimated size of the request.
     """
     was_sum_refused = find_limits(call).output_tokens is not None
     is_sum_limited = was_sum_refused or model.sum_tokens > 0
     if model.reserved_output_tokens and not is_sum_limited:
+        # Somebody has set this output limit, and no provider has objected to it.
         return
 
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
     needed_tokens = prompt_tokens + output_tokens
     most_tokens = model.sum_tokens or model.window_tokens
     if needed_tokens > most_tokens and not is_sum_limited:
-        # A window that is configured smaller than the model's own limits prompts only.
-        most_tokens = _largest_window_tokens(call, model)
+        # The settings may state a smaller window than the model has. Such a window
+        # limits the prompt alone.
+        most_tokens = _find_real_window(call, model)
     if needed_tokens > most_tokens:
-        reserve_output(call, int((most_tokens - prompt_tokens) * 0.9))
+        reserve_output(call, int((most_tokens - prompt_tokens) * _OUTPUT_RATIO))
 
 
-def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
-    """Returns the window that a rejection has shown, else the largest stated one.
+def _find_real_window(call: Call, model: ModelFacts) -> int:
+    """Returns the window that the model itself is likely to have, in tokens.
 
-    The stated ones are those of the settings and of the registry. A rate limit does not
-    count.
+    It is the window that a rejection has shown, else the larger one of the settings and
+    the registry. A rate limit does not count.
     """
     if find_limits(call).window_tokens:
         return model.known_window_tokens
@@ -212,7 +223,7 @@ def _largest_window_tokens(call: Call, model: ModelFacts) -> int:
 
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
-    """Sets the output limit of the request.
+    """Sets the output limit of the request if it leaves enough for an answer.
 
     Returns:
         False if the limit leaves too little for thinking and an answer. Then the
@@ -228,7 +239,7 @@ def reserve_output(call: Call, output_tokens: int) -> bool:
 
 
 def warn_reserved_output(agent: str, budgets: Budgets) -> None:
-    """Warns once that the output limit that was set leaves no room for a history."""
+    """Warns once if the output limit of an agent leaves no room for a history."""
     output_tokens = budgets.reserved_output_tokens
     window_tokens = budgets.window_tokens
     if output_tokens <= int(window_tokens * MOST_BUFFER_RATIO):

@@ -1,4 +1,8 @@
-"""Gathers all that decides what becomes of a request; changes nothing."""
+"""Looks at a model call: builds its `Turn`, which all decisions read.
+
+A look changes neither the request nor session state. The call keeps the history that a
+look has read, because the next look needs the same one.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +37,14 @@ from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Counts, Size
 from contextguard_adk._turn.turn import Turn
 
-# Where no compaction has helped, the contents that stay may take at least this part of
-# the window beside the instruction and the tools.
+# If no compaction has helped, the contents that stay may take at least this part of the
+# window, less the instruction and the tools.
 _LEAST_ROOM_RATIO = 0.8
 
 logger = logging.getLogger("contextguard_adk.call")
 
 
-def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
+def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     """Returns the model call as a value, with the request as it would be sent now.
 
     Args:
@@ -57,14 +61,13 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     )
     stored = _load_summary(call, bounds, has_recall)
 
+    # It is None if nobody has asked for a compaction, and "" for one without a focus.
     focus = state.requested_focus
-    reason: Reason
+    reason: Reason = "tokens"
     if bounds.is_rejected:
         reason = "overflow"
     elif focus is not None:
         reason = "requested"
-    else:
-        reason = "tokens"
 
     # Each step below reads the turn of the step before: first the contents and tools
     # are added, then their size, then how near the strategy is to a compaction.
@@ -73,7 +76,7 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         origin=call.origin,
         scope=call.scope,
         request=request,
-        history=_read_history(call, stored, model.known_window_tokens, has_recall),
+        history=_get_history(call, stored, model.known_window_tokens, has_recall),
         settings=call.strategy,
         model=model,
         record=state.record,
@@ -98,23 +101,19 @@ def look(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
 def read_counts(call: Call) -> Counts:
     """Returns the provider's last count of this agent's requests, and its correction.
 
-    The count is read from session state, which is untrusted. It is left out in two
-    cases:
-    - Another model has counted, by a vocabulary of its own.
-    - The count is larger than the window or than `MAX_RATIO` times bytes / 4 of its
-      request, and this process has seen no prompt accepted that was as large.
-
-    Without a count, or without bytes / 4 of its request, the correction is the one that
-    rejections have shown; None if they have shown none.
+    The count is read from session state. If there is none that can be used, the
+    correction is one that this process or a rejection has shown; None for none.
     """
     facts = call.memory.facts
     seen = facts.of(call.model)
-    claimed_tokens = int(call.state.read("real_tokens") or 0)
+    # Session state is untrusted. Both numbers are 0 if it has no valid one.
+    real_tokens = int(call.state.read("real_tokens") or 0)
     heuristic_tokens = int(call.state.read("last_heuristic") or 0)
     learned_correction = find_limits(call).correction
 
-    # First case: another model has counted.
-    if facts.counting_model not in ("", call.model):
+    is_of_other_model = facts.counting_model not in ("", call.model)
+    if is_of_other_model:
+        # Its vocabulary is another one, so its count says nothing about this model.
         own_correction = learned_correction
         if seen.counted is not None:
             own_correction = correction_factor(
@@ -122,13 +121,17 @@ def read_counts(call: Call) -> Counts:
             )
         return Counts(correction=own_correction, measured_correction=own_correction)
 
-    # Second case: the count is too large, or is missing.
+    # A count above the window, or far above the heuristic, is believed only if this
+    # process has seen so large a prompt accepted.
     most_tokens: float = resolve_model(call, Bounds()).known_window_tokens
     if heuristic_tokens:
         most_tokens = min(most_tokens, MAX_RATIO * heuristic_tokens)
-    is_credible = claimed_tokens <= max(most_tokens, seen.accepted_tokens)
-    real_tokens = claimed_tokens if is_credible else 0
-    if not real_tokens or not heuristic_tokens:
+    is_credible = real_tokens <= max(most_tokens, seen.accepted_tokens)
+    if not is_credible:
+        real_tokens = 0
+
+    if real_tokens == 0 or heuristic_tokens == 0:
+        # The correction takes both numbers. But each of them is of use alone.
         return Counts(
             real_tokens=real_tokens or None,
             heuristic_tokens=heuristic_tokens or None,
@@ -136,27 +139,27 @@ def read_counts(call: Call) -> Counts:
             measured_correction=learned_correction,
         )
 
-    # Usual case: the correction follows from the count.
+    # The second correction has a higher upper bound than the first.
     correction = correction_factor(real_tokens, heuristic_tokens)
-    claimed_ratio = min(real_tokens / heuristic_tokens, MAX_RATIO)
+    measured_ratio = min(real_tokens / heuristic_tokens, MAX_RATIO)
     return Counts(
         real_tokens=real_tokens,
         heuristic_tokens=heuristic_tokens,
         correction=correction,
-        measured_correction=max(correction, claimed_ratio),
+        measured_correction=max(correction, measured_ratio),
     )
 
 
 def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
-    """Returns the tokens that a request takes at least, by the provider's last count.
+    """Returns the fewest tokens that a request is likely to take.
 
     Args:
         seen: The facts that the answers of the model have shown.
-        heuristic_tokens: Bytes / 4 of the request. Half of it is returned if the
-            provider has counted nothing in this process.
+        heuristic_tokens: Bytes / 4 of the request.
     """
     counted = seen.counted
     if counted is None:
+        # This is a low guess: most texts take more than half of bytes / 4.
         return heuristic_tokens // 2
     return heuristic_tokens * counted.real_tokens // max(1, counted.heuristic_tokens)
 
@@ -173,16 +176,7 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
     if turn.is_observed or not _is_too_large(turn):
         return turn
 
-    budgets = turn.budgets
-    config_tokens = turn.size.config_tokens * turn.correction
-    left_in_full_tokens = budgets.full_tokens - config_tokens
-    left_in_window_tokens = budgets.window_tokens - config_tokens
-    room_tokens = max(left_in_full_tokens, _LEAST_ROOM_RATIO * left_in_window_tokens)
-    if room_tokens <= 0:
-        # Instruction and tools alone do not fit, at least by the estimate.
-        room_tokens = budgets.window_tokens / 10
-
-    newest_contents = minimize(turn, int(room_tokens), turn.correction)
+    newest_contents = minimize(turn, _find_room(turn), turn.correction)
     contents = shape(turn, newest_contents)
     smaller = _measure(replace(turn, contents=contents), bounds)
     if smaller.tokens >= turn.tokens:
@@ -192,49 +186,76 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
         "Older messages of agent %r are left out of a request of %d tokens, which "
         "exceeds the window of %d: no compaction has made it fit."
     )
-    warn_once(logger, message, turn.agent, turn.tokens, budgets.window_tokens)
+    warn_once(logger, message, turn.agent, turn.tokens, turn.budgets.window_tokens)
     return smaller
 
 
-def _is_too_large(turn: Turn) -> bool:
-    """Returns whether the provider is certain to reject the request.
+def _find_room(turn: Turn) -> int:
+    """Returns the tokens that contents may take if no compaction has helped."""
+    budgets = turn.budgets
+    config_tokens = turn.size.config_tokens * turn.correction
+    left_in_full_tokens = budgets.full_tokens - config_tokens
+    left_in_window_tokens = budgets.window_tokens - config_tokens
+    room_tokens = max(left_in_full_tokens, _LEAST_ROOM_RATIO * left_in_window_tokens)
+    if room_tokens <= 0:
+        # Instruction and tools alone do not fit, but only by an estimate. Contents get
+        # a tenth of the window even then.
+        room_tokens = budgets.window_tokens // 10
+    return int(room_tokens)
 
-    If a later release has stored the record, nothing can be compacted: then it is
-    enough that there is no room for an answer.
-    """
+
+def _is_too_large(turn: Turn) -> bool:
+    """Returns whether a request must not be sent without leaving out contents."""
     if turn.record.is_newer:
-        # `has_room` tells the room only for this reason, and is False for all others.
+        # A later release has written the record, so this one compacts nothing. Contents
+        # are left out as soon as there is no room for an answer. `has_room` tells this
+        # room for the reason "tokens", and is False for all others.
         as_if_full = replace(turn, reason="tokens")
         return not as_if_full.has_room
     if not turn.is_overfull:
         return False
-    # The estimate may be too high: prose takes fewer tokens than bytes / 4.
+
+    # Otherwise the provider has to be certain to reject the request. The estimate may
+    # be too high: prose takes fewer tokens than bytes / 4.
     seen = turn.facts.of(turn.model.name)
-    known_tokens = least_tokens(seen, turn.size.heuristic_tokens)
-    return known_tokens > turn.budgets.window_tokens
+    certain_tokens = least_tokens(seen, turn.size.heuristic_tokens)
+    return certain_tokens > turn.budgets.window_tokens
 
 
 def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary | None:
-    """Returns the stored summary that belongs in the request; None if there is none."""
+    """Returns the stored summary that belongs in the request; None if there is none.
+
+    Args:
+        call: The model call.
+        bounds: The bounds, which say whether the request has the summary already.
+        has_recall: Whether the agent has the tool that reads back covered messages.
+    """
     if call.is_observed or bounds.is_rendered:
         return None
     stored = call.state.load_summary(call.scope)
-    if stored is None or has_recall or not stored.has_recall:
-        return stored
+    if stored is None:
+        return None
 
-    # Its note names a tool that is not declared, and a call of it would end the turn.
-    return without_recall(stored)
+    names_missing_tool = stored.has_recall and not has_recall
+    if names_missing_tool:
+        # ADK ends the turn with an error if the model calls a tool that is missing.
+        return without_recall(stored)
+    return stored
 
 
-def _read_history(
+def _get_history(
     call: Call, stored: StoredSummary | None, window_tokens: int, has_recall: bool
 ) -> History:
-    """Returns the history of the request.
+    """Returns the history of the request, and keeps it in `call.history`.
 
-    The call keeps the history, so that a later look at the same call reads it again
-    only for another stored summary.
+    Args:
+        call: The model call.
+        stored: The summary that belongs in the request; None for none.
+        window_tokens: The context window, which limits the previews of tool results.
+        has_recall: Whether the agent has the tool that reads back covered messages.
     """
     if call.history is not None:
+        # A look before this one has kept it. Only the summary may be another one.
         if call.history.stored != stored:
             call.history = call.history.with_summary(stored)
         return call.history
@@ -246,12 +267,13 @@ def _read_history(
         stored,
         call.memo,
     )
-    # A setting of the plugin or of the run may have a session loaded in part.
+    # A setting of the plugin, or one of ADK's run, may let a later request load the
+    # newest events of the session only.
     run_config = call.invocation.run_config
     session_config = getattr(run_config, "get_session_config", None)
     history.loads_part = call.guard.settings.recent_events or session_config is not None
-    history.redactor = call.guard.redactor
 
+    history.redactor = call.guard.redactor
     form = call.memo.form
     history.preview = call.strategy.preview(window_tokens, has_recall, form)
     call.history = history
@@ -261,6 +283,7 @@ def _read_history(
 def _render(turn: Turn) -> Turn:
     """Returns the turn with the contents and tools that would be sent."""
     if turn.is_observed:
+        # A guard that only observes changes nothing.
         return replace(turn, contents=turn.request.contents)
 
     declared = turn
@@ -272,20 +295,25 @@ def _render(turn: Turn) -> Turn:
 
 
 def render_unshaped(turn: Turn) -> list[types.Content]:
-    """Returns the contents with the stored summary in place, before any shape."""
+    """Returns the contents with the stored summary in place, before any shape.
+
+    A shape then gives contents a form that the provider wants.
+    """
     history = turn.history
     if history.stored is not None:
         return render(turn, history.stored, history.covered)
+    # Without a preview of a tool result, both lists have the same contents.
     return list(history.shown if history.shown_in_part else history.contents)
 
 
 def _declare(
     turn: Turn, declarations: list[types.FunctionDeclaration]
 ) -> types.GenerateContentConfig:
-    """Returns the request's config with tools that the guard adds when it is sent.
+    """Returns the request's config with declarations of the guard's tools.
 
-    ADK adds its own declarations to the first tool that has some, else as a new tool.
-    The guard does the same, so that the provider's cache has the same bytes.
+    The result is the same as that of ADK's `append_tools`, which `declare_tools` calls
+    when the request is sent. ADK adds declarations to the first tool that has some,
+    else as a new tool.
     """
     config = turn.request.config
     declared_names = turn.request.tools_dict
@@ -294,13 +322,14 @@ def _declare(
         return config
 
     tools = list(config.tools or ())
-    for tool_index, tool in enumerate(tools):
-        if isinstance(tool, types.Tool) and tool.function_declarations:
-            update = {"function_declarations": [*tool.function_declarations, *missing]}
-            tools[tool_index] = tool.model_copy(update=update)
-            break
-    else:
-        tools.append(types.Tool(function_declarations=missing))
+    for position, tool in enumerate(tools):
+        if not isinstance(tool, types.Tool) or not tool.function_declarations:
+            continue
+        update = {"function_declarations": [*tool.function_declarations, *missing]}
+        tools[position] = tool.model_copy(update=update)
+        return config.model_copy(update={"tools": tools})
+
+    tools.append(types.Tool(function_declarations=missing))
     return config.model_copy(update={"tools": tools})
 
 
@@ -308,8 +337,7 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     """Returns the turn with the size of the request that would be sent."""
     counts = turn.counts
     memo = turn.history.memo
-    budgets = turn.budgets
-    threshold_ratio = budgets.threshold_tokens / budgets.window_tokens
+    threshold_ratio = turn.budgets.threshold_tokens / turn.budgets.window_tokens
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     tokens = estimate_prompt_tokens(
@@ -319,21 +347,27 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         margin=first_margin(turn.model.name, threshold_ratio),
     )
 
-    compacted_config_tokens = config_tokens
     if turn.has_recall:
-        # From a compaction on, the tools of the guard are declared.
+        # Each compaction declares the tools of the guard. Their size counts from the
+        # beginning, so that the estimate of a compacted request has it.
         later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
         compacted_config_tokens = estimate_config_tokens(later)
+    else:
+        compacted_config_tokens = config_tokens
 
-    known_correction = bounds.correction or counts.measured_correction
-    # Digits and markup may take about a sixth more tokens than the estimate says. The
-    # part of the request that the provider has counted has no such error.
-    uncounted_tokens = max(0, tokens - (counts.real_tokens or 0))
+    correction = bounds.correction or counts.measured_correction
+    if correction is None:
+        correction = tokens / max(1, heuristic_tokens)
+
+    # Digits and markup may take a sixth more tokens than the estimate says. The part of
+    # the request that the provider has counted has no such error.
+    counted_tokens = counts.real_tokens or 0
+    uncounted_tokens = max(0, tokens - counted_tokens)
     size = Size(
         tokens=tokens,
         heuristic_tokens=heuristic_tokens,
         config_tokens=compacted_config_tokens,
-        correction=known_correction or tokens / max(1, heuristic_tokens),
+        correction=correction,
         error_tokens=uncounted_tokens / 6,
     )
     return replace(turn, size=size)

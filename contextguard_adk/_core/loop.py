@@ -1,4 +1,12 @@
-"""The loop of one model call: look, decide, and act, until the request is sent."""
+"""The loop of one model call: look, decide, and act, until the request is sent.
+
+The shelf (`SessionFacts.ready`) has a summary that was paid for, until the summary is
+put in a request. Then the summary is unconfirmed (`SessionFacts.unconfirmed`) until an
+event has carried it to the session. If the event gets lost, the session has lost the
+summary, and it is put in a request again.
+
+A call is settled once it has let the strategy compact: no call does so twice.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +33,10 @@ from contextguard_adk._core.decide import (
 )
 from contextguard_adk._core.limits import (
     fit_output,
-    use_stored_limits,
+    note_use_of_limits,
     warn_reserved_output,
 )
-from contextguard_adk._core.look import leave_out_rest, look, read_counts
+from contextguard_adk._core.look import build_turn, leave_out_rest, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import Paid
@@ -44,7 +52,7 @@ logger = logging.getLogger("contextguard_adk.call")
 
 
 async def settle(call: Call, bounds: Bounds) -> Turn:
-    """Acts as the table of `decide` says until the request may be sent.
+    """Looks at a call and acts, until the table of `decide` says to send the request.
 
     Returns:
         The turn of the last look: the call as a value, with the contents to send.
@@ -53,8 +61,9 @@ async def settle(call: Call, bounds: Bounds) -> Turn:
     is_settled = False
 
     while True:
-        turn = look(call, bounds, is_settled)
-        call.tokens_before = call.tokens_before or turn.tokens
+        turn = build_turn(call, bounds, is_settled)
+        if call.tokens_before == 0:
+            call.tokens_before = turn.tokens
         row = decide(turn)
         logger.debug("Agent %r: %s; %s.", turn.agent, row.step.value, row.why)
 
@@ -64,7 +73,8 @@ async def settle(call: Call, bounds: Bounds) -> Turn:
             return leave_out_rest(turn, bounds)
 
         act = _ACTS[row.step]
-        is_settled = await act(call, turn, row) or is_settled
+        if await act(call, turn, row):
+            is_settled = True
 
 
 async def _wait(call: Call, turn: Turn, row: Row) -> bool:
@@ -74,7 +84,7 @@ async def _wait(call: Call, turn: Turn, row: Row) -> bool:
 
 
 async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
-    """Takes back the compaction that was asked for, and says why."""
+    """Refuses the compaction that was asked for, and stores the reason."""
     call.state.answer_request(row.why)
     return False
 
@@ -91,15 +101,17 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
     payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
     # The task survives the cancellation of this call; a later call uses its summary.
     was_allowed = await call.memory.pending.write(payer.pay(turn))
+    # It is None if the task was cancelled.
     if was_allowed is False and turn.reason == "requested":
         call.state.answer_request("before_compaction put it off")
     return True
 
 
 async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
-    """Puts a summary in the request if it still holds and makes the request smaller.
+    """Puts a summary in the request if that makes the request smaller.
 
-    The summary is one that the session has lost, else the one on the shelf.
+    The summary is one that the session has lost, else the one on the shelf. It is
+    dropped if it is not put in.
 
     Returns:
         True if the provider has rejected the request: then the recovery, not this loop,
@@ -107,17 +119,18 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     """
     memory = call.memory
     lost = turn.facts.find_lost(turn.record.summary)
-    if lost is not None:
-        paid: Paid | None = lost
-        memory.facts = replace(memory.facts, unconfirmed=None)
-    else:
-        paid = turn.facts.ready
+    if lost is None:
         memory.facts = replace(memory.facts, ready=None)
+    else:
+        memory.facts = replace(memory.facts, unconfirmed=None)
 
-    outcome = None if paid is None else _try_in_place(call, turn, paid)
-    if paid is not None and outcome is not None:
+    paid = turn.facts.ready if lost is None else lost
+    assert paid is not None, "The table asks for this step only with a summary."
+    outcome = _try_in_place(call, turn, paid)
+    if outcome is not None:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
+        # This call has just paid for the summary. At this size no call pays again.
         memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
         message = "A summary for agent %r was dropped: it gains nothing; %s."
         logger.info(message, turn.agent, turn.origin.place)
@@ -131,20 +144,19 @@ _ACTS: Mapping[Step, _Act] = {
     Step.COMPACT: _compact,
     Step.PUT_IN: _put_in,
 }
-"""What each step does. An act returns True if the call must not compact again."""
+"""The function for each step; it returns True if the call is settled by now."""
 
 
 def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Tries how a request turns out with a summary in place; changes nothing.
+    """Returns the request with a summary in place; changes nothing.
 
     Returns:
-        The request with the summary. None in three cases:
-        - The history or the stored summary has changed since this one was written.
-        - A summary from the background covers no more than the stored one.
-        - The request would get no smaller.
+        None if the summary no longer fits the history, or makes the request no smaller.
     """
     history = turn.history.with_summary(paid.stored)
-    if not history.is_summary_valid or paid.stored.edits < turn.record.edits:
+    was_edited_since = paid.stored.edits < turn.record.edits
+    if not history.is_summary_valid or was_edited_since:
+        # Since it was written, the messages or the stored summary have changed.
         return None
 
     outcome: Outcome | None
@@ -152,7 +164,8 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         early_reason = call.strategy.early_reason
         outcome = background.compose_paid(turn, paid, history, early_reason)
     else:
-        # Its indexes are those of an earlier request: they are found again in this one.
+        # The draft has the indexes of an earlier request. The messages that the summary
+        # covers are found again in this request.
         draft = replace(
             paid.draft,
             covered=history.covered,
@@ -161,24 +174,24 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         )
         outcome = compose(turn, draft)
 
-    if outcome is None or outcome.tokens >= turn.measure(turn.contents):
+    if outcome is None:
         return None
-    return outcome
+    makes_smaller = outcome.tokens < turn.measure(turn.contents)
+    return outcome if makes_smaller else None
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Writes a compaction to session state, and reports it if that was not done before.
-
-    No other function writes one.
+    """Writes a compaction to session state, and reports it if nobody has reported it.
 
     Args:
         call: The model call.
-        turn: The request without the summary.
+        turn: The call before the summary is in its request.
         paid: The summary as it was written.
         outcome: The request with the summary, and the form in which it is stored.
     """
     state = call.state
     memory = call.memory
+    # It no longer waits on the shelf, so `is_background` is cleared.
     unconfirmed = replace(
         paid,
         draft=outcome.draft,
@@ -190,30 +203,43 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     )
     call.run.note_unconfirmed(memory, unconfirmed, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
-    use_stored_limits(call)
+    note_use_of_limits(call)
     memory.facts = replace(memory.facts, fruitless_tokens=None)
 
-    if turn.is_settled and turn.reason != "overflow":
+    # A recovery from a rejection goes on with the counts with which it began.
+    is_recovery = turn.reason == "overflow"
+    if turn.is_settled and not is_recovery:
         call.is_compacted = True
-        # The count is of contents that are gone. The correction, which follows from
-        # it, still holds.
+        # The provider's count is of contents that are gone. The correction, which
+        # follows from the count, still holds.
         correction = call.counts.measured_correction
         call.counts = Counts(correction=correction, measured_correction=correction)
         was_full = turn.reason != "requested"
         memory.facts = replace(memory.facts, was_full=was_full)
 
-    if turn.reason == outcome.draft.reason == "requested":
+    is_requested = turn.reason == "requested"
+    if is_requested and outcome.draft.reason == "requested":
         state.answer_request()
-    call.request.cache_metadata = None  # It describes a prefix that is gone.
+    # ADK's cache metadata describe a prefix of the contents that is gone.
+    call.request.cache_metadata = None
 
     if not paid.is_reported:
         await _report(call, turn, unconfirmed, outcome)
 
 
 async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Tells listeners and the user's function of a compaction."""
-    newly_covered = outcome.draft.covered - turn.history.model_covered
+    """Tells listeners and the user's function of a compaction.
+
+    It also warns if the compaction covers results that were to be kept.
+
+    Args:
+        call: The model call.
+        turn: The call before the summary is in its request.
+        paid: The summary.
+        outcome: The request with the summary.
+    """
     keep_tools = turn.settings.keep_tools
+    newly_covered = outcome.draft.covered - turn.history.model_covered
     contents = [turn.history.contents[index] for index in newly_covered]
     if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
         message = (
@@ -222,7 +248,12 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         )
         warn_once(logger, message, turn.agent)
 
-    record = _describe(call, turn, paid, outcome)
+    # The next compaction of this call counts its waiting from now.
+    now_seconds = asyncio.get_running_loop().time()
+    waited_seconds = now_seconds - call.started_seconds
+    call.started_seconds = now_seconds
+
+    record = _describe(turn, paid, outcome, waited_seconds)
     call.compaction = record
     event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
     for listener in _listeners.COMPACTED:
@@ -232,15 +263,21 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     await call.guard.observers.tell(record)
 
 
-def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> CompactionRecord:
-    """Returns the record of a compaction; the call's next wait is counted from now."""
-    now_seconds = asyncio.get_running_loop().time()
-    waited_seconds = now_seconds - call.started_seconds
-    call.started_seconds = now_seconds
+def _describe(
+    turn: Turn, paid: Paid, outcome: Outcome, waited_seconds: float
+) -> CompactionRecord:
+    """Returns the record of a compaction.
 
-    # `outcome.tokens` is an estimate. `turn.tokens` may follow a count of the provider,
-    # so the estimate is brought to its scale.
+    Args:
+        turn: The call before the summary is in its request.
+        paid: The summary.
+        outcome: The request with the summary.
+        waited_seconds: How long the call has waited for the summary.
+    """
+    # `turn.tokens` may follow a count of the provider, but `outcome.tokens` is a mere
+    # estimate. The scale makes both comparable.
     scale = turn.tokens / max(1, turn.measure(turn.contents))
+
     return CompactionRecord(
         **vars(turn.origin),
         reason=outcome.stored.reason,
@@ -258,7 +295,7 @@ def _describe(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> Compactio
 async def send(call: Call, turn: Turn) -> None:
     """Changes the request as decided, and remembers it until its answer comes.
 
-    Where the guard only observes, the request stays as it is.
+    A guard that only observes does not change the request.
     """
     original_contents = call.request.contents
     warn_reserved_output(turn.agent, turn.budgets)
@@ -269,10 +306,10 @@ async def send(call: Call, turn: Turn) -> None:
         _log_observed(turn)
 
     after_answer = None
-    is_first_try = not (call.is_observed or turn.is_settled)
-    if is_first_try and may_begin_in_background(turn):
+    may_plan = not call.is_observed and not turn.is_settled
+    if may_plan and may_begin_in_background(turn):
         after_answer = background.plan(call, turn)
-    await _watch_pressure(call, turn, is_coming=after_answer is not None)
+    await _report_pressure(call, turn, is_coming=after_answer is not None)
 
     call.run.calls[call_key(call.context)] = SentCall(
         heuristic_tokens=turn.size.heuristic_tokens,
@@ -295,7 +332,10 @@ async def send(call: Call, turn: Turn) -> None:
 
 
 def _change_request(call: Call, turn: Turn) -> None:
-    """Gives the request its contents, tools and output limit; tells the listeners."""
+    """Gives the request its contents, tools and output limit.
+
+    Listeners are told if the contents change.
+    """
     is_changed = turn.is_changed(turn.contents)
     if is_changed:
         call.request.contents = list(turn.contents)
@@ -311,7 +351,7 @@ def _change_request(call: Call, turn: Turn) -> None:
 
 
 def _note_run(call: Call) -> None:
-    """Remembers whether this run's last call was compacted.
+    """Remembers whether this call, the last one of its run, was compacted.
 
     It also forgets the unconfirmed summary of an earlier run, because the session has
     that summary by now.
@@ -327,7 +367,7 @@ def _note_run(call: Call) -> None:
 
 
 def _log_observed(turn: Turn) -> None:
-    """Logs the compaction that a guard which only observes leaves out."""
+    """Logs that a compaction is due, which a guard that only observes leaves out."""
     logger.info(
         "Observing agent %r: a compaction would be due at %d tokens, the "
         "threshold is %d; %s.",
@@ -339,7 +379,7 @@ def _log_observed(turn: Turn) -> None:
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
-    """Copies a config with its tools: later callbacks may add some in place."""
+    """Copies a config with its lists of tools, which later callbacks may extend."""
     if not config.tools:
         return config.model_copy()
 
@@ -351,17 +391,19 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
 
 
 def declare_tools(call: Call, turn: Turn) -> None:
-    """Gives the request the tools that read the messages that it leaves out."""
+    """Gives the request the tools that read back covered messages, if it needs them."""
     for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
-        if tool.must_stay_declared(turn) and not turn.record.has_recall:
+        is_noted = turn.record.has_recall
+        if tool.must_stay_declared(turn) and not is_noted:
             call.state.note_recall()
 
         adk_tool = tool.make(turn, call.invocation)
-        if adk_tool.name not in call.request.tools_dict:
+        is_declared = adk_tool.name in call.request.tools_dict
+        if not is_declared:
             call.request.append_tools([adk_tool])
-        # One that was declared before reads an older turn.
+        # A tool that is declared already may read an older turn, so it is replaced.
         call.request.tools_dict[adk_tool.name] = adk_tool
 
 
@@ -382,11 +424,11 @@ def _warn_fixed_part(turn: Turn) -> None:
     )
 
 
-async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
-    """Reports once that a request still fills much of the window when it is sent.
+async def _report_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
+    """Reports that a request still fills much of the window when it is sent.
 
-    It reports nothing if a compaction is still to come: on the way up to the threshold,
-    or while a summary is written.
+    It reports nothing if a compaction is still to come. It reports again only after a
+    request that fills less of the window.
 
     Args:
         call: The model call.
@@ -401,9 +443,12 @@ async def _watch_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
         memory.facts = replace(memory.facts, is_under_pressure=False)
         return
 
-    is_left_full = turn.is_due and not (is_coming or turn.is_writing)
+    # Below the threshold, or while a summary is under way, a compaction is to come.
+    is_summary_coming = is_coming or turn.is_writing
+    is_left_full = turn.is_due and not is_summary_coming
     is_final = turn.is_observed or call.is_compacted or is_left_full
-    if is_final and not memory.facts.is_under_pressure:
+    is_reported = memory.facts.is_under_pressure
+    if is_final and not is_reported:
         memory.facts = replace(memory.facts, is_under_pressure=True)
         record = PressureRecord(
             **vars(turn.origin),

@@ -1,6 +1,7 @@
 """The stage that pays: the strategy compacts, and its summary goes on the shelf.
 
-The shelf is `SessionFacts.ready`: a summary stays there until it is put in a request.
+The shelf is `SessionFacts.ready`. A summary stays there until it is put in a request. A
+compaction that gains nothing is called fruitless.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Payer:
         Returns:
             False if the user's `before_compaction` puts the compaction off.
         """
-        planned = await self.ask_user(turn, turn.budgets.threshold_tokens)
-        if planned is None:
+        allowed_turn = await self.ask_user(turn, turn.budgets.threshold_tokens)
+        if allowed_turn is None:
             return False
 
-        draft, facts, ask = await self.compact(planned)
+        draft, facts, ask = await self.compact(allowed_turn)
         if draft is not None:
-            self._keep(planned, draft, facts, ask)
+            self._put_on_shelf(allowed_turn, draft, facts, ask)
         return True
 
     async def ask_user(
@@ -77,26 +78,29 @@ class Payer:
             - The unchanged turn: in all other cases, or if no function is set.
         """
         new_indexes = turn.older_than(0) - turn.history.model_covered
-        # A strategy that does not say how near it is may want nothing.
+        # A strategy that cannot tell how near it is may compact nothing.
         is_unclear = turn.nearness == math.inf and not turn.is_due
-        has_listener = self.guard.observers.listeners.before_compaction is not None
-        if not has_listener or is_unclear or not new_indexes:
+        has_function = self.guard.observers.listeners.before_compaction is not None
+        if not has_function or is_unclear or not new_indexes:
+            # There is nobody to ask, or nothing to ask about.
             return turn
 
-        answer = await self._ask(turn, new_indexes, threshold_tokens, is_ahead)
-        focus = answer[:MAX_FOCUS_CHARS] if isinstance(answer, str) else None
-        is_put_off = answer is False
-        if focus is not None:
+        answer = await self._call_user(turn, new_indexes, threshold_tokens, is_ahead)
+        if answer is None:
+            return turn
+        if isinstance(answer, str):
+            focus = answer[:MAX_FOCUS_CHARS]
             return replace(turn, focus=f"{turn.focus}\n{focus}".strip())
-        if answer is not None and not is_put_off:
+        if answer is not False:
             message = "before_compaction returned %s, no str, False or None: ignored."
             warn_once(logger, message, type(answer).__name__)
+            return turn
 
-        # `has_room` tells the room only for the reason "tokens", and is False for all
+        # `has_room` tells the room for the reason "tokens", and is False for all
         # others. A compaction that was requested can also be put off.
         as_if_full = replace(turn, reason="tokens")
         can_wait = turn.reason != "overflow" and as_if_full.has_room
-        if not is_put_off or not can_wait:
+        if not can_wait:
             return turn
 
         message = "A compaction of agent %r is put off; %s."
@@ -104,14 +108,14 @@ class Payer:
         self._note_fruitless(turn)
         return None
 
-    async def _ask(
+    async def _call_user(
         self,
         turn: Turn,
         new_indexes: frozenset[int],
         threshold_tokens: int,
         is_ahead: bool,
     ) -> object:
-        """Returns the answer of `before_compaction`; None if it fails or is late.
+        """Calls the user's `before_compaction`; returns None if it fails or is late.
 
         Args:
             turn: The model call.
@@ -122,6 +126,7 @@ class Payer:
         observers = self.guard.observers
         with log_failures(logger, "before_compaction could not be asked"):
             new_messages = [turn.messages[index] for index in sorted(new_indexes)]
+            # The function gets copies, because it may change them.
             messages = copy.deepcopy(new_messages)
             planned = PlannedCompaction(
                 **vars(turn.origin),
@@ -136,14 +141,17 @@ class Payer:
             answer: object = await observers.tell(planned)
             return answer
 
+        # A failure that was logged leads here.
         return None
 
     async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
         """Lets the strategy compact, and tells the listeners what that took.
 
         Returns:
-            The draft of the strategy, None if it leaves the request as it is; fields
-            of the `CompactionRecord`; the object that has had summaries written.
+            Three values:
+            - The draft of the strategy; None if it leaves the request as it is.
+            - The fields of the `CompactionRecord` that tell what the compaction took.
+            - The object that has had summaries written for the strategy.
         """
         started_seconds = time.monotonic()
         ask = Ask(turn, self.agent, self.memory, self.guard)
@@ -159,32 +167,43 @@ class Payer:
         duration_seconds = time.monotonic() - started_seconds
         return draft, {**facts, "duration_seconds": duration_seconds}, ask
 
-    def _keep(self, turn: Turn, draft: Draft, facts: dict[str, Any], ask: Ask) -> None:
-        """Puts a summary on the shelf if it makes the request smaller."""
+    def _put_on_shelf(
+        self, turn: Turn, draft: Draft, facts: dict[str, Any], ask: Ask
+    ) -> None:
+        """Puts a summary on the shelf if it makes the request smaller.
+
+        Args:
+            turn: The model call.
+            draft: The draft of the strategy.
+            facts: The fields of the `CompactionRecord`, see `compact`.
+            ask: The object that has had summaries written.
+        """
         most_tokens = turn.tokens + turn.size.error_tokens
-        still_fits = most_tokens < turn.budgets.overfull_tokens
-        is_full = turn.is_due and turn.reason == "tokens"
-        if is_full and still_fits and ask.may_recover:
-            # The summarizer may answer again once the request has grown.
+        can_wait = most_tokens < turn.budgets.overfull_tokens
+        is_for_size = turn.is_due and turn.reason == "tokens"
+        if ask.may_recover and is_for_size and can_wait:
+            # The summarizer has failed, so the draft has excerpts only. The summarizer
+            # may answer at the next try, once the request has grown.
             self._note_fruitless(turn)
             return
 
-        # A user's own strategy may cover a call without its result.
+        # A user's own strategy may cover a call without its result, or contents that
+        # are to stay.
         covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
-        summarized = draft.model_covered & covered
-        whole = replace(draft, covered=covered, model_covered=summarized)
-        outcome = compose(turn, whole)
+        model_covered = draft.model_covered & covered
+        valid_draft = replace(draft, covered=covered, model_covered=model_covered)
+        outcome = compose(turn, valid_draft)
 
-        tokens = turn.measure(turn.contents)
-        if outcome.tokens >= tokens:
+        tokens_before = turn.measure(turn.contents)
+        if outcome.tokens >= tokens_before:
             self._note_fruitless(turn)
             message = "Compaction for agent %r dropped: %d tokens would become %d; %s."
             place = turn.origin.place
-            logger.info(message, turn.agent, tokens, outcome.tokens, place)
+            logger.info(message, turn.agent, tokens_before, outcome.tokens, place)
             return
 
         paid = Paid(
-            draft=whole,
+            draft=valid_draft,
             stored=outcome.stored,
             facts=facts,
             run_id=turn.origin.invocation_id,
@@ -192,5 +211,5 @@ class Payer:
         self.memory.facts = replace(self.memory.facts, ready=paid)
 
     def _note_fruitless(self, turn: Turn) -> None:
-        """Remembers the size at which a compaction gained nothing."""
+        """Remembers the size of the request whose compaction gained nothing."""
         self.memory.facts = replace(self.memory.facts, fruitless_tokens=turn.tokens)

@@ -1,4 +1,8 @@
-"""Sends a request again that a provider found too long, or refused for its form."""
+"""Sends a request again that a provider found too long, or refused for its form.
+
+A provider finds a request too long for its window or a rate limit (an `Overflow`). It
+refuses a form, for example, if contents are in an order that it does not take.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from contextguard_adk import _listeners, _shapes
 from contextguard_adk._core.attempts import ATTEMPTS, Rejected
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.limits import plan_call, resolve_model
-from contextguard_adk._core.look import look, read_counts, render_unshaped
+from contextguard_adk._core.look import build_turn, read_counts, render_unshaped
 from contextguard_adk._core.rejections import learn_window
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.calling import Closing, call_apart, call_with_retries
@@ -29,9 +33,13 @@ from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
-# The kind of refusal for which a shape gives the form that helps against all kinds. No
-# provider's words are read as this kind.
+# No error is read as this kind of refusal. For this kind a shape gives the form that
+# helps against all kinds.
 _ANY_KIND = "any"
+
+# After a rejection, a compaction is due at this part of the usual threshold. So the
+# next request is smaller even if the estimate of the rejected one was too low.
+_THRESHOLD_RATIO = 0.8
 
 # After a transient error, the last retry of a request begins within this time. It is
 # short, because the user waits for the answer.
@@ -74,11 +82,21 @@ class Recovery:
     def __init__(
         self, call: Call, sent: SentCall, rejected: LlmRequest, llm: BaseLlm
     ) -> None:
-        is_same = call.request is rejected
+        """Prepares to send a request again; sends nothing yet.
+
+        Args:
+            call: The call, whose request is the one before the guard changed it.
+            sent: The record of the call; a recovery changes it.
+            rejected: The request that the provider was sent. It is `call.request` if
+                nobody knows the request before the guard changed it.
+            llm: The client of the model.
+        """
+        is_original_unknown = call.request is rejected
+        has_summary = call.state.record.summary is not None
         bounds = Bounds(
             is_rejected=True,
-            is_rendered=is_same and bool(call.state.record.summary),
-            threshold_ratio=0.8,
+            is_rendered=is_original_unknown and has_summary,
+            threshold_ratio=_THRESHOLD_RATIO,
         )
 
         self._call = call
@@ -91,16 +109,16 @@ class Recovery:
             tried_tokens=[sent.heuristic_tokens],
             sent_ratio=sent.estimated_tokens / max(1, sent.heuristic_tokens),
         )
-        self._attempt_kind = "form"  # Of the newest attempt, for the metric.
-        self._answered_kinds = set[str]()  # Kinds of refusals.
+        # The newest attempt's name in the metric; "form" before any of `ATTEMPTS`.
+        self._attempt_name = "form"
+        # The kinds of refusals against which a form was tried.
+        self._answered_kinds = set[str]()
         call.counts = read_counts(call)
 
     async def recover(
         self, overflow: Overflow | None, refusal: str
     ) -> LlmResponse | None:
         """Asks again: with a smaller request after an overflow, else in another form.
-
-        If no request is accepted, the record forgets the forms that were tried.
 
         Args:
             overflow: The limits that the rejection names; None if the request was not
@@ -113,17 +131,19 @@ class Recovery:
         """
         call = self._call
         forms_before = call.state.record.helped
-        if overflow:
+        if overflow is not None:
             answer = await self._send_smaller(overflow)
         else:
             answer = await self._send_in_other_form(refusal)
 
         is_recovered = self._sent.is_recovered
-        if not is_recovered and call.state.record.helped != forms_before:
+        has_new_forms = call.state.record.helped != forms_before
+        if has_new_forms and not is_recovered:
+            # The forms that were tried have not helped, so session state forgets them.
             call.state.note_help(forms_before or {})
 
-        metric_kind = self._attempt_kind if is_recovered else "failed"
-        event = Recovered(call.origin, call.model, metric_kind)
+        metric_name = self._attempt_name if is_recovered else "failed"
+        event = Recovered(call.origin, call.model, metric_name)
         for listener in _listeners.RECOVERED:
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.recovered(event)
@@ -144,19 +164,20 @@ class Recovery:
             The answer, or another error that ended the attempts; None if all requests
             were rejected.
         """
-        self.learn(overflow)
-        newest = overflow
+        newest_overflow = overflow
+        self.learn(newest_overflow)
         for attempt in ATTEMPTS:
-            self._attempt_kind = attempt.kind
-            contents = await attempt.prepare(self._rejected, newest)
+            self._attempt_name = attempt.name
+            contents = await attempt.prepare(self._rejected, newest_overflow)
             if contents is None:
+                # The attempt does not apply to this request.
                 continue
 
             outcome = await self._send(contents)
             if not isinstance(outcome, Overflow):
                 return outcome
-            newest = outcome
-            self.learn(newest)
+            newest_overflow = outcome
+            self.learn(newest_overflow)
 
         self._log_failure()
         return None
@@ -176,32 +197,40 @@ class Recovery:
         )
 
     async def _send_in_other_form(self, refusal: str) -> LlmResponse | None:
-        """Asks again in the form that helps against a refusal; None if none helped."""
+        """Asks again in a form that may help against a refusal.
+
+        Returns:
+            The answer; None if no form was accepted.
+        """
         contents: Sequence[types.Content] = self._rejected.request.contents
         if refusal == "turn":
-            # A shape of the guard may have left out the contents that the provider
-            # misses.
-            contents = render_unshaped(look(self._call, self._rejected.bounds))
-        if not self._note_new_form(refusal, contents):
+            # The provider misses thoughts of the running turn. A shape of the guard may
+            # have left out these thoughts.
+            contents = render_unshaped(build_turn(self._call, self._rejected.bounds))
+
+        has_new_form = self._note_new_form(refusal, contents)
+        if not has_new_form:
             return None
 
         outcome = await self._send(contents)
         if isinstance(outcome, Overflow):
             return await self._send_smaller(outcome)
+        # The error of a resend is dropped, because the first error tells more.
         return outcome if self._sent.is_recovered else None
 
     def _note_new_form(self, refusal: str, contents: Sequence[types.Content]) -> bool:
-        """Stores a new form that helps against a refusal, and warns of the refusal.
+        """Stores a form that may help against a refusal, and warns of the refusal.
 
-        Each kind of refusal is answered once for a request. The last try is a form that
-        helps against any kind.
+        The next request has the stored form. If the shapes have no new form against
+        this kind of refusal, a form that helps against any kind is stored.
 
         Args:
             refusal: The kind of the refusal; "" if the error is none.
             contents: The contents that were refused, before any shape.
 
         Returns:
-            False if no shape has a new form.
+            False if nothing was stored: the error is no refusal, or no shape has a form
+            that was not tried.
         """
         if not refusal:
             return False
@@ -210,8 +239,11 @@ class Recovery:
         for kind in (refusal, _ANY_KIND):
             if kind in self._answered_kinds:
                 continue
+
+            known_forms = state.record.helped or {}
             forms = self._find_forms(kind, contents)
-            if forms is None or forms == (state.record.helped or {}):
+            if forms is None or forms == known_forms:
+                # No shape helps against this kind, or the refused form was just that.
                 continue
 
             self._answered_kinds.add(kind)
@@ -223,21 +255,24 @@ class Recovery:
     def _find_forms(
         self, kind: str, contents: Sequence[types.Content]
     ) -> dict[str, str] | None:
-        """Returns the forms of contents that help against a kind of refusal.
+        """Returns the first forms that a shape has against a kind of refusal.
 
-        They have the format of `AgentRecord.helped`; None if no shape can help.
+        Returns:
+            A value for `AgentRecord.helped`; None if no shape can help.
         """
-        turn = look(self._call, self._rejected.bounds)
+        turn = build_turn(self._call, self._rejected.bounds)
         # The last shapes of the table change the contents least, so they are asked
         # first.
         for shape in reversed(_shapes.SHAPES):
-            forms = shape.help(turn, kind, contents) if shape.help else None
+            if shape.help is None:
+                continue
+            forms = shape.help(turn, kind, contents)
             if forms is not None:
                 return forms
         return None
 
     def _warn_of_refusal(self, refusal: str) -> None:
-        """Warns once for each kind and agent."""
+        """Warns of a refusal, once for each kind and agent."""
         call = self._call
         seen = call.memory.facts.unit(SeenRefusals)
         if refusal in seen.kinds:
@@ -255,7 +290,7 @@ class Recovery:
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Asks the model with contents; asks again if it refuses their form.
+        """Asks the model; asks again in other forms if it refuses the form.
 
         Returns:
             One of four outcomes:
@@ -266,49 +301,61 @@ class Recovery:
         """
         rejected = self._rejected
         while True:
-            # The shapes give the contents the forms that are noted by now.
+            # The shapes give the contents the forms that are stored by now.
             shaped = rejected.shape(contents)
-            heuristic_tokens = rejected.measure(shaped)
-            rejected.tried_tokens.append(heuristic_tokens)
+            rejected.tried_tokens.append(rejected.measure(shaped))
             request = self._build_request(shaped)
             try:
                 ask = partial(self._ask, request)
                 answer = await call_with_retries(ask, _RETRY_SECONDS)
-                break
             except Exception as error:  # noqa: BLE001 - a client may raise anything.
-                sent_tokens = int(heuristic_tokens * rejected.ratio)
-                overflow = read_overflow(error, request, sent_tokens)
-                if overflow:
-                    return overflow
+                failure = self._handle_failure(error, request, contents)
+                if failure is not None:
+                    return failure
+            else:
+                if answer is not None:
+                    self._note_recovered(request)
+                return answer
 
-                refusal = parse_refusal(error, request.contents)
-                if not self._note_new_form(refusal, contents):
-                    return self._describe_error(error)
+    def _handle_failure(
+        self, error: Exception, request: LlmRequest, contents: Sequence[types.Content]
+    ) -> LlmResponse | Overflow | None:
+        """Reads the error of a resend; stores another form if its form was refused.
 
-        if answer is not None:
-            self._describe_sent(heuristic_tokens, request)
-            logger.info(
-                "Agent %r recovered: a request of %d tokens in place of %d; %s.",
-                self._call.agent,
-                heuristic_tokens,
-                rejected.tried_tokens[0],
-                self._call.origin.place,
-            )
-        return answer
+        Args:
+            error: The error.
+            request: The request.
+            contents: The contents of the request, before any shape.
+
+        Returns:
+            One of three outcomes:
+            - The `Overflow` of a request that is still too long.
+            - None if a new form was stored, in which the contents are to be sent.
+            - Any other error, as a response.
+        """
+        sent_tokens = int(self._rejected.tried_tokens[-1] * self._rejected.ratio)
+        overflow = read_overflow(error, request, sent_tokens)
+        if overflow is not None:
+            return overflow
+
+        refusal = parse_refusal(error, request.contents)
+        has_new_form = self._note_new_form(refusal, contents)
+        return None if has_new_form else self._describe_error(error)
 
     def _build_request(self, shaped: list[types.Content]) -> LlmRequest:
         """Returns a copy of the rejected request, with other contents and no cache."""
         rejected = self._rejected.request
+        # Without the last two values ADK's Gemini class makes no cache.
         update = {
             "contents": shaped,
-            "config": rejected.config.model_copy(),  # A client may change it.
-            "cache_metadata": None,  # It must cache nothing.
+            "config": rejected.config.model_copy(),  # A client may change its config.
+            "cache_metadata": None,
             "cacheable_contents_token_count": None,
         }
         return rejected.model_copy(update=update)
 
     async def _ask(self, request: LlmRequest) -> LlmResponse | None:
-        """Makes one model call; returns its last response that is whole."""
+        """Makes one model call; returns its whole response, None if there is none."""
         return await call_apart(lambda: _read_answer(self._llm, request))
 
     def _describe_error(self, error: Exception) -> LlmResponse:
@@ -317,24 +364,28 @@ class Recovery:
         The error is not raised, because ADK would then drop the values that the guard
         has written to session state.
         """
-        name = type(error).__name__
+        type_name = type(error).__name__
         logger.warning(
             "The resend for agent %r failed with %s; %s.",
             self._call.agent,
-            name,
+            type_name,
             self._call.origin.place,
         )
+        # The errors of google-genai have a status such as "INTERNAL".
         status = getattr(error, "status", None)
-        code = status if isinstance(status, str) else name
+        code = status if isinstance(status, str) else type_name
         return LlmResponse(error_code=code, error_message=str(error))
 
-    def _describe_sent(self, heuristic_tokens: int, request: LlmRequest) -> None:
-        """Lets the record of the sent call describe the request that was accepted."""
+    def _note_recovered(self, request: LlmRequest) -> None:
+        """Makes the record of the call describe the accepted request; logs its size."""
         call = self._call
+        # The sizes are those of a call without a rejection.
         bounds = Bounds()
         model = resolve_model(call, bounds)
         budgets = plan_call(call, model, bounds)
 
+        tried_tokens = self._rejected.tried_tokens
+        heuristic_tokens = tried_tokens[-1]
         sent = self._sent
         sent.heuristic_tokens = heuristic_tokens
         sent.estimated_tokens = int(heuristic_tokens * self._rejected.ratio)
@@ -346,11 +397,20 @@ class Recovery:
         sent.threshold_tokens = budgets.threshold_tokens
         sent.is_recovered = True
         sent.origin = call.origin
-        sent.compaction = call.compaction or sent.compaction
+        if call.compaction is not None:
+            sent.compaction = call.compaction
+
+        logger.info(
+            "Agent %r recovered: a request of %d tokens in place of %d; %s.",
+            call.agent,
+            heuristic_tokens,
+            tried_tokens[0],
+            call.origin.place,
+        )
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> LlmResponse | None:
-    """Returns the last response that is not partial; None if there is none."""
+    """Returns the last response that is whole; None if all responses are partial."""
     answer: LlmResponse | None = None
     async with Closing(llm.generate_content_async(request, stream=False)) as responses:
         async for response in responses:

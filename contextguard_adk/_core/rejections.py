@@ -1,4 +1,9 @@
-"""What a provider's rejection teaches of the limits of a model."""
+"""Learns the limits of a model from a provider's rejection of a request.
+
+A limit is trusted if it holds until it is contradicted. A limit without trust is tried
+again after some calls, because another model may have named it, or because the model
+has accepted a larger prompt before.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,12 @@ from contextguard_adk._turn.facts import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-# A rejection without numbers lets the next request have this part of the rejected one.
+# After a rejection without numbers, the next request may take this part of the rejected
+# one.
 _NEXT_RATIO = 0.85
 
 # The words of a warning for each `ModelFacts.window_source`.
-_SOURCES = {
+_SOURCE_WORDS = {
     "configured": "configured",
     "registry": "the model registry says",
     "default": "assumed for an unknown model",
@@ -44,44 +50,42 @@ def learn(
         call: The model call.
         window_tokens: The window; None leaves it as it was.
         output_tokens: The output limit; None leaves it as it was.
-        correction: Tokens of the model per four bytes; None leaves it as it was.
-        is_trusted: True if the limits hold until they are contradicted; False if they
-            are tried again after some calls; None for as much trust as before, which
-            limits of session state alone do not have.
+        correction: Tokens of the model per byte / 4; None leaves it as it was.
+        is_trusted: Whether the limits hold until they are contradicted. None leaves the
+            trust as it was.
     """
     seen = call.memory.facts.of(call.model)
-    stored = call.state.record.of(call.model)
+    stored_limits = call.state.record.of(call.model)
     shown = {
         "window_tokens": window_tokens,
         "output_tokens": output_tokens,
         "correction": correction,
     }
     update = {name: value for name, value in shown.items() if value is not None}
-    limits = (seen.limits or stored).model_copy(update=update)
+    known_limits = seen.limits or stored_limits
+    limits = known_limits.model_copy(update=update)
     call.state.learn(call.model, limits)
 
-    # None stands for trust. From 0 on, calls are counted until the limits are tried
-    # again.
-    limit_calls: int | None
-    if is_trusted is not None:
-        limit_calls = None if is_trusted else 0
-    elif seen.limits is not None:
+    if is_trusted is None and seen.limits is not None:
         limit_calls = seen.limit_calls
+    elif is_trusted is None:
+        # Limits that only session state has are not trusted: anybody may write it.
+        has_stored_limits = stored_limits != Learned()
+        limit_calls = _start_count(is_trusted=not has_stored_limits)
     else:
-        has_stored = stored != Learned()
-        limit_calls = 0 if has_stored else None
+        limit_calls = _start_count(is_trusted)
     call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
+
+
+def _start_count(is_trusted: bool) -> int | None:
+    """Returns the first `Seen.limit_calls` of a limit; None stands for trust."""
+    return None if is_trusted else 0
 
 
 def learn_window(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
     """Remembers the limit that a rejection shows; it never widens the window.
-
-    There are three cases:
-    - A rejection that says nothing about tokens limits the next request alone.
-    - A rate limit is kept by `_keep_to_rate`.
-    - Any other rejection shows a window, which the model's record keeps.
 
     Args:
         call: The model call.
@@ -92,18 +96,22 @@ def learn_window(
     Returns:
         The bounds of the next request.
     """
-    if overflow.in_bytes or overflow.is_quotation:
+    says_nothing_of_tokens = overflow.in_bytes or overflow.is_quotation
+    if says_nothing_of_tokens:
+        # Only the next request gets smaller, and nothing is remembered.
         next_tokens = max(_lower(estimated_tokens), MIN_LIMIT_TOKENS)
         return replace(bounds, window_tokens=next_tokens)
     if overflow.period:
-        return _keep_to_rate(call, bounds, overflow, estimated_tokens)
+        return _learn_rate(call, bounds, overflow, estimated_tokens)
 
+    # Any other rejection shows a window.
     window = _read_window(call, overflow, estimated_tokens)
     model = resolve_model(call, bounds)
     if window.tokens < model.window_tokens:
         learn(call, window_tokens=window.tokens, is_trusted=window.is_trusted)
         _warn_window(call.agent, model, window, estimated_tokens)
     elif not window.is_trusted:
+        # The known window is no larger. From now on it is as doubtful as this one.
         learn(call, is_trusted=False)
     return bounds
 
@@ -112,10 +120,10 @@ class _Window(NamedTuple):
     """A window that a rejection shows.
 
     Attributes:
-        tokens: Its size.
-        is_named: Whether the provider has named it. Otherwise it follows from the size
-            of the rejected request.
-        is_trusted: Whether it holds until it is contradicted.
+        tokens: The size of the window.
+        is_named: Whether the provider has named this size. Otherwise the size follows
+            from that of the rejected request.
+        is_trusted: Whether the window holds until it is contradicted.
     """
 
     tokens: int
@@ -126,24 +134,22 @@ class _Window(NamedTuple):
 def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
     """Returns the window that a rejection shows.
 
-    A window that the provider has named is returned if it is believed. Otherwise the
-    window is smaller than the rejected request.
-
-    Two kinds of windows are not trusted:
-    - A fallback model has named it.
-    - It is below a prompt that this client has accepted in the process. Such a window
-      is not even believed, before a second rejection follows.
+    The window is the one that the provider has named, if that is believed. Otherwise it
+    is smaller than the rejected request, but not below a prompt that was accepted.
     """
     seen = call.memory.facts.of(call.model)
-    lower_tokens = _lower(estimated_tokens)
     named_tokens = overflow.limit_tokens
+    lower_tokens = _lower(estimated_tokens)
 
+    # Two kinds of windows are not trusted: one of a fallback model, and one below a
+    # prompt that the client has accepted.
     is_of_fallback = not _is_same_model(overflow.model, call.model)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
     is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
     is_trusted = not (is_of_fallback or is_contradicted)
 
-    # If a limit without trust is remembered, this is at least the second rejection.
+    # A contradicted window is believed from the second rejection on. After the first
+    # one, a limit without trust is remembered.
     is_repeated = seen.limits is not None and seen.limit_calls is not None
     is_believed = is_of_fallback or is_repeated or not is_contradicted
     if named_tokens and is_believed:
@@ -154,28 +160,37 @@ def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Wi
 
 
 def _lower(rejected_tokens: float) -> int:
-    """Returns the size that is tried after a rejection without numbers."""
+    """Returns the size of the next request, if a rejection has named no limit."""
     return int(rejected_tokens * _NEXT_RATIO)
 
 
 def _is_same_model(named: str, asked: str) -> bool:
-    """Returns whether an error names the model that was asked, or names none ("").
+    """Returns whether an error is of the model that was asked.
 
-    Clients leave out the provider in front: "openai/gpt-x" is the same as "gpt-x".
+    Some clients leave out the provider: "openai/gpt-x" is the same as "gpt-x".
+
+    Args:
+        named: The model that the error names; "" if it names none. Then the error is
+            taken to be of the asked model.
+        asked: The model that was asked.
     """
-    named_end = named.lower().rpartition("/")[2]
-    asked_end = asked.lower().rpartition("/")[2]
-    return not named or named_end == asked_end
+    if not named:
+        return True
+    return _without_provider(named) == _without_provider(asked)
 
 
-def _keep_to_rate(
+def _without_provider(model: str) -> str:
+    """Returns a name such as "gpt-x" for "OpenAI/gpt-x"."""
+    return model.lower().rpartition("/")[-1]
+
+
+def _learn_rate(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
-    """Keeps the prompts of this process at half of a rate limit of its key.
+    """Limits the prompts of this process to half of a rate limit, and warns of it.
 
     The other half is for the summary that makes room, and for the output of the calls,
-    whose size only the provider may know. A limit of a fallback model, or one below a
-    prompt that was accepted, holds for the next request alone.
+    whose size only the provider may know.
 
     Returns:
         The bounds of the next request.
@@ -183,7 +198,9 @@ def _keep_to_rate(
     rate_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
     is_of_fallback = not _is_same_model(overflow.model, call.model)
-    if is_of_fallback or rate_tokens < accepted_tokens:
+    is_contradicted = rate_tokens < accepted_tokens
+    if is_of_fallback or is_contradicted:
+        # This may not be the limit of the asked model, so nothing is remembered.
         return replace(bounds, window_tokens=rate_tokens)
 
     half_tokens = min(rate_tokens, int(estimated_tokens)) // 2
@@ -193,12 +210,32 @@ def _keep_to_rate(
     limit = Limit(prompt_tokens, is_rate=True, sum_tokens=sum_tokens)
     call.guard.limits[call.client] = limit
 
-    # `resolve_model` leaves aside a limit below a prompt that was accepted.
+    # `resolve_model` ignores a limit below the largest accepted prompt. So the largest
+    # one is remembered as no larger than the limit.
     seen = call.memory.facts.of(call.model)
-    accepted_below_tokens = min(seen.accepted_tokens, prompt_tokens)
-    limited = replace(seen, accepted_tokens=accepted_below_tokens, kept=limit)
+    largest_tokens = min(seen.accepted_tokens, prompt_tokens)
+    limited = replace(seen, accepted_tokens=largest_tokens, kept=limit)
     call.memory.see(call.model, limited)
+    _warn_rate(call.model, overflow, estimated_tokens, rate_tokens, prompt_tokens)
+    return bounds
 
+
+def _warn_rate(
+    model: str,
+    overflow: Overflow,
+    estimated_tokens: float,
+    rate_tokens: int,
+    prompt_tokens: int,
+) -> None:
+    """Warns once that a model's prompts are limited by a rate limit.
+
+    Args:
+        model: The name of the model.
+        overflow: The rejection as it was read.
+        estimated_tokens: The size of the rejected request.
+        rate_tokens: The rate limit.
+        prompt_tokens: The most tokens of a prompt from now on.
+    """
     request_tokens = overflow.prompt_tokens or int(estimated_tokens)
     message = (
         "Model %r: a request of %s tokens is above the key's limit of %s tokens per "
@@ -208,14 +245,13 @@ def _keep_to_rate(
     warn_once(
         logger,
         message,
-        call.model,
+        model,
         f"{request_tokens:,}",
         f"{rate_tokens:,}",
         overflow.period,
         f"{prompt_tokens:,}",
         prompt_tokens,
     )
-    return bounds
 
 
 def _warn_window(
@@ -223,7 +259,7 @@ def _warn_window(
 ) -> None:
     """Warns once for an agent and its model that the window is smaller than stated."""
     about = f"Agent {agent!r}, model {model.name!r}"
-    stated = f"{model.stated_window_tokens:,}, as {_SOURCES[model.window_source]}"
+    stated = f"{model.stated_window_tokens:,}, as {_SOURCE_WORDS[model.window_source]}"
     if window.is_named:
         message = (
             "%s: the context window is %s tokens, as the provider says, not %s. Set "

@@ -18,19 +18,20 @@ logger = logging.getLogger("contextguard_adk.plugin")
 def warn_of_whole_history(
     guard: Guard, context: CallbackContext, request: LlmRequest, why: str
 ) -> None:
-    """Warns once for an agent of a session whose stored summary is left aside.
-
-    It warns when the request has reached the size at which the session was compacted.
+    """Warns once if a request without its summary is as large as before a compaction.
 
     Args:
-        guard: The guard of the app.
+        guard: The memory of the plugin.
         context: The context of ADK's callback.
-        request: The request, which nobody changes.
-        why: The reason, to follow a comma: "Agent 'a' in session 's', {why}: …".
+        request: The request, which the guard does not change.
+        why: The reason why it does not. The warning begins with "Agent 'a' in session
+            's', " and the reason, for example "where the guard only observes".
     """
     state = guard.state(context)
+    # The size of the last request that was compacted in this session.
     compacted_tokens = state.read("summarized_at")
     if compacted_tokens is None or state.record.summary is None:
+        # The session was never compacted.
         return
 
     invocation = context.get_invocation_context()
