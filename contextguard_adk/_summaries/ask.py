@@ -43,6 +43,18 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
+_LEAST_CACHED_RATIO = 0.5
+"""From this part of the last prompt on, a prompt cache is worth a question in place."""
+
+_EXCERPTS_RATIO = 0.20
+"""The part of the threshold that excerpts may take."""
+
+_MOST_WAITED_TENTHS = 5
+"""A failing summarizer is left alone for at most this many tenths of the window.
+
+This is about the distance of two compactions.
+"""
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -59,19 +71,6 @@ class Failed:
     model: str = ""
     count: int = 0
     newest: str = ""
-
-
-_LEAST_CACHED_RATIO = 0.5
-"""From this part of the last prompt on, a prompt cache is worth a question in place."""
-
-_EXCERPTS_RATIO = 0.20
-"""The part of the threshold that excerpts may take."""
-
-_MOST_WAITED_TENTHS = 5
-"""A failing summarizer is left alone for at most this many tenths of the window.
-
-This is about the distance of two compactions.
-"""
 
 
 @dataclass(frozen=True)

@@ -326,8 +326,8 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
     most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
 
-    # As much as the excerpts may be taken by a previous summary and its sections. Some
-    # sections want room of their own.
+    # A previous summary, with the sections beside it, may take as much as the excerpts.
+    # Some sections need room of their own.
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
     taken_tokens = turn.fixed_tokens + 2 * excerpts_tokens + held_tokens

@@ -181,7 +181,7 @@ class Turn:
         return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
-        """Returns whether the guard has changed these contents."""
+        """Returns whether these contents differ from those of ADK's request."""
         messages = self.history.contents
         if len(contents) != len(messages):
             return True
@@ -326,7 +326,7 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        # Tool results are shortened up to this index; -1 if the request lacks it.
+        # Results are shortened up to this message; -1 if the request does not have it.
         last_index = history.find_named(stored.truncated_upto)
         has_short_results = last_index >= 0 and last_index not in covered
         if stored.truncation is None or not has_short_results:
@@ -350,12 +350,11 @@ class Turn:
         return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Returns the indexes of all but about the newest `keep_count` messages.
+        """Returns the indexes of all messages but about the newest `keep_count`.
 
-        They end between two steps, so the number of newer messages may be another one.
-        They never contain messages of `kept`, and always those that are summarized
-        already. The result is empty if no more than `keep_count` messages are left to
-        compact.
+        The border is between two steps, so the number may not be exact. The messages of
+        `kept` are never older. Messages that are summarized already always are, unless
+        the result is empty: it is if at most `keep_count` messages are compactable.
         """
         older_count = len(self.compactable) - keep_count
         if older_count < 1:
@@ -363,7 +362,8 @@ class Turn:
 
         kept_indexes = self.kept.indexes
         candidates = [index for index in self.compactable if index not in kept_indexes]
-        # Then `kept` alone has at least `keep_count` messages, and begins with a step.
+        # If `kept` has `keep_count` messages or more, all others are older. It begins
+        # with a step, so the border is between two steps.
         if candidates and older_count >= len(candidates):
             return frozenset(candidates) | self.history.model_covered
 
@@ -383,9 +383,9 @@ class Turn:
 def _estimate_room_tokens(turn: Turn) -> int:
     """Estimates how many tokens the kept steps may take.
 
-    A compacted request has a limit. From it are taken the instruction, the tools, the
-    contents that always stay, the quote of the user's request, and a guess at the
-    summary and its sections.
+    The limit of a compacted request also has to hold the instruction, the tools, the
+    contents that always stay, the quote of the user's request, and the summary with its
+    sections, whose sizes are guessed.
     """
     budgets = turn.budgets
     quote_tokens = turn.count(turn.request_text)
@@ -418,7 +418,8 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    # The model has seen the last step if it wrote the end, or a message followed.
+    # The model has seen all results if the last content is its own, or a message of the
+    # user that came after them.
     last_step = steps[-1]
     last_index = last_step[-1]
     is_answered = history.shown[last_index].role == "model"
@@ -428,9 +429,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     fitting = _find_fitting_indexes(turn, steps, min(keep_tokens, room_tokens))
     kept = fitting or pending
 
-    # Only the running turn, the steps after the user's request, is kept in two cases. A
-    # compaction has to cover something. And the request is quoted after the summary, so
-    # it need not stay as the first of the kept messages.
+    # If all messages were kept, the compaction would cover nothing. If the user's
+    # request was the first kept message, it would be kept for nothing: it is quoted
+    # after the summary. In both cases only the steps after the request are kept.
     keeps_all = len(kept) == len(turn.compactable)
     begins_with_request = bool(kept) and kept[0] == history.request_index
     if keeps_all or begins_with_request:
@@ -474,15 +475,15 @@ def _find_fitting_indexes(
     step fits.
     """
     shown = turn.history.shown
-    fitting: list[int] = []
+    newest_first: list[int] = []
     tokens = 0
     for step in reversed(steps):
         tokens += turn.measure_alone([shown[index] for index in step])
-        count = len(step) + len(fitting)
-        if tokens > most_tokens or count > turn.keep_count:
+        message_count = len(newest_first) + len(step)
+        if tokens > most_tokens or message_count > turn.keep_count:
             break
-        fitting = [*step, *fitting]
-    return fitting
+        newest_first += reversed(step)
+    return newest_first[::-1]
 
 
 def _shorten_kept(
