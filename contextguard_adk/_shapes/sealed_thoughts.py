@@ -91,7 +91,14 @@ class LostThoughts:
 
 @dataclass(frozen=True)
 class _Request:
-    """A request whose thoughts are checked against its instruction and its tools."""
+    """A request whose thoughts are checked.
+
+    Attributes:
+        thinker: The model that gets the request, as far as its thoughts are concerned.
+        contents: The contents of the request.
+        config: The instruction and the tools of the request.
+        memo: Measures the contents.
+    """
 
     thinker: Thinker
     contents: Sequence[types.Content]
@@ -129,7 +136,7 @@ class _Thoughts:
 
 
 class _Origin(NamedTuple):
-    """The facts on the origin of thoughts that their event has.
+    """The facts in the event of an answer on the origin of its thoughts.
 
     Attributes:
         seal: The seal of the answer; None if it has none.
@@ -170,7 +177,7 @@ class Seals(Listener):
         if answer is None or not find_signed(answer):
             return
 
-        # The guard forgets a request once its answer has come, and may miss a request.
+        # The guard does not know each request, and forgets it after the answer.
         call = event.call
         if not call.sent_contents or not call.sent_config:
             return
@@ -243,11 +250,11 @@ def help_thoughts(
         return {**remedies, "free": model, "binds": ""} if were_left_out else None
 
     refused_name = newest_thoughts(contents) or remedies.get("gone", "")
-    if refusal == "binding":  # Something before the thoughts has changed.
+    if refusal == "binding":
+        # Something before the thoughts has changed.
         return {**remedies, "gone": refused_name, "binds": model, "free": ""}
-    if (
-        refusal == "thoughts"
-    ):  # Their signatures are not valid, whatever is before them.
+    if refusal == "thoughts":
+        # The thoughts are not valid, whatever stands before them.
         return {**remedies, "gone": refused_name}
     return None
 

@@ -46,7 +46,7 @@ _MOST_UNASKED_TOKENS = 4_096
 """The most room for thoughts that no setting asks for."""
 
 _UNASKED_RATIO = 0.08
-"""The part of a smaller window that such thoughts have."""
+"""The most room for such thoughts, as a part of the window."""
 
 _MISSING_KEY = re.compile(
     r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE
@@ -75,15 +75,15 @@ class SummaryModel:
 
     Attributes:
         llm: ADK's client of the model.
-        window_tokens: Its context window.
+        window_tokens: The context window of the model.
         timeout_seconds: How long a summary may take, with all tries.
         config: The config of the agent's own request.
         instruction: The template of the instruction for a summary.
-        has_own_form: Whether its summaries have the headings that the guard asks for.
+        has_own_form: Whether `instruction` asks for the guard's own headings.
         is_agents_own: Whether the agent uses this model itself.
-        can_think: Whether it may think before it answers.
-        max_output_tokens: The most that it can write; None if that is not known.
-        usages: The usage of each call. It is zero where the provider has told none.
+        can_think: Whether the model may think before it answers.
+        max_output_tokens: The most that the model can write; None if unknown.
+        usages: The usage of each call so far; zeros if the provider reported none.
     """
 
     llm: BaseLlm
@@ -125,9 +125,9 @@ class SummaryModel:
         Together they take no more than the model can write. If that is too little for
         both, the summary gets the largest of these, and the thoughts the rest:
 
-        - the tokens that all thoughts leave
-        - half of the tokens that the thoughts of `config` leave
-        - an eighth of all tokens
+        - the tokens beside all thoughts
+        - half of the tokens beside the thoughts that `config` asks for
+        - an eighth of the tokens that the model can write
 
         Args:
             budget_tokens: The most that the summary may take.
@@ -144,6 +144,7 @@ class SummaryModel:
         else:
             thought_tokens = asked_tokens
 
+        # Without a known limit there is nothing to divide.
         limit_tokens = self.max_output_tokens
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)

@@ -123,8 +123,10 @@ def render_messages(
         contents += history.told
     else:
         for shown, whole in zip(history.shown, history.contents, strict=True):
-            is_preview = shown is not whole
-            contents.append(without_names(shown, whole) if is_preview else whole)
+            if shown is whole:
+                contents.append(whole)
+            else:
+                contents.append(without_names(shown, whole))
 
     # The recall tool finds a whole message by its handle.
     wholes_for_handles = history.contents if turn.has_recall else None
@@ -344,7 +346,7 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
             break
         replaced_count -= 1
 
-    # A cut after the last content is always possible, so the loop ends.
+    # Behind the last content a split is always possible, so the loop ends.
     may_split_before = pair_boundaries(contents)
     while not may_split_before[replaced_count]:
         replaced_count += 1
