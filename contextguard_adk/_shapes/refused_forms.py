@@ -92,11 +92,11 @@ def help_take_turns(
 ) -> dict[str, str] | None:
     """Adds the remedy `shape` against a refusal of the order of messages.
 
-    It can be added only once: if it is there, it did not help.
+    Returns None if the session has this remedy already: then it did not help.
     """
     remedies = turn.record.helped or {}
-    is_known = bool(remedies.get("shape"))
-    if refusal != "shape" or is_known:
+    is_in_use = bool(remedies.get("shape"))
+    if refusal != "shape" or is_in_use:
         return None
     return {**remedies, "shape": "in turn"}
 
@@ -136,9 +136,9 @@ def help_sign_calls(
 def _name_last(contents: Sequence[types.Content]) -> str:
     """Returns the name of the last refused content that later requests will have too.
 
-    It is the newest content with a tool's result. Contents after a result may belong to
-    this request alone, such as an instruction that ADK moves along. Without any result
-    it is the newest content. "" stands for no contents.
+    This is the newest content with a tool's result, else the newest content. A content
+    after a result may belong to this request alone, such as an instruction that ADK
+    moves along. Returns "" for no contents.
     """
     names = list(_name_contents(contents))
     result_names = [
@@ -157,8 +157,8 @@ def _name_contents(contents: Sequence[types.Content]) -> Iterator[str]:
     For example, the second content that says "yes" is named "0f3a5b7c9d1e.2".
     """
     counts = Counter[str]()
-    # The texts in a content are joined before it is sent. A content is named in that
-    # form, so that its name is the same before it is sent and after it was refused.
+    # A later shape joins the texts in a content. All contents are named in the joined
+    # form, so that a content has the same name before that shape and after it.
     for content in join_new_texts(contents, ()):
         digest = fingerprint(content).hex()
         counts[digest] += 1

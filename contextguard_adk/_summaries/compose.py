@@ -92,10 +92,10 @@ class _Shrunk(NamedTuple):
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and what would be stored."""
-    stored = _build_stored(turn, draft)
-    contents = shape(turn, render(turn, stored, draft.covered))
+    unmeasured = _build_stored(turn, draft)
+    contents = shape(turn, render(turn, unmeasured, draft.covered))
     tokens = turn.measure(contents)
-    stored = stored.model_copy(update={"left_tokens": tokens})
+    stored = unmeasured.model_copy(update={"left_tokens": tokens})
     return Outcome(draft, stored, contents, tokens)
 
 
@@ -119,10 +119,10 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
-    # The continuation quotes the current request, however long the summary is.
+    # The current request does not count: a continuation quotes it in any case.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
-    # They stand there only if later requests are sure to have them unchanged.
+    # Messages stand there only if later requests are sure to have them unchanged.
     if not history.repeats(user_indexes):
         return usual_tokens
 
@@ -174,11 +174,12 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
     request_index = history.request_index
     if request_index is None:
+        # The agent does not see the user's request, and is only asked to go on.
         request_fingerprint = ""
         has_continuation = True
     else:
+        # A request that is not covered stands after the summary anyway.
         request_fingerprint = history.fingerprint(request_index).hex()
-        # A request that is not covered follows the summary itself.
         has_continuation = request_index in draft.covered
     stored = StoredSummary(
         text=_storable(model_text + excerpts),

@@ -145,7 +145,7 @@ def judge(
 def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     """Returns the fault of an answer, as "is a question"; "" for none.
 
-    A long answer is no refusal and no question, however it begins or ends. The other
+    A long answer is no refusal and no question, however it begins or ends. The
     arguments are those of `judge`.
     """
     is_short = len(text) < MAX_REFUSAL_CHARS
