@@ -44,7 +44,7 @@ def attach_recalled_files(
                 continue
 
             if turn.media_mover.takes(file):
-                # No text beside the file: it would begin a turn for Gemini.
+                # A text beside the file would begin a new turn for Gemini.
                 file_contents.append(types.Content(role="user", parts=[file]))
             else:
                 words_by_handle[handle] = turn.media_mover.tell(file, handle)
