@@ -141,7 +141,7 @@ def compose_paid(
         return None
 
     kept = turn.kept.indexes
-    replaced = turn.whole(paid_covered - kept)
+    replaced = turn.with_summarized(paid_covered - kept)
     draft = replace(
         turn.draft,
         text=paid.draft.text,

@@ -170,7 +170,7 @@ class Payer:
             return
 
         # A user's own strategy may cover a call without its result.
-        covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
+        covered = keep_pairs_whole(draft.covered - turn.always_kept, turn.history.pairs)
         summarized = draft.model_covered & covered
         whole = replace(draft, covered=covered, model_covered=summarized)
         outcome = compose(turn, whole)

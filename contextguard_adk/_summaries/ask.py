@@ -117,7 +117,7 @@ class Ask:
         """
         self.attempts += 1
         # The model has not seen the pending results, so they stay.
-        replaced = turn.whole(covered - turn.kept.pending)
+        replaced = turn.with_summarized(covered - turn.kept.pending)
         if not budget_tokens:
             budget_tokens = compose.summary_tokens(turn, replaced)
         text = await self._write(turn, replaced, budget_tokens)
@@ -457,7 +457,7 @@ def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
     else:
         replaced_count = count_excerpted(turn, candidates, budget_tokens)
 
-    replaced = turn.whole(candidates[:replaced_count])
+    replaced = turn.with_summarized(candidates[:replaced_count])
     excerpted = sorted(replaced - summarized)
     stored = turn.history.stored
     previous = stored.model_text if stored else ""

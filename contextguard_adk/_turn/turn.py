@@ -208,7 +208,7 @@ class Turn:
         return token_counter(self.correction)(text)
 
     @cached_property
-    def stays(self) -> frozenset[int]:
+    def always_kept(self) -> frozenset[int]:
         """The indexes that no compaction removes: the newest results of `keep_tools`.
 
         With their calls they take at most a tenth of the context window. Results that a
@@ -241,19 +241,19 @@ class Turn:
     @cached_property
     def compactable(self) -> list[int]:
         """Indexes of messages that may be summarized, and are not summarized yet."""
-        excluded = self.history.model_covered | self.stays
+        excluded = self.history.model_covered | self.always_kept
         return [i for i in self.history.indexes if i not in excluded]
 
     @property
     def uncovered(self) -> list[int]:
         """Indexes of messages that may be covered, and are not covered yet."""
-        excluded = self.history.covered | self.stays
+        excluded = self.history.covered | self.always_kept
         return [i for i in self.history.indexes if i not in excluded]
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
-        removable = set(self.history.indexes) - self.stays
+        removable = set(self.history.indexes) - self.always_kept
         return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
     @cached_property
@@ -369,9 +369,9 @@ class Turn:
 
         contents = [self.history.contents[index] for index in candidates]
         split_position = find_safe_split(contents, older_count)
-        return self.whole(candidates[:split_position])
+        return self.with_summarized(candidates[:split_position])
 
-    def whole(self, indexes: Iterable[int]) -> frozenset[int]:
+    def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the messages that are summarized already, and leaves out split pairs.
 
         A pair is split if only its call or only its result is among the indexes.
