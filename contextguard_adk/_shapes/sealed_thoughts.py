@@ -393,6 +393,7 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     if seal.before not in names:
         return []
 
+    # The seal may count thoughts that are gone by now, so the start may be negative.
     sent_end = names.index(seal.before) + 1
     sent_start = max(0, sent_end - seal.count)
     return earlier[sent_start:sent_end]

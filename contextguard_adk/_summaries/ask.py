@@ -420,7 +420,8 @@ def _describe_task(
     previous = history.stored.model_text if history.stored else ""
     new_indexes = sorted(covered - history.model_covered)
     if turn.kept.truncation is not None:
-        # The agent will see only a part of their results, so they are told as well.
+        # The agent will see only a part of the kept results. So the summary tells of
+        # them as well.
         new_indexes += sorted(turn.kept.indexes)
 
     # The first message of the user is the task, without which the current request may
@@ -446,8 +447,8 @@ def _describe_task(
 def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
     """Puts excerpts of messages after the model's last summary.
 
-    The newest of the covered messages stay as far as they have room. But if there are
-    too many messages, all of these are replaced.
+    The newest of the covered messages stay as far as they have room. But if the reason
+    for the compaction is the number of messages, none of them stay.
     """
     summarized = turn.history.model_covered
     candidates = sorted(covered - summarized)

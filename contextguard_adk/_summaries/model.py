@@ -234,7 +234,7 @@ async def ask_with_transcript(
     request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     request.config = limited
 
-    # Some models refuse an output limit, or not to think.
+    # Some models refuse an output limit, others refuse not to think.
     without_limits = config.model_copy(update={"thinking_config": None})
     relaxed = request.model_copy(update={"config": without_limits})
     return await _ask(_Question(model, budget_tokens, request, relaxed))
@@ -356,7 +356,7 @@ async def _ask(question: _Question) -> Answer:
     except TimeoutError as error:
         raise SummaryError(f"no answer in {timeout_seconds} s") from error
     except SummaryError:
-        raise
+        raise  # `judge` found that the answer is no summary.
     except BrokenCallError as error:
         raise SummaryError(f"the call failed: {error}") from error
     except Exception as error:

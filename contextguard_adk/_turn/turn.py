@@ -270,8 +270,8 @@ class Turn:
     def summary_tokens(self) -> int:
         """The most tokens that a summary may take.
 
-        The budgets set it by the window. If instruction and tools leave little room, a
-        summary takes at most a seventh of the room, so that most of it is for messages.
+        The budgets set a limit for the window. If instruction and tools leave little
+        room, the limit is a seventh of this room: most of it is for messages.
         """
         share_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
         return min(self.budgets.summary_tokens, share_tokens)
