@@ -225,7 +225,9 @@ class Ask:
             stated_prices = self._guard.settings.prices
             prices = resolve_costs(name, stated_prices, self._guard.registry)
             cost = price_calls(self._model.usages, prices)  # None if it is unknown.
-            self._memory.keep(self._count_failures(name))
+            # A success ends the row of failures.
+            failed = self._count_failures(name) if self.failures else Failed()
+            self._memory.keep(failed)
         self._memory.add_summary_costs(usage, cost)
 
         if self.failures:
@@ -244,13 +246,7 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
-        """Returns the failures of a model in a row, with those of this compaction.
-
-        A model that has not failed in this compaction has succeeded: this ends the row.
-        """
-        if not self.failures:
-            return Failed()
-
+        """Returns the failures of a model in a row, with those of this compaction."""
         count = 0
         for error in self.failures:
             # A model was asked twice if its answer was no summary, but not if a filter
