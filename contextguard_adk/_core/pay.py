@@ -189,7 +189,8 @@ class Payer:
 
         # A user's own strategy may cover a call without its result, or contents that
         # are to stay.
-        covered = keep_pairs_whole(draft.covered - turn.stays, turn.history.pairs)
+        may_cover = draft.covered - turn.always_kept
+        covered = keep_pairs_whole(may_cover, turn.history.pairs)
         model_covered = draft.model_covered & covered
         valid_draft = replace(draft, covered=covered, model_covered=model_covered)
         outcome = compose(turn, valid_draft)

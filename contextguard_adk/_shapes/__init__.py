@@ -27,10 +27,12 @@ from contextguard_adk._shapes.sealed_thoughts import (
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents, Shape
 
-_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")  # Wants its calls signed.
+_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")
+"""Names of the models that want their calls signed: Gemini 3 and later."""
 
 
 def _has_results(contents: Contents) -> bool:
+    """Whether any content has a tool's result."""
     for content in contents:
         for part in content.parts or ():
             if part and part.function_response:
@@ -39,6 +41,7 @@ def _has_results(contents: Contents) -> bool:
 
 
 def _has_signed_thoughts(turn: Turn, contents: Contents) -> bool:
+    """Whether any content has a thought with a signature."""
     for content in contents:
         for part in content.parts or ():
             if part and part.thought and part.thought_signature:
@@ -46,10 +49,10 @@ def _has_signed_thoughts(turn: Turn, contents: Contents) -> bool:
     return False
 
 
-def _has_helped(turn: Turn, name: str) -> bool:
-    """Whether a form has helped where the provider had refused a history."""
-    helped = turn.record.helped
-    return helped is not None and bool(helped.get(name))
+def _has_helped(turn: Turn, remedy: str) -> bool:
+    """Whether a remedy of `refused_forms` has helped against an earlier refusal."""
+    remedies = turn.record.helped or {}
+    return bool(remedies.get(remedy))
 
 
 SHAPES: tuple[Shape, ...] = (

@@ -10,13 +10,12 @@ from contextguard_adk._turn.turn import Turn
 
 
 def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Drops thoughts without a signature, and gives each signed one a text.
+    """Drops thoughts without a signature, and gives a text to signed ones without one.
 
-    A thought without a signature is one of another model. Claude refuses it.
-
-    A signed thought without a text is one whose text Claude itself has left out. The
-    class would send it as a redacted thought, which Claude refuses. Claude ignores the
-    text that is given to it here.
+    - Claude refuses a thought without a signature: another model wrote it. But if the
+      model's name is an alias, the model may not be Claude, so the thought stays.
+    - Claude may leave out the text of a signed thought. ADK's class would send it as a
+      redacted thought, which Claude refuses. Claude ignores the text "." given here.
 
     Models of other families get their contents as they are.
     """
@@ -25,15 +24,15 @@ def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]
         return contents
 
     def fit_thought(thought: types.Part) -> types.Part | None:
-        if is_signed(thought):
-            has_text = thought.text != ""
-            return thought if has_text else thought.model_copy(update={"text": "."})
-        # Behind an alias may be a model of another family, which signs nothing.
-        return thought if thinker.is_alias else None
+        if not is_signed(thought):
+            return thought if thinker.is_alias else None
+        if thought.text == "":
+            return thought.model_copy(update={"text": "."})
+        return thought
 
     fitting = [change_thoughts(content, fit_thought) for content in contents]
     is_same = all(new is old for new, old in zip(fitting, contents, strict=True))
     if is_same:
         return contents
-    # A content that held only dropped thoughts has become None.
-    return [content for content in fitting if content]
+    # `change_thoughts` returns None for a content without any other parts.
+    return [content for content in fitting if content is not None]

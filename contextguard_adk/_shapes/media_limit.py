@@ -1,11 +1,12 @@
 """Describes old images and files in words, if all of them take too many bytes.
 
-Media are images and files. A medium stands in a part of a content, or in its result.
+Media are images and files. A part of a content is a medium itself, or a tool's result
+with media of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ class MediaLimit:
 
 
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Describes the oldest media in words, if all exceed the limit.
+    """Describes the oldest media in words, if all media together exceed the limit.
 
     There is a limit only after the provider has refused media for their bytes.
     """
@@ -54,7 +55,7 @@ def lower_limit(
 ) -> MediaLimit | None:
     """Returns a limit below the bytes of media that were refused.
 
-    The result is None in these cases:
+    Returns None if no such limit can help:
 
     - The request was not refused for its bytes.
     - Texts take at least as many bytes as media.
@@ -64,12 +65,12 @@ def lower_limit(
         return None
 
     memo = turn.history.memo
-    media_bytes = _count_media_bytes(contents)
-    text_bytes = sum(
-        memo.measure_part(part).text_bytes
-        for content in contents
-        for part in content.parts or ()
-    )
+    media_bytes = 0
+    text_bytes = 0
+    for content in contents:
+        for part in parts_of(content):
+            text_bytes += memo.measure_part(part).text_bytes
+            media_bytes += _count_part_bytes(part)
     if media_bytes <= text_bytes:
         return None
 
@@ -78,10 +79,10 @@ def lower_limit(
     return MediaLimit(max_bytes) if would_leave_out else None
 
 
-class _Medium(NamedTuple):
-    """The size of the media in a part, and the place of the part."""
+class _MediaPart(NamedTuple):
+    """The bytes of media in a part, and the indexes by which the part is found."""
 
-    size_bytes: int
+    media_bytes: int
     content_index: int
     part_index: int
 
@@ -89,50 +90,45 @@ class _Medium(NamedTuple):
 def _find_oldest_media(
     contents: Sequence[types.Content], max_bytes: int
 ) -> dict[int, set[int]]:
-    """Finds the oldest media, which are left out so that the others fit.
+    """Finds the oldest media that must be left out, so that the others fit.
 
-    Contents are added up from the oldest on. Whenever the kept media exceed
+    The contents are read from the oldest on. Whenever the media so far take more than
     `max_bytes`, the oldest of them are left out until the others take half of it. The
-    newest medium always stays.
+    newest part with media always stays.
 
-    Without the other half each longer history would leave out further media. With it,
-    histories leave out the same media, and begin with the same bytes, until that half
-    is full. A prompt cache needs equal beginnings.
+    The free half is for the prompt cache, which needs equal beginnings of requests: the
+    history can grow by half of the limit before further media are left out.
 
     Returns:
         The indexes of the parts that are left out, by the index of their content.
     """
-    kept: list[_Medium] = []
+    kept: list[_MediaPart] = []
     kept_bytes = 0
     left_out: dict[int, set[int]] = {}
     for content_index, content in enumerate(contents):
         for part_index, part in enumerate(content.parts or ()):
-            size_bytes = _count_part_bytes(part) if part else 0
-            if size_bytes:
-                kept.append(_Medium(size_bytes, content_index, part_index))
-                kept_bytes += size_bytes
+            media_bytes = _count_part_bytes(part) if part else 0
+            if media_bytes > 0:
+                kept.append(_MediaPart(media_bytes, content_index, part_index))
+                kept_bytes += media_bytes
 
         if kept_bytes <= max_bytes:
             continue
         while len(kept) > 1 and kept_bytes > max_bytes // 2:
             oldest = kept.pop(0)
-            kept_bytes -= oldest.size_bytes
+            kept_bytes -= oldest.media_bytes
             left_out.setdefault(oldest.content_index, set()).add(oldest.part_index)
     return left_out
 
 
-def _count_media_bytes(contents: Iterable[types.Content]) -> int:
-    """Counts the bytes of media in contents; media that are addresses have none."""
-    return sum(
-        _count_part_bytes(part) for content in contents for part in parts_of(content)
-    )
-
-
 def _count_part_bytes(part: types.Part) -> int:
-    """Counts the bytes of media in a part, or in the result that it holds."""
+    """Counts the bytes of media in a part, or in the result that it holds.
+
+    Media that are sent as an address have no bytes.
+    """
     response = part.function_response
-    files = (response.parts if response else None) or ()
-    blobs = [holder.inline_data for holder in (part, *files)]
+    result_files = (response.parts if response else None) or ()
+    blobs = [holder.inline_data for holder in (part, *result_files)]
     return sum(len(blob.data or b"") for blob in blobs if blob)
 
 
@@ -147,20 +143,20 @@ def _describe_parts(
 
 
 def _describe_part(part: types.Part) -> types.Part:
-    """Describes the media in a part, or in the result that it holds, in words."""
+    """Replaces the media of a part, or of the result that it holds, by words.
+
+    An image becomes a text. A result loses its files, and names them in a new field
+    `attachments_left_out`.
+    """
     response = part.function_response
     if response is None:
-        update = {
-            "text": describe_media(part),
-            "inline_data": None,
-            "video_metadata": None,
-        }
+        text = describe_media(part)
+        update = {"text": text, "inline_data": None, "video_metadata": None}
         return part.model_copy(update=update)
 
+    # The tool's own values are quoted, since a text of the guard stands beside them.
     descriptions = [describe_media(file) for file in response.parts or ()]
-    result = quote_value(response.response or {})
-    described_result = {**result, "attachments_left_out": descriptions}
-    described = response.model_copy(
-        update={"parts": None, "response": described_result}
-    )
+    quoted_result = quote_value(response.response or {})
+    new_result = {**quoted_result, "attachments_left_out": descriptions}
+    described = response.model_copy(update={"parts": None, "response": new_result})
     return part.model_copy(update={"function_response": described})

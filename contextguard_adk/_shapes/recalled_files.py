@@ -1,7 +1,7 @@
 """Attaches the files that the agent has read back with the recall tool.
 
-A result of the tool announces a file by its handle. The file itself is added to each
-request behind the announcement.
+A handle is the short name of a file in the history. A result of the tool announces a
+file by its handle. The file itself is added to each request, behind the result.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ def attach_recalled_files(
 ) -> list[types.Content]:
     """Attaches the announced files, each behind the content that announces it.
 
-    The model may have changed since an announcement. If the model now does not take the
-    file, the announcement is replaced by words about the file. An announcement whose
-    file is not in the history stays.
+    If the model does not accept a file, words about the file replace its announcement:
+    the model may be another one than at the time of the announcement. An announcement
+    whose file is not in the history stays.
     """
     handles_by_content = [_read_handles(content) for content in contents]
     has_announcement = any(handles_by_content)
     if not has_announcement:
         return contents
 
-    files = _find_files(turn)
+    files_by_handle = _find_files(turn)
     with_files: list[types.Content] = []
     for content, handles in zip(contents, handles_by_content, strict=True):
         file_contents: list[types.Content] = []
         words_by_handle: dict[str, str] = {}
         for handle in handles:
-            file = files.get(handle)
+            file = files_by_handle.get(handle)
             if file is None:
                 continue
+
             if turn.media_mover.takes(file):
-                # No text beside the file: it would begin a turn for Gemini.
+                # A text beside the file would begin a new turn for Gemini.
                 file_contents.append(types.Content(role="user", parts=[file]))
             else:
                 words_by_handle[handle] = turn.media_mover.tell(file, handle)
@@ -57,13 +58,18 @@ def attach_recalled_files(
 
 
 def _find_files(turn: Turn) -> dict[str, types.Part]:
-    """Returns the images and files of the history, by handle."""
-    items = list_items(turn.messages, turn.history.indexes)
-    # Of several items with one handle the newest counts, also if it has no media.
-    media_by_handle = {item.handle: item.media for item in items}
-    return {
-        handle: media for handle, media in media_by_handle.items() if media is not None
-    }
+    """Returns the images and files of the history, by handle.
+
+    If several items have the same handle, only the newest counts. If that is a text,
+    the handle stands for no file.
+    """
+    files: dict[str, types.Part] = {}
+    for item in list_items(turn.messages, turn.history.indexes):
+        if item.media is None:
+            files.pop(item.handle, None)
+        else:
+            files[item.handle] = item.media
+    return files
 
 
 def _read_handles(content: types.Content) -> list[str]:
@@ -77,7 +83,10 @@ def _read_handles(content: types.Content) -> list[str]:
 
 
 def _read_handle(part: types.Part) -> str | None:
-    """Returns the handle of the file that a result announces; None for other parts."""
+    """Returns the handle of the file that a result announces.
+
+    Returns None for other parts, and for results that announce no file.
+    """
     response = part.function_response
     if response is None or response.name != RECALL_TOOL:
         return None
@@ -98,12 +107,13 @@ def _replace_announcements(
     parts: list[types.Part] = []
     for part in parts_of(content):
         handle = _read_handle(part)
+        words = words_by_handle.get(handle or "")
         response = part.function_response
-        if not handle or handle not in words_by_handle or not response:
+        if words is None or response is None:
             parts.append(part)
             continue
 
-        result = {"result": f"[{handle}]\n{words_by_handle[handle]}"}
+        result = {"result": f"[{handle}]\n{words}"}
         with_words = response.model_copy(update={"response": result})
         parts.append(part.model_copy(update={"function_response": with_words}))
     return with_parts(content, parts)

@@ -1,13 +1,19 @@
-"""Signed thoughts go out only after exactly the messages that they were written after.
+"""Sends signed thoughts only after exactly the messages that they were written after.
 
-Newer Claude models check a thought against the system instruction, the tools, all
-earlier messages, and the thoughts that were sent before it. So each answer gets a seal:
-short digests of the messages before it. Before a call, thoughts whose seal no longer
-holds are left out, whoever made the change. A thought that was left out while a later
-one was written never comes back, because the seal of the later one does not count it.
+Newer Claude models bind their thoughts: they check a thought against the system
+instruction, the tools, all earlier messages, and the thoughts that were sent before it.
+So the event of each answer with thoughts gets a seal: short digests of all of these.
+Before a call, thoughts are left out if their seal does not hold any more, whoever made
+the change.
 
-A thought here means the signed thoughts of one content. A thought is foreign if another
-client, or another family of models, wrote it.
+A thought that was left out while a later one was written never comes back: the later
+one was written without it, and its seal says so.
+
+These words are used here:
+
+- Thoughts are always the signed thoughts of one content, and have one name together.
+- Thoughts are foreign if another client, or another family of models, wrote them.
+- A remedy is a fact on a model that it has shown by a refusal, see `help_thoughts`.
 """
 
 from __future__ import annotations
@@ -43,26 +49,26 @@ from contextguard_adk._turn.units import Answered, Listener, Sent
 logger = logging.getLogger("contextguard_adk.call")
 
 _WARNED_CHANGE_COUNT = 2
-"""The number of changes after which a warning is logged. One may be intended."""
+"""A warning is logged at this number of changes. A single one may be intended."""
 
 SEAL_KEY = "context_guard_seal"
 """Where an event's `custom_metadata` holds the seal of its thoughts."""
 
 _Short = Annotated[str, Field(max_length=64)]
+"""A text of a seal. Session data is untrusted, so its length is limited."""
 
 
 class Seal(BaseModel):
-    """All that an answer with signed thoughts was written after, in short digests.
+    """The request before an answer with signed thoughts, in short digests.
 
     Attributes:
         writer: The client and the family of the model that wrote the thoughts.
-        system: The system instruction.
-        tools: The declared tools.
-        messages: All that stands before the last thought of the answer.
+        system: A digest of the system instruction.
+        tools: A digest of the declared tools.
+        messages: A digest of all that stands before the last thought of the answer.
         own: The name of the answer's own thoughts.
-        before: The name of the newest thoughts in the request that was answered; "" if
-            it had none.
-        count: The number of contents with thoughts in that request.
+        before: The name of the newest thoughts in the request; "" if it had none.
+        count: The number of contents with thoughts in the request.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -78,14 +84,21 @@ class Seal(BaseModel):
 
 @dataclass(frozen=True)
 class LostThoughts:
-    """How often something before a thought has changed between two calls."""
+    """How often thoughts were lost because other code had changed the request."""
 
-    changed_count: int = 0
+    change_count: int = 0
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A request whose thoughts are checked against its instruction and its tools."""
+    """A request whose thoughts are checked.
+
+    Attributes:
+        thinker: The model that gets the request, as far as its thoughts are concerned.
+        contents: The contents of the request.
+        config: The instruction and the tools of the request.
+        memo: Measures the contents.
+    """
 
     thinker: Thinker
     contents: Sequence[types.Content]
@@ -123,7 +136,7 @@ class _Thoughts:
 
 
 class _Origin(NamedTuple):
-    """All that the event of a thought tells of its writing.
+    """The facts in the event of an answer on the origin of its thoughts.
 
     Attributes:
         seal: The seal of the answer; None if it has none.
@@ -139,6 +152,7 @@ class Seals(Listener):
 
     def sent(self, event: Sent) -> None:
         """Counts the changes of other code that break seals, and warns once."""
+        # A compaction changes the request, so its losses are no fault of other code.
         if event.is_compacted:
             return
 
@@ -146,10 +160,10 @@ class Seals(Listener):
         if not changed_part:
             return
 
-        earlier_losses = event.memory.facts.unit(LostThoughts)
-        losses = LostThoughts(earlier_losses.changed_count + 1)
+        known_losses = event.memory.facts.unit(LostThoughts)
+        losses = LostThoughts(known_losses.change_count + 1)
         event.memory.keep(losses)
-        if losses.changed_count == _WARNED_CHANGE_COUNT:
+        if losses.change_count == _WARNED_CHANGE_COUNT:
             message = (
                 "Agent %r: %s changed between calls, so that the thoughts of its model "
                 "cannot be sent again. Keep what changes often out of the instruction, "
@@ -160,10 +174,11 @@ class Seals(Listener):
     def answered(self, event: Answered) -> None:
         """Attaches a seal to the event of an answer with signed thoughts."""
         answer = event.response.content
-        call = event.call
-        answer_name = name_thoughts(answer) if answer else ""
-        if answer is None or not answer_name:
+        if answer is None or not find_signed(answer):
             return
+
+        # The guard does not know each request, and forgets it after the answer.
+        call = event.call
         if not call.sent_contents or not call.sent_config:
             return
 
@@ -172,24 +187,27 @@ class Seals(Listener):
         if not thinker.is_checked:
             return
 
-        sent = call.sent_contents
         memo = event.run.memo(invocation)
-        request = _Request(thinker, sent, call.sent_config, memo)
-        sent_names = [
-            name_thoughts(content) for content in sent if find_signed(content)
-        ]
-        # The digests of all contents; the last one is that of the answer.
-        *_, answer_digest = digest_before([*sent, answer], memo)
-        seal = Seal(
-            writer=thinker.client + thinker.family,
-            system=request.system_digest,
-            tools=request.tools_digest,
-            messages=answer_digest,
-            own=answer_name,
-            before=sent_names[-1] if sent_names else "",
-            count=len(sent_names),
-        )
+        request = _Request(thinker, call.sent_contents, call.sent_config, memo)
+        seal = _make_seal(request, answer)
         event.attach(SEAL_KEY, seal.model_dump())
+
+
+def _make_seal(request: _Request, answer: types.Content) -> Seal:
+    """Makes the seal of an answer, which holds while nothing before it changes."""
+    sent = request.contents
+    sent_names = [name_thoughts(content) for content in sent if find_signed(content)]
+    # There is a digest for each content; the last one is that of the answer.
+    *_, answer_digest = digest_before([*sent, answer], request.memo)
+    return Seal(
+        writer=request.thinker.client + request.thinker.family,
+        system=request.system_digest,
+        tools=request.tools_digest,
+        messages=answer_digest,
+        own=name_thoughts(answer),
+        before=sent_names[-1] if sent_names else "",
+        count=len(sent_names),
+    )
 
 
 def leave_out_thoughts(
@@ -198,11 +216,11 @@ def leave_out_thoughts(
     """Leaves out the signed thoughts that the provider would refuse."""
     request = _describe_request(turn, contents)
     found = list(_find_thoughts(request, turn.history.events))
-    kept = _choose_accepted(turn, request, found)
+    accepted = _choose_accepted(turn, request, found)
 
     found_indexes = {thoughts.content_index for thoughts in found}
-    kept_indexes = {thoughts.content_index for thoughts in kept}
-    refused_indexes = found_indexes - kept_indexes
+    accepted_indexes = {thoughts.content_index for thoughts in accepted}
+    refused_indexes = found_indexes - accepted_indexes
     if not refused_indexes:
         return contents
     return _leave_out(contents, refused_indexes, request.thinker)
@@ -216,23 +234,27 @@ def help_thoughts(
     A remedy is a fact on the model, by which later requests leave thoughts out:
 
     - `binds`: The name of a model that binds its thoughts; "" for none.
-    - `free`: The name of a model that does not; "" for none.
-    - `gone`: The name of the newest thoughts that were refused. No thoughts up to these
-      are sent again.
+    - `free`: The name of a model that does not bind them; "" for none.
+    - `gone`: The name of the newest thoughts that were refused. These and all older
+      ones are never sent again.
 
-    The result is None if none of these helps against the refusal.
+    Returns:
+        The remedies, by their keys; None if none of them helps against the refusal.
     """
     remedies = turn.record.helped or {}
     model = turn.model.name
     if refusal == "turn":
-        # Thoughts of the running turn are missing: the model wants all of them back.
-        were_left_out = bool(_read_thinker(turn).binds)
+        # The model misses thoughts of the running turn. They were left out only if it
+        # was taken for a model that binds its thoughts.
+        were_left_out = bool(_describe_thinker(turn).binds)
         return {**remedies, "free": model, "binds": ""} if were_left_out else None
 
     refused_name = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
+        # Something before the thoughts has changed.
         return {**remedies, "gone": refused_name, "binds": model, "free": ""}
     if refusal == "thoughts":
+        # The thoughts are not valid, whatever stands before them.
         return {**remedies, "gone": refused_name}
     return None
 
@@ -240,31 +262,34 @@ def help_thoughts(
 def _name_breaking_change(turn: Turn) -> str:
     """Names the part of the request by whose change the newest thoughts were lost.
 
-    The result is "" in these cases:
+    Only changes by other code than the guard count. The result is "" if there is none:
 
-    - There are no thoughts, or the newest ones are still sent.
-    - Another client or family of models wrote them.
-    - Only the guard has changed the request, and no other code.
+    - The request has no thoughts, or the newest ones are sent.
+    - Another client or family of models wrote them, so they are lost anyway.
+    - They have no seal, so that nobody knows what was before them.
+    - Nothing but the guard has changed the request.
     """
     newest_name = newest_thoughts(turn.messages)
-    is_sent = newest_name == newest_thoughts(turn.contents)
-    if not newest_name or is_sent:
+    are_sent = newest_name == newest_thoughts(turn.contents)
+    if not newest_name or are_sent:
         return ""
 
-    # The request as other code has made it, without the changes of the guard.
+    # `turn.messages` is the request before the guard changed it.
     request = _describe_request(turn, turn.messages)
     *_, newest = _find_thoughts(request, turn.history.events)
-    if newest.is_foreign:
+    if newest.is_foreign or newest.seal is None:
         return ""
-    return _find_change(request, newest, is_changed=False)
+    return _name_change(request, newest, newest.seal)
 
 
 def _describe_request(turn: Turn, contents: Sequence[types.Content]) -> _Request:
-    return _Request(_read_thinker(turn), contents, turn.config, turn.history.memo)
+    """Describes a request with these contents."""
+    thinker = _describe_thinker(turn)
+    return _Request(thinker, contents, turn.config, turn.history.memo)
 
 
-def _read_thinker(turn: Turn) -> Thinker:
-    """Describes the model of a turn."""
+def _describe_thinker(turn: Turn) -> Thinker:
+    """Describes the model of a turn, as far as its thoughts are concerned."""
     binds = turn.settings.binds_thoughts
     return Thinker.of(turn.model.llm, turn.model.name, binds, turn.record.helped)
 
@@ -278,7 +303,7 @@ def _choose_accepted(
     depend on the model:
 
     - A model that does not bind thoughts accepts all.
-    - A model that binds thoughts accepts those whose seals hold.
+    - A model that binds thoughts accepts those before which nothing has changed.
     - If it is unknown whether the model binds thoughts, those of the running turn are
       sent as well: a model that does not bind them wants them back.
     """
@@ -288,24 +313,14 @@ def _choose_accepted(
     if not thinker.is_checked or thinker.binds is False:
         return native
 
-    # The seals of later answers also count foreign thoughts, so these are read as well.
-    is_changed = turn.is_changed(request.contents)
-    holding_indexes = {
-        thoughts.content_index
-        for thoughts in _find_always_sent(candidates)
-        if not _find_change(request, thoughts, is_changed)
-    }
-    if thinker.binds:
-        turn_start = len(request.contents)  # The running turn has no privilege.
-    else:
+    # Foreign thoughts are not sent, but the seals of later answers count them.
+    accepted_indexes = _find_unchanged(turn, request, candidates)
+    if thinker.binds is None:
         turn_start = find_running_turn(request.contents)
-
-    accepted: list[_Thoughts] = []
-    for thoughts in native:
-        is_of_running_turn = thoughts.content_index >= turn_start
-        if is_of_running_turn or thoughts.content_index in holding_indexes:
-            accepted.append(thoughts)
-    return accepted
+        accepted_indexes.update(range(turn_start, len(request.contents)))
+    return [
+        thoughts for thoughts in native if thoughts.content_index in accepted_indexes
+    ]
 
 
 def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
@@ -314,18 +329,46 @@ def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Though
     names = [thoughts.name for thoughts in found]
     if refused_name not in names:
         return found
-    return found[names.index(refused_name) + 1 :]
+
+    refused_position = names.index(refused_name)
+    return found[refused_position + 1 :]
+
+
+def _find_unchanged(
+    turn: Turn, request: _Request, found: Sequence[_Thoughts]
+) -> set[int]:
+    """Finds the thoughts before which nothing has changed since they were written.
+
+    Thoughts without a seal are older than the guard. The guard knows only its own
+    changes for them.
+
+    Returns:
+        The indexes of the contents with these thoughts.
+    """
+    has_guard_changed = turn.is_changed(request.contents)
+    unchanged: set[int] = set()
+    for thoughts in _find_always_sent(found):
+        if thoughts.seal is None:
+            is_unchanged = not has_guard_changed
+        else:
+            is_unchanged = not _name_change(request, thoughts, thoughts.seal)
+        if is_unchanged:
+            unchanged.add(thoughts.content_index)
+    return unchanged
 
 
 def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
     """Finds the thoughts that were in the request of every later answer.
 
-    The seal of an answer tells which thoughts were in its request. Thoughts without a
-    seal tell nothing of earlier ones.
+    Only a seal tells which thoughts were in the request of its answer. The request of
+    an answer without a seal counts as one that had all earlier thoughts.
+
+    Args:
+        found: The thoughts of a request, the oldest first.
     """
     always_sent: list[_Thoughts] = []
     for thoughts in found:
-        if thoughts.seal:
+        if thoughts.seal is not None:
             always_sent = _keep_sent(always_sent, thoughts.seal)
         always_sent.append(thoughts)
     return always_sent
@@ -334,10 +377,12 @@ def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
 def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     """Keeps the thoughts that were in the request of a sealed answer.
 
-    The seal names the newest thoughts in that request, and tells their number.
+    A seal has the name of the newest thoughts in that request, and their number. For
+    example, A, B and C stand before the answer. If its seal names B and the number 1,
+    only B was in the request: A and C were left out.
 
     Args:
-        earlier: Thoughts before the answer, the oldest first.
+        earlier: The thoughts before the answer, the oldest first.
         seal: The seal of the answer.
     """
     names = [thoughts.name for thoughts in earlier]
@@ -348,27 +393,23 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     if seal.before not in names:
         return []
 
-    # The oldest ones were left out of that request, or newer ones, or both.
-    end = names.index(seal.before) + 1
-    start = max(0, end - seal.count)
-    return earlier[start:end]
+    # The seal may count thoughts that are gone by now, so the start may be negative.
+    sent_end = names.index(seal.before) + 1
+    sent_start = max(0, sent_end - seal.count)
+    return earlier[sent_start:sent_end]
 
 
-def _find_change(request: _Request, thoughts: _Thoughts, is_changed: bool) -> str:
+def _name_change(request: _Request, thoughts: _Thoughts, seal: Seal) -> str:
     """Names a part of the request that has changed since thoughts were written.
 
-    The result is "" if nothing has changed. Thoughts without a seal are older than the
-    guard. For them a change by the guard is the only one that is known.
+    For example "the tools", as a warning prints it; "" if nothing has changed, so that
+    the seal of the thoughts holds.
 
     Args:
-        request: The request, in which the thoughts stand.
+        request: The request in which the thoughts stand now.
         thoughts: The thoughts.
-        is_changed: Whether the guard has changed the request.
+        seal: Their seal, which describes the request at the time of their writing.
     """
-    seal = thoughts.seal
-    if seal is None:
-        return "the request" if is_changed else ""
-
     if seal.system != request.system_digest:
         return "the system instruction"
     if seal.tools != request.tools_digest:
@@ -392,16 +433,17 @@ def _leave_out(
         indexes: The indexes of the contents that lose their thoughts.
         thinker: The model of the request.
     """
-    # These models refuse calls without a text of thoughts before them.
-    needs_text = thinker.family in ("deepseek", "kimi")
+    # These models refuse a call without a thought before it. So the thought stays, as
+    # a text without its signature.
+    needs_thought = thinker.family in ("deepseek", "kimi")
 
-    def leave_out(part: types.Part) -> types.Part | None:
-        if not is_signed(part):
-            return part
-        if not needs_text:
+    def leave_out(thought: types.Part) -> types.Part | None:
+        if not is_signed(thought):
+            return thought
+        if not needs_thought:
             return None
-        update = {"thought_signature": None, "text": part.text or " "}
-        return part.model_copy(update=update)
+        update = {"thought_signature": None, "text": thought.text or " "}
+        return thought.model_copy(update=update)
 
     remaining: list[types.Content] = []
     for index, content in enumerate(contents):
@@ -409,67 +451,74 @@ def _leave_out(
             remaining.append(content)
             continue
 
+        # `change_thoughts` returns None for a content without any other parts.
         changed = change_thoughts(content, leave_out)
-        if changed is not None:  # Something besides the thoughts is left.
+        if changed is not None:
             remaining.append(changed)
     return remaining
 
 
 def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thoughts]:
-    """Finds the signed thoughts of a request, with the seals of their events.
+    """Finds the signed thoughts of a request, the oldest first.
 
     Args:
         request: The request.
-        events: The events of the session.
+        events: The events of the session, from which the seals are read.
     """
     origins = _read_origins(events)
-    digests = digest_before(request.contents, request.memo)
-    contents_with_digests = zip(request.contents, digests, strict=True)
-    for index, (content, messages_digest) in enumerate(contents_with_digests):
+    digests = list(digest_before(request.contents, request.memo))
+    for index, content in enumerate(request.contents):
         signed = find_signed(content)
         if not signed:
             continue
 
+        # All thoughts of a content come from one event.
         origin = origins.get(signed[0].thought_signature, _Origin())
         yield _Thoughts(
             content_index=index,
             name=name_thoughts(content),
-            messages_digest=messages_digest,
+            messages_digest=digests[index],
             seal=origin.seal,
             is_foreign=_is_foreign(origin, request.thinker),
         )
 
 
 def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
-    """Returns whether another client or family wrote a thought than the model's own.
+    """Returns whether another client or family of models wrote a thought.
 
-    Without a seal only the families are compared. An unknown family is not foreign.
+    Only a seal tells the client. Without a seal the families are compared. An unknown
+    family counts as the same family.
     """
-    if origin.seal:
+    if origin.seal is not None:
         return origin.seal.writer != thinker.client + thinker.family
 
-    are_known = bool(origin.family) and bool(thinker.family)
-    return are_known and origin.family != thinker.family
+    are_both_known = bool(origin.family) and bool(thinker.family)
+    return are_both_known and origin.family != thinker.family
 
 
 def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:
-    """Reads the origins of all signed thoughts in events, by their signatures."""
+    """Reads the origins of all signed thoughts in events, by their signatures.
+
+    A plugin may repeat an answer in a later event. The first event counts.
+    """
     origins: dict[bytes | None, _Origin] = {}
     for event in events:
         signed = find_signed(event.content)
         if not signed:
             continue
 
-        seal = _read_seal((event.custom_metadata or {}).get(SEAL_KEY))
-        family = name_family(getattr(event, "model_version", None) or "")
-        # The first event counts. In a later one a plugin has repeated the answer.
-        for part in signed:
-            origins.setdefault(part.thought_signature, _Origin(seal, family))
+        metadata = event.custom_metadata or {}
+        seal = _read_seal(metadata.get(SEAL_KEY))
+        # Some events have no `model_version`: the family is unknown then.
+        model_version = getattr(event, "model_version", None) or ""
+        origin = _Origin(seal, name_family(model_version))
+        for thought in signed:
+            origins.setdefault(thought.thought_signature, origin)
     return origins
 
 
 def _read_seal(value: object) -> Seal | None:
-    """Reads a seal from session data, which is untrusted; None if it is none."""
+    """Reads a seal from session data, which is untrusted; None if it is no seal."""
     try:
         return Seal.model_validate(value)
     except ValidationError:
@@ -477,18 +526,21 @@ def _read_seal(value: object) -> Seal | None:
 
 
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
-    """Yields each declared function as JSON, and each tool that declares none."""
+    """Yields each declared function as JSON, and each tool that declares none.
+
+    A tool may be any object, such as a function of the user's own.
+    """
     for tool in config.tools or ():
-        declared: Sequence[object] = getattr(tool, "function_declarations", None) or ()
-        for declaration in declared or [tool]:
+        declarations = getattr(tool, "function_declarations", None)
+        for declaration in declarations or [tool]:
             yield canonical_json(_plain(declaration))
 
 
 def _plain(value: Any) -> Any:
-    """Returns a Pydantic model as a dict of its set fields, also within a list.
+    """Returns a Pydantic model, or each model of a list, as a dict of its fields.
 
-    Fields that are None are left out: a newer release may add some. Other values are
-    returned as they are.
+    Fields that are None are left out, since another release of a library may have other
+    fields. Other values are returned as they are.
     """
     if isinstance(value, list):
         return [_plain(item) for item in value]

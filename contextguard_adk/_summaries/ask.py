@@ -1,4 +1,9 @@
-"""Has the summaries of one compaction written, and counts the costs."""
+"""Has the summaries of one compaction written, and counts the costs.
+
+A model writes a summary from a transcript or in place: then the question stands at the
+end of the agent's own conversation, which a prompt cache serves. Without a model the
+summary is mechanical: it is made of excerpts.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +28,8 @@ from contextguard_adk._summaries.model import (
 )
 from contextguard_adk._summaries.write import (
     SummaryTask,
+    count_excerpted,
     find_conversation,
-    find_mechanical_end,
     is_overflow,
     render_messages,
     write_from_transcript,
@@ -38,6 +43,18 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
+_LEAST_CACHED_RATIO = 0.5
+"""From this part of the last prompt on, a prompt cache is worth a question in place."""
+
+_EXCERPTS_RATIO = 0.20
+"""The part of the threshold that excerpts may take."""
+
+_MOST_WAITED_TENTHS = 5
+"""A failing summarizer is left alone for at most this many tenths of the window.
+
+This is about the distance of two compactions.
+"""
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -45,9 +62,10 @@ class Failed:
 
     Attributes:
         model: The name of the model; "" if it has not failed.
-        count: How often it has failed in a row. A useless answer counts as two.
-        newest: The newest message at the last failure, as `History.name_content` names
-            it.
+        count: How often it has failed in a row. An answer that is no summary counts as
+            two failures, because such a model was asked twice.
+        newest: The name of the newest message at the last failure, which
+            `History.name_content` gives it.
     """
 
     model: str = ""
@@ -57,7 +75,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class InPlace:
-    """Whether summaries at the end of the conversation have proved to be useless."""
+    """Whether the agent's model has proved unable to write summaries in place."""
 
     is_useless: bool = False
 
@@ -73,11 +91,14 @@ class Ask:
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
+        # A strategy may pass a copy of this turn to a method, with another `keep_count`
+        # or `reason`.
         self._turn = turn
         self._agent = agent
         self._memory = memory
         self._guard = guard
-        self._is_model_wanted = False  # Whether a summary was to be written by one.
+        # The model is chosen when the first summary is asked for. It may be None.
+        self._has_chosen_model = False
         self._model: SummaryModel | None = None
 
     async def summarize(
@@ -88,27 +109,32 @@ class Ask:
         Args:
             turn: The model call.
             covered: Indexes of the messages, as `Turn.older_than` returns them.
-            budget_tokens: The most that the summary may take; None for the usual
+            budget_tokens: The most that the summary may take; None or 0 for the usual
                 budget.
 
         Returns:
-            A draft, whose text is made of excerpts where no model gives a summary.
+            A draft, whose text is made of excerpts if no model writes a summary.
         """
         self.attempts += 1
-        whole = turn.whole(covered - turn.kept.pending)
-        most_tokens = budget_tokens or compose.summary_tokens(turn, whole)
-        text = await self._write(turn, whole, most_tokens)
+        # The model has not seen the pending results, so they stay.
+        replaced = turn.with_summarized(covered - turn.kept.pending)
+        if not budget_tokens:
+            budget_tokens = compose.summary_tokens(turn, replaced)
+        text = await self._write(turn, replaced, budget_tokens)
         if not text:
-            return _summarize_mechanically(turn, whole)
+            return _summarize_mechanically(turn, replaced)
 
-        draft = Draft(text, whole, whole, model_chars=len(text), reason=turn.reason)
+        draft = Draft(
+            text, replaced, replaced, model_chars=len(text), reason=turn.reason
+        )
         return _shorten_kept(turn, draft)
 
     async def summarize_all(self, turn: Turn) -> Draft | None:
-        """Summarizes all messages that may be, ever shorter until the request fits.
+        """Summarizes all messages but the kept ones.
 
-        At least one summary is written. More are written while all summaries of this
-        compaction are fewer than `max_compaction_attempts`, and a shorter one may help.
+        While the request does not fit, the summary is written again, with half of the
+        budget each time. `max_compaction_attempts` limits the number of all summaries
+        of this compaction.
 
         Returns:
             The draft. If a model has summarized all these messages before, it is the
@@ -116,12 +142,13 @@ class Ask:
             to shorten.
         """
         covered = turn.older_than(0)
-        if not covered - turn.history.model_covered:
+        has_new_messages = bool(covered - turn.history.model_covered)
+        if not has_new_messages:
             return _shorten_kept_only(turn)
 
+        draft = await self.summarize(turn, covered)
         budget_tokens = turn.summary_tokens // 2
         most_attempts = turn.settings.max_compaction_attempts
-        draft = await self.summarize(turn, covered)
         while self.attempts < most_attempts and _may_help(turn, draft, budget_tokens):
             draft = await self.summarize(turn, covered, budget_tokens)
             budget_tokens //= 2
@@ -135,25 +162,27 @@ class Ask:
         """Chooses the model that writes the summaries of this compaction.
 
         Returns:
-            None if there is no model, if settings forbid to ask it, or if it has failed
-            too often to be asked again yet.
+            The model of the setting `summarizer`, else the agent's own. None if there
+            is no model, if settings forbid to ask it, or if it has failed too often to
+            be asked again yet.
         """
         settings = self._turn.settings
         if settings.summaries == "stored":
             return None
 
-        own = find_llm(self._agent)
-        llm = find_summarizer(settings.summarizer) or own
+        agents_llm = find_llm(self._agent)
+        llm = find_summarizer(settings.summarizer) or agents_llm
         if llm is None or self._is_left_alone(llm.model):
             return None
-        return describe_model(self._turn, llm, llm is own, self._guard.registry)
+        is_agents_own = llm is agents_llm
+        return describe_model(self._turn, llm, is_agents_own, self._guard.registry)
 
     def _is_left_alone(self, model: str) -> bool:
         """Whether a model has failed too often to be asked again yet.
 
-        After two failures in a row it is left alone until new messages take a tenth of
-        the window. Each further failure adds a tenth, up to half of the window: this is
-        about the distance of two compactions.
+        After two failures in a row it is left alone until the messages since the last
+        one take a tenth of the window. Each further failure adds a tenth, up to half of
+        the window.
         """
         failed = self._memory.facts.unit(Failed)
         if failed.model != model or failed.count < 2:
@@ -161,48 +190,53 @@ class Ask:
 
         history = self._turn.history
         newest_index = history.find_named(failed.newest)
-        new = history.contents[newest_index + 1 :]
-        tenths = min(failed.count - 1, 5)
-        wait_tokens = self._turn.budgets.window_tokens * tenths // 10
-        return self._turn.measure_alone(new) < wait_tokens
+        messages_since = history.contents[newest_index + 1 :]
+        waited_tenths = min(failed.count - 1, _MOST_WAITED_TENTHS)
+        wait_tokens = self._turn.budgets.window_tokens * waited_tenths // 10
+        return self._turn.measure_alone(messages_since) < wait_tokens
 
     @property
     def may_recover(self) -> bool:
         """Whether no model has written a summary now, but one may do so soon.
 
-        A model that lets its time run out would cost that time again on each call.
+        That is so if a model has failed, or was not asked because it had failed before.
+        A model that used up its time does not count: it might do so on each call.
         """
         if self._turn.settings.summaries == "stored":
             return False
         if self.failures:
-            return not isinstance(self.failures[-1].__cause__, TimeoutError)
-        return self._is_model_wanted and self._model is None
+            is_timeout = isinstance(self.failures[-1].__cause__, TimeoutError)
+            return not is_timeout
+        return self._has_chosen_model and self._model is None
 
     def end(self) -> dict[str, Any]:
-        """Keeps the compaction's costs and failures; returns the fields of its record.
+        """Stores the compaction's costs and failures; returns the fields of its record.
 
-        It is called once for a compaction, at its end: a second call would add the
-        costs to those of the agent again.
+        It is called once, at the end of the compaction: each call adds the costs to
+        those of the agent.
         """
-        name = ""
-        usage = Usage()
-        cost: float | None = 0.0  # None stands for an unknown price.
-        if self._model is not None:
+        if self._model is None:
+            name = ""
+            usage = Usage()
+            cost: float | None = 0.0
+        else:
             name = self._model.llm.model
-            usages = self._model.usages
-            usage = sum(usages, Usage())
+            usage = sum(self._model.usages, Usage())
             stated_prices = self._guard.settings.prices
             prices = resolve_costs(name, stated_prices, self._guard.registry)
-            cost = price_calls(usages, prices)
-            self._memory.keep(self._count_failures(name))
+            cost = price_calls(self._model.usages, prices)  # None if it is unknown.
+            # A success ends the row of failures.
+            failed = self._count_failures(name) if self.failures else Failed()
+            self._memory.keep(failed)
         self._memory.add_summary_costs(usage, cost)
 
-        failure = ""
         if self.failures:
-            first = self.failures[0]
-            failure = name_error(first.__cause__ or first)
-        elif self._is_model_wanted and self._model is None:
+            first_error = self.failures[0]
+            failure = name_error(first_error.__cause__ or first_error)
+        elif self._has_chosen_model and self._model is None:
             failure = "not_asked"
+        else:
+            failure = ""
         return {
             "model": name,
             "failure": failure,
@@ -212,52 +246,52 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
-        """Returns the failures of a model in a row, with those of this compaction.
-
-        A model that has not failed now has succeeded: this ends the row.
-        """
+        """Returns the failures of a model in a row, with those of this compaction."""
         count = 0
         for error in self.failures:
-            # A model whose answer was no summary was asked twice.
-            if isinstance(error, UnusableAnswerError) and not error.is_blocked:
-                count += 2
-            else:
-                count += 1
+            # A model was asked twice if its answer was no summary, but not if a filter
+            # of the provider ended the answer.
+            was_asked_twice = (
+                isinstance(error, UnusableAnswerError) and not error.is_blocked
+            )
+            count += 2 if was_asked_twice else 1
 
-        if not count:
-            return Failed()
-
-        failed = self._memory.facts.unit(Failed)
-        if failed.model == model:
-            count += failed.count
+        earlier = self._memory.facts.unit(Failed)
+        if earlier.model == model:
+            count += earlier.count
         history = self._turn.history
-        newest = history.name_content(max(history.indexes, default=-1))
-        return Failed(model, count, newest)
+        newest_index = max(history.indexes, default=-1)
+        return Failed(model, count, history.name_content(newest_index))
 
     async def _write(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int
     ) -> str:
-        """Has a summary written, in place or from a transcript.
+        """Has a model write a summary, in place or from a transcript.
 
-        The result is "" where no model is asked, or where it fails.
+        Returns "" if there is no model to ask, or if it fails. The failure is added to
+        `failures`.
         """
         # After a failure, another try would only cost the timeout once more.
         if self.failures:
             return ""
-        if not self._is_model_wanted:
+
+        if not self._has_chosen_model:
             self._model = self._choose_model()
-            self._is_model_wanted = True
+            self._has_chosen_model = True
         model = self._model
         if model is None:
             return ""
 
         task = _describe_task(turn, covered, budget_tokens)
+        # After an overflow, the conversation does not fit even without a question.
+        fits_in_place = turn.reason != "overflow"
         try:
-            text = ""
-            if turn.reason != "overflow" and self._is_in_place_wanted(model):
-                summarized = covered | turn.kept.indexes
-                text = await self._write_in_place(turn, task, summarized, model)
-            return text or await write_from_transcript(task, model)
+            if fits_in_place and self._is_in_place_wanted(model):
+                read_indexes = covered | turn.kept.indexes
+                text = await self._write_in_place(turn, task, read_indexes, model)
+                if text:
+                    return text
+            return await write_from_transcript(task, model)
         except SummaryError as error:
             self.failures.append(error)
             logger.warning(
@@ -271,38 +305,53 @@ class Ask:
             return ""
 
     def _is_in_place_wanted(self, model: SummaryModel) -> bool:
-        """Whether to ask at the end of the conversation itself.
+        """Whether to ask for the summary in place. All of these have to hold:
 
-        - The model is the agent's own, and nothing has to be redacted.
-        - A prompt cache is used: by the setting, or as the provider's counts show.
-        - Such summaries have not proved to be useless.
+        - The model is the agent's own.
+        - Nothing has to be redacted: in place the conversation is sent as it is.
+        - A prompt cache is used, by the setting or as the provider's counts show.
+        - The model has not proved unable to write summaries in place.
         - The agent's request lets the model answer with free text.
         """
-        # The conversation itself would be sent, with the texts that are to be redacted.
         if not model.is_agents_own or self._turn.history.redactor:
             return False
 
-        setting = self._turn.settings.reuse_prompt_cache
         facts = self._memory.facts
-        has_cache = setting is True or facts.cached_ratio >= 0.5
-        if not (setting and has_cache) or facts.unit(InPlace).is_useless:
+        setting = self._turn.settings.reuse_prompt_cache
+        if isinstance(setting, bool):
+            uses_cache = setting
+        else:
+            uses_cache = facts.cached_ratio >= _LEAST_CACHED_RATIO
+        if not uses_cache or facts.unit(InPlace).is_useless:
             return False
 
         request = self._turn.request
-        config = request.config
-        is_text = config.response_mime_type in (None, "text/plain")
-        is_plain = is_text and not config.stop_sequences
-        return is_plain and answers_freely(request, self._agent)
+        is_text = request.config.response_mime_type in (None, "text/plain")
+        has_stops = bool(request.config.stop_sequences)
+        return is_text and not has_stops and answers_freely(request, self._agent)
 
     async def _write_in_place(
         self,
         turn: Turn,
         task: SummaryTask,
-        summarized: Collection[int],
+        read_indexes: Collection[int],
         model: SummaryModel,
     ) -> str:
-        """Asks at the end of the conversation; "" where that is not possible."""
-        contents = find_conversation(turn, summarized)
+        """Asks for the summary in place.
+
+        Args:
+            turn: The model call.
+            task: The text to summarize, and the budget of the summary.
+            read_indexes: The indexes of the messages that the model is to read.
+            model: The agent's own model.
+
+        Returns:
+            The summary; "" if a transcript is to be tried.
+
+        Raises:
+            SummaryError: The provider is down, so that a transcript would fail as well.
+        """
+        contents = find_conversation(turn, read_indexes)
         if not contents:
             return ""
 
@@ -311,10 +360,10 @@ class Ask:
         try:
             return await write_in_place(task, model, conversation)
         except SummaryError as error:
-            # A provider that is down now will not read a transcript either.
-            if error.__cause__ is not None and is_transient(error.__cause__):
+            is_down = error.__cause__ is not None and is_transient(error.__cause__)
+            if is_down:
                 raise
-            # Neither an answer that is no summary nor a lack of room will change.
+            # A later try would end in the same way.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._memory.keep(InPlace(is_useless=True))
             logger.info(
@@ -326,49 +375,62 @@ class Ask:
 
 
 def _shorten_kept_only(turn: Turn) -> Draft | None:
-    """Returns the stored summary with shorter results of the newest steps beside it.
+    """Returns the stored summary with shorter results of the kept steps beside it.
 
-    None if there is no summary, or no result to shorten.
+    Returns None if there is no summary, or if no result is too large to stay.
     """
     if turn.history.stored is None or turn.kept.truncation is None:
         return None
-    known = replace(turn.draft, truncation=None, truncated_upto=-1)
-    return compose.squeeze(turn, _shorten_kept(turn, known)).draft
+    with_whole_results = replace(turn.draft, truncation=None, truncated_upto=-1)
+    return compose.squeeze(turn, _shorten_kept(turn, with_whole_results)).draft
 
 
 def _may_help(turn: Turn, draft: Draft, budget_tokens: int) -> bool:
-    """Whether the request does not fit, but could with a summary of `budget_tokens`.
-
-    Excerpts that stand for a summary do not become shorter by another try.
-    """
+    """Whether the request does not fit, but could with a summary of `budget_tokens`."""
     outcome = compose.compose(turn, draft)
-    if outcome.tokens <= turn.limit_tokens or draft.is_mechanical:
+    if outcome.tokens <= turn.limit_tokens:
+        return False
+    # Another try would not make excerpts shorter.
+    if draft.is_mechanical:
         return False
 
     text_tokens = turn.count(draft.text)
     other_tokens = outcome.tokens - text_tokens
-    return text_tokens > budget_tokens and other_tokens < turn.limit_tokens
+    can_be_shorter = text_tokens > budget_tokens
+    leaves_room = other_tokens < turn.limit_tokens
+    return can_be_shorter and leaves_room
 
 
 def _describe_task(
     turn: Turn, covered: frozenset[int], budget_tokens: int
 ) -> SummaryTask:
+    """Describes the summary that a model is asked for.
+
+    Args:
+        turn: The model call.
+        covered: Indexes of the messages that the summary replaces.
+        budget_tokens: The most that the summary may take.
+    """
     history = turn.history
     redact = history.redactor.redact_text
-    known = history.stored.model_text if history.stored else ""
-    new = sorted(covered - turn.history.model_covered)
-    if turn.kept.truncation:
-        new += sorted(turn.kept.indexes)  # The agent is shown only a part of them.
+    previous = history.stored.model_text if history.stored else ""
+    new_indexes = sorted(covered - history.model_covered)
+    if turn.kept.truncation is not None:
+        # The agent will see only a part of the kept results. So the summary tells of
+        # them as well.
+        new_indexes += sorted(turn.kept.indexes)
 
-    # The first message of the user is the task, and may lead to the newest one.
-    always = {*history.user_messages[:1], history.request_index}
+    # The first message of the user is the task, without which the current request may
+    # make no sense.
+    first_messages = history.user_messages[:1]
+    required_indexes = {*first_messages, history.request_index}
     briefs = {}
     for section in _sections.SECTIONS:
         if section.is_briefed:
             briefs[section.name] = redact(section.brief(turn))
     return SummaryTask(
-        entries=render_messages(turn, new, always),
-        previous_summary=redact(known),
+        entries=render_messages(turn, new_indexes, required_indexes),
+        previous_summary=redact(previous),
         live_request=redact(turn.request_text),
         briefs=briefs,
         budget_tokens=budget_tokens,
@@ -379,27 +441,36 @@ def _describe_task(
 
 
 def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
-    """Puts excerpts of as few messages as possible after the model's last summary."""
-    summarized = turn.history.model_covered
-    new = sorted(covered - summarized)
-    budget_tokens = int(turn.budgets.threshold_tokens * 0.20)
-    if turn.reason != "turns":
-        new = new[: find_mechanical_end(turn, new, budget_tokens)]
+    """Puts excerpts of messages after the model's last summary.
 
-    whole = turn.whole(new)
+    The newest of the covered messages stay as far as they have room. But if the reason
+    for the compaction is the number of messages, none of them stay.
+    """
+    summarized = turn.history.model_covered
+    candidates = sorted(covered - summarized)
+    budget_tokens = int(turn.budgets.threshold_tokens * _EXCERPTS_RATIO)
+    if turn.reason == "turns":
+        replaced_count = len(candidates)
+    else:
+        replaced_count = count_excerpted(turn, candidates, budget_tokens)
+
+    replaced = turn.with_summarized(candidates[:replaced_count])
+    excerpted = sorted(replaced - summarized)
     stored = turn.history.stored
     previous = stored.model_text if stored else ""
-    entries = render_messages(turn, [i for i in new if i in whole])
+    entries = render_messages(turn, excerpted)
     text = write_mechanical_summary(entries, previous, budget_tokens, turn.count)
     draft = Draft(
-        text, whole, summarized, model_chars=len(previous), reason=turn.reason
+        text, replaced, summarized, model_chars=len(previous), reason=turn.reason
     )
     return _shorten_kept(turn, draft)
 
 
 def _shorten_kept(turn: Turn, draft: Draft) -> Draft:
-    """Shortens the results of the newest steps where they are too large to stay."""
+    """Has the draft shorten the results of kept steps that are too large to stay."""
     kept = turn.kept
-    if kept.truncation is None or not kept.indexes.isdisjoint(draft.covered):
+    has_large_results = kept.truncation is not None
+    are_covered = not kept.indexes.isdisjoint(draft.covered)
+    if not has_large_results or are_covered:
         return draft
     return replace(draft, truncation=kept.truncation, truncated_upto=max(kept.indexes))

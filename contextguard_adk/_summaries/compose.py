@@ -1,11 +1,14 @@
 """The message with a summary: composed from a draft, stored, and rendered.
 
+The message has a summary, the texts of sections beside it, and usually a continuation:
+the request to go on, which quotes the user's current request. If the message is too
+long, it is shortened in the steps of `Draft.shrink`, from 0 to `MAX_SHRINK`.
+
 Everything here is pure: equal arguments give equal bytes.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -45,30 +48,34 @@ _CONTINUATION = (
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
 )
+"""The text of a continuation."""
+
 _WHY = {"requested": "it was requested", "turns": "it had grown long"}
+"""The words of a continuation for these values of `Reason`."""
 
 
-class _Stays(NamedTuple):
-    """The parts of summary and quoted request that stay at one step of shortening."""
+class _ShrinkStep(NamedTuple):
+    """The parts of the summary and of the quoted request that stay at one step."""
 
     summary_ratio: float
     request_ratio: float
 
 
-_STAYS = (
-    _Stays(summary_ratio=1.0, request_ratio=1.0),
-    _Stays(summary_ratio=1.0, request_ratio=1.0),  # Only sections are left out.
-    _Stays(summary_ratio=0.5, request_ratio=1.0),
-    _Stays(summary_ratio=0.25, request_ratio=0.3),
-    _Stays(summary_ratio=0.25, request_ratio=0.02),
+_SHRINK_STEPS = (
+    _ShrinkStep(summary_ratio=1.0, request_ratio=1.0),
+    # This step leaves out only sections.
+    _ShrinkStep(summary_ratio=1.0, request_ratio=1.0),
+    _ShrinkStep(summary_ratio=0.5, request_ratio=1.0),
+    _ShrinkStep(summary_ratio=0.25, request_ratio=0.3),
+    _ShrinkStep(summary_ratio=0.25, request_ratio=0.02),
 )
 """A row for each step of `Draft.shrink`."""
 
 LEAST_REQUEST_CHARS = 240
 """A shorter quote would hardly save tokens, and would lose the point of the request."""
 
-LEAST_SUMMARY_TOKENS = 200
-"""The user's messages beside a summary do not make its budget smaller than this."""
+LEAST_REDUCED_TOKENS = 200
+"""The user's messages beside a summary do not reduce its budget below this."""
 
 
 class _Shrunk(NamedTuple):
@@ -85,18 +92,17 @@ class _Shrunk(NamedTuple):
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and what would be stored."""
-    stored = _build_stored(turn, draft)
-    contents = shape(turn, render(turn, stored, draft.covered))
+    unmeasured = _build_stored(turn, draft)
+    contents = shape(turn, render(turn, unmeasured, draft.covered))
     tokens = turn.measure(contents)
-    stored = stored.model_copy(update={"left_tokens": tokens})
+    stored = unmeasured.model_copy(update={"left_tokens": tokens})
     return Outcome(draft, stored, contents, tokens)
 
 
 def squeeze(turn: Turn, draft: Draft) -> Outcome:
     """Composes a draft, at ever later steps of `Draft.shrink` until the request fits.
 
-    Where no step fits, the last one is returned. The quote of the user's request is
-    shortened last.
+    If no step fits, the outcome of the last step is returned.
     """
     outcome = compose(turn, draft)
     while outcome.tokens > turn.limit_tokens and outcome.draft.shrink < MAX_SHRINK:
@@ -107,24 +113,24 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
-    - If only short excerpts of the user's messages stand beside the summary, it may
-      have its usual length.
-    - If the messages stand there word for word, the summary need not repeat them. It is
-      shorter by half of their size, down to a third of its usual length.
+    The user's messages may stand beside the summary word for word, so that it need not
+    repeat them. Then it is shorter by half of their size, down to a third of its usual
+    length.
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
+    # The current request does not count: a continuation quotes it in any case.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
+    # Messages stand there only if later requests are sure to have them unchanged.
     if not history.repeats(user_indexes):
         return usual_tokens
 
     user_contents = [history.contents[index] for index in user_indexes]
     shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
-    wanted_tokens = usual_tokens - shown_tokens // 2
-    least_tokens = max(LEAST_SUMMARY_TOKENS, usual_tokens // 3)
-    # The usual length itself may be less than the least one.
-    return min(usual_tokens, max(least_tokens, wanted_tokens))
+    least_tokens = max(LEAST_REDUCED_TOKENS, usual_tokens // 3)
+    reduced_tokens = max(least_tokens, usual_tokens - shown_tokens // 2)
+    return min(usual_tokens, reduced_tokens)
 
 
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
@@ -143,28 +149,38 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
 
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
-    """Returns a summary with the values of all sections beside it."""
+    """Builds the record of a draft for session state, with the values of sections."""
     history = turn.history
     redact = history.redactor.redact_text
     shrunk = _shrink(turn, draft.text, draft.shrink)
 
-    # The text of a model comes first, and excerpts of later messages after it.
+    # A model wrote the beginning of the text, excerpts of later messages follow. Each
+    # is redacted alone, so that the record can tell them apart by `model_chars`.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
-    model_covered = list(
-        itertools.takewhile(draft.model_covered.__contains__, sorted(draft.covered))
-    )
 
-    # Empty bytes stand for messages that the summary does not replace.
+    # The record tells only how many of the oldest contents a model has summarized.
+    model_covered_count = 0
+    for index in sorted(draft.covered):
+        if index not in draft.model_covered:
+            break
+        model_covered_count += 1
+
+    # Empty bytes stand for contents that the summary does not replace.
     fingerprints = [
         history.fingerprint(index) if index in draft.covered else b""
         for index in history.indexes
     ]
 
     request_index = history.request_index
-    request_fingerprint = ""
-    if request_index is not None:
+    if request_index is None:
+        # The agent does not see the user's request, and is only asked to go on.
+        request_fingerprint = ""
+        has_continuation = True
+    else:
+        # A request that is not covered stands after the summary anyway.
         request_fingerprint = history.fingerprint(request_index).hex()
+        has_continuation = request_index in draft.covered
     stored = StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
@@ -174,9 +190,9 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         reason=draft.reason,
         request=request_fingerprint,
         request_chars=shrunk.request_chars,
-        has_continuation=request_index is None or request_index in draft.covered,
+        has_continuation=has_continuation,
         model_chars=len(model_text),
-        model_covered_count=len(model_covered),
+        model_covered_count=model_covered_count,
         truncation=draft.truncation,
         truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
@@ -187,7 +203,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
-    """Returns a summary with the values of its sections.
+    """Returns the record of a summary with the values of its sections.
 
     A section is left out if it has nothing to show, if the record has no room for it,
     or if the draft is shortened to the section's step `goes_at` or a later one.
@@ -200,25 +216,25 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
     room_bytes = stored.room_bytes(uncounted)
 
     for section in sections:
-        if section.goes_at is not None and draft.shrink >= section.goes_at:
+        is_left_out = section.goes_at is not None and draft.shrink >= section.goes_at
+        if is_left_out:
             continue
-        name = section.name
-        room_tokens = room_bytes // 4
-        known = known_values.get(name)
-        value = section.write(turn, draft.covered, known, room_tokens)
+
+        known = known_values.get(section.name)
+        value = section.write(turn, draft.covered, known, room_bytes // 4)
         if not value:
             continue
 
-        redacted = (
-            history.redactor.redact_text(value) if isinstance(value, str) else value
-        )
-        beside = {**stored.beside, name: _storable(redacted)}
-        wider = stored.model_copy(update={"beside": beside})
-        # A section keeps to its room as text. As JSON, escapes may take more: a wider
-        # record without room left is not kept.
-        left_bytes = wider.room_bytes(uncounted)
-        if left_bytes:
-            stored = wider
+        # Values of other types are made of contents that are redacted already.
+        if isinstance(value, str):
+            value = history.redactor.redact_text(value)
+        beside = {**stored.beside, section.name: _storable(value)}
+        longer = stored.model_copy(update={"beside": beside})
+        # The text of a section has room, but as JSON it may be longer by its escapes.
+        left_bytes = longer.room_bytes(uncounted)
+        has_room = left_bytes > 0
+        if has_room:
+            stored = longer
             room_bytes = left_bytes
     return stored
 
@@ -226,32 +242,38 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
 def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
     """Shortens a summary and the quote of the request to a step of `Draft.shrink`.
 
-    A shortened quote has at least `LEAST_REQUEST_CHARS`.
+    At the first steps the quote keeps its length. Later it is shortened, but not below
+    `LEAST_REQUEST_CHARS`.
     """
-    stays = _STAYS[step]
-    most_tokens = stays.summary_ratio * turn.count(text)
+    ratios = _SHRINK_STEPS[step]
+    most_tokens = ratios.summary_ratio * turn.count(text)
     fitting = shorten_to_tokens(text, most_tokens, turn.count)
     summary = shorten(fitting, MAX_SUMMARY_CHARS)
-    if stays.request_ratio == 1:
+    if ratios.request_ratio == 1:
         return _Shrunk(summary, turn.quoted_chars)
 
-    # A negative number means that the whole request is quoted so far.
+    # -1 stands for the whole request.
     is_quoted_whole = turn.quoted_chars < 0
     quoted_chars = len(turn.request_text) if is_quoted_whole else turn.quoted_chars
-    request_chars = int(quoted_chars * stays.request_ratio)
+    request_chars = int(quoted_chars * ratios.request_ratio)
     return _Shrunk(summary, max(LEAST_REQUEST_CHARS, request_chars))
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary ever shorter, at last only the sections that need no summary.
+    """Yields a summary at each step of `Draft.shrink`, and then one without a text.
+
+    The last one has only the sections with `stands_alone`, if there are any. All others
+    have these sections too.
 
     Args:
         turn: The model call.
-        stored: The summary. None for no summary: only these sections are yielded.
+        stored: The summary; None for no summary, so that only the last is yielded.
     """
     alone: dict[str, JsonValue] = {}
     for section in _sections.SECTIONS:
-        brief = section.brief(turn) if section.stands_alone else ""
+        if not section.stands_alone:
+            continue
+        brief = section.brief(turn)
         if brief:
             alone[section.name] = _storable(brief)
 
@@ -277,6 +299,7 @@ def _keep_sections(stored: StoredSummary, step: int) -> dict[str, JsonValue]:
     sections = {section.name: section for section in _sections.SECTIONS}
     kept = {}
     for name, value in stored.beside.items():
+        # Session state may hold values of another release's sections.
         section = sections.get(name)
         if section is None or section.is_told_anew:
             continue
@@ -294,13 +317,16 @@ def tell_left_out(
 ) -> str:
     """Returns the sections' texts on messages that are left out without a summary.
 
-    Arguments are as for `Section.tell_left_out`; `max_tokens` is for all texts.
+    The arguments are those of `Section.tell_left_out`. All texts together take at most
+    `max_tokens`.
     """
-    left_out = [*indexes]
+    left_out_indexes = list(indexes)
     left_tokens = max_tokens
-    texts = []
+    texts: list[str] = []
     for section in _sections.SECTIONS:
-        text = section.tell_left_out(contents, left_out, left_tokens, count, memo)
+        text = section.tell_left_out(
+            contents, left_out_indexes, left_tokens, count, memo
+        )
         if text:
             texts.append(text)
             left_tokens -= count(text)
@@ -309,8 +335,10 @@ def tell_left_out(
 
 def without_recall(stored: StoredSummary) -> StoredSummary:
     """Returns a summary that names no recall tool, for requests without one."""
-    naming = {section.name for section in _sections.SECTIONS if section.needs_recall}
-    beside = {name: kept for name, kept in stored.beside.items() if name not in naming}
+    beside = dict(stored.beside)
+    for section in _sections.SECTIONS:
+        if section.needs_recall:
+            beside.pop(section.name, None)
     return stored.model_copy(update={"beside": beside, "has_recall": False})
 
 
@@ -323,7 +351,10 @@ def shows_tool_use(stored: StoredSummary) -> bool:
 
 
 def _storable(value: Any) -> Any:
-    """Replaces characters that databases refuse; no text becomes longer or shorter."""
+    """Replaces characters in a JSON value that databases refuse.
+
+    These are "\\0" and halves of surrogate pairs. No text becomes longer or shorter.
+    """
     if isinstance(value, list):
         return [_storable(item) for item in value]
     if isinstance(value, dict):
@@ -348,17 +379,17 @@ def render(
     if not covered and not stored.text:
         return contents
 
-    # The summary takes the place of the first covered content. If nothing is covered,
-    # it stands before the history.
-    head = [render_head(history, stored, covered, turn.media_mover)]
-    first_index = min(covered, default=min(history.indexes, default=0))
-    before = contents[:first_index]
+    # A summary that covers nothing stands before the history.
+    first_index = min(history.indexes, default=0)
+    summary_index = min(covered, default=first_index)
+    before = contents[:summary_index]
     after = [
-        content
-        for index, content in enumerate(contents)
-        if index >= first_index and index not in covered
+        contents[index]
+        for index in range(summary_index, len(contents))
+        if index not in covered
     ]
-    return [*before, *join_messages(head, after)]
+    head = render_head(history, stored, covered, turn.media_mover)
+    return [*before, *join_messages([head], after)]
 
 
 def render_head(
@@ -367,10 +398,14 @@ def render_head(
     covered: Collection[int],
     mover: MediaMover | None = None,
 ) -> types.Content:
-    """Returns the message with the summary and, if it has one, the continuation.
+    """Returns the message with the summary and, if the record has it, the continuation.
 
-    The continuation quotes the current request, and asks to go on. Without a mover the
-    files of that request stay as they came.
+    Args:
+        history: The history of the request.
+        stored: The record of the summary.
+        covered: Indexes of the messages that the summary replaces.
+        mover: Decides which files of the quoted request may be moved into this message;
+            None moves all of them.
     """
     texts = [phrases.quote_stored(stored.text) or phrases.NO_SUMMARY]
     for section in _sections.SECTIONS:
@@ -382,17 +417,17 @@ def render_head(
     summary = f"{phrases.SUMMARY_BEGIN}\n{body}\n{phrases.SUMMARY_END}"
     parts = [types.Part(text=summary)]
     if stored.has_continuation:
-        parts += _continue(history, stored, covered, mover)
+        parts += _write_continuation(history, stored, covered, mover)
     return types.Content(role="user", parts=parts)
 
 
 def find_quoted(
     history: History, stored: StoredSummary, covered: Collection[int]
 ) -> int | None:
-    """Returns the index of the covered request that the continuation quotes.
+    """Returns the index of the covered message that the continuation quotes.
 
-    If several covered messages equal the request, it is the newest of them. None if
-    none does.
+    It is the newest covered message that equals the request of `stored`; None if no
+    message does.
     """
     equal_indexes = [
         index for index in covered if history.fingerprint(index).hex() == stored.request
@@ -400,36 +435,46 @@ def find_quoted(
     return max(equal_indexes, default=None)
 
 
-def _continue(
+def _write_continuation(
     history: History,
     stored: StoredSummary,
     covered: Collection[int],
     mover: MediaMover | None,
-) -> Iterator[types.Part]:
-    """Yields the text that asks to carry on, then the images and files of the request.
+) -> list[types.Part]:
+    """Writes the text that asks to go on, followed by the files of the request.
 
-    The text quotes the current request if the summary replaces it.
+    The text quotes the current request if the summary replaces it. The arguments are
+    those of `render_head`.
     """
     index = find_quoted(history, stored, covered)
     request = None if index is None else history.contents[index]
     quoted = phrases.quote(content_text(request))
-    if stored.request_chars >= 0:
-        # Only one handle has room. It leads to the longest part, which loses most.
+    is_shortened = stored.request_chars >= 0
+    if is_shortened:
+        # There is room for the handle of one text. The longest one loses most.
         text_parts = [part for part in parts_of(request) if part.text]
         longest = max(text_parts, key=lambda part: len(part.text or ""), default=None)
-        handle = handle_of(longest) if longest and stored.has_recall else ""
+        handle = ""
+        if longest is not None and stored.has_recall:
+            handle = handle_of(longest)
         quoted = shorten(quoted, stored.request_chars, handle)
 
-    text = _CONTINUATION.format(
-        why=_WHY.get(stored.reason, "it exceeded the context window"),
-        request=f"The user's current request is: `{quoted}`. " if quoted else "",
-        where="working on this request" if quoted else "where it leaves off",
-        instead=" instead" if quoted else "",
-    )
-    # A file that may not be moved is replaced by a line of text.
+    why = _WHY.get(stored.reason, "it exceeded the context window")
+    if quoted:
+        text = _CONTINUATION.format(
+            why=why,
+            request=f"The user's current request is: `{quoted}`. ",
+            where="working on this request",
+            instead=" instead",
+        )
+    else:
+        text = _CONTINUATION.format(
+            why=why, request="", where="where it leaves off", instead=""
+        )
+
+    # A file that may not be moved is described by a line of text.
     files = media_parts(request)
     file_lines: list[str] = []
     if mover is not None:
         files, file_lines = mover.split(files, is_users=True)
-    yield types.Part(text="\n".join([text, *file_lines]))
-    yield from files
+    return [types.Part(text="\n".join([text, *file_lines])), *files]

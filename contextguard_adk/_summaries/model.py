@@ -42,16 +42,31 @@ logger = logging.getLogger("contextguard_adk.summarizer")
 
 _REGISTRY = LitellmRegistry()  # Its table is read once for each process.
 
-# The errors of clients that find no key, before they send anything.
-_KEY = re.compile(r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE)
-_VARIABLE = re.compile(r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b")
+_MOST_UNASKED_TOKENS = 4_096
+"""The most room for thoughts that no setting asks for."""
+
+_UNASKED_RATIO = 0.08
+"""The most room for such thoughts, as a part of the window."""
+
+_MISSING_KEY = re.compile(
+    r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE
+)
+"""Errors of clients that find no key, before they send anything."""
+
+_KEY_VARIABLE = re.compile(
+    r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b"
+)
+"""Environment variables that such errors name, as `OPENAI_API_KEY`."""
+
+_MOST_ERROR_CHARS = 2_000
+"""So much of an error's message is searched for these: it may be of any length."""
 
 
 class OutputTokens(NamedTuple):
     """How many tokens of a model's output a summary and its thoughts may take."""
 
-    text: int
-    thoughts: int
+    text_tokens: int
+    thought_tokens: int
 
 
 @dataclass(frozen=True)
@@ -60,15 +75,15 @@ class SummaryModel:
 
     Attributes:
         llm: ADK's client of the model.
-        window_tokens: Its context window.
+        window_tokens: The context window of the model.
         timeout_seconds: How long a summary may take, with all tries.
-        config: The config of the agent's request.
+        config: The config of the agent's own request.
         instruction: The template of the instruction for a summary.
-        has_own_form: Whether its summaries have the headings that the guard asks for.
+        has_own_form: Whether `instruction` asks for the guard's own headings.
         is_agents_own: Whether the agent uses this model itself.
-        can_think: Whether it may think before it answers.
-        max_output_tokens: The most that it can write; None if that is not known.
-        usages: The usage of each call. It is zero where the provider has told none.
+        can_think: Whether the model may think before it answers.
+        max_output_tokens: The most that the model can write; None if unknown.
+        usages: The usage of each call so far; zeros if the provider reported none.
     """
 
     llm: BaseLlm
@@ -87,8 +102,8 @@ class SummaryModel:
         """The config of a call with a transcript.
 
         - Gemini 2.5 Flash is asked not to think.
-        - Another Gemini that is the agent's own thinks as the agent's request says.
-        - Of other models no thoughts are asked for.
+        - Another Gemini, if it is the agent's own, thinks as the agent's request asks.
+        - Other models are not told anything about thoughts.
         """
         thinking: types.ThinkingConfig | None = None
         if "gemini-2.5-flash" in self.llm.model:
@@ -107,24 +122,33 @@ class SummaryModel:
     ) -> OutputTokens:
         """Divides the output of one call between a summary and its thoughts.
 
-        Together they take no more than the model can give.
+        Together they take no more than the model can write. If that is too little for
+        both, the summary gets the largest of these, and the thoughts the rest:
+
+        - the tokens beside all thoughts
+        - half of the tokens beside the thoughts that `config` asks for
+        - an eighth of the tokens that the model can write
 
         Args:
             budget_tokens: The most that the summary may take.
-            config: The config of the call.
+            config: The config of the call, which may ask for thoughts.
         """
-        # A model that can think may do so without being asked.
         asked_tokens = thinking_tokens(self.llm, config)
         thinking = config.thinking_config
         is_off = thinking is not None and thinking.thinking_budget == 0
-        thought_tokens = asked_tokens
         if self.can_think and not is_off:
-            room_tokens = min(4_096, int(0.08 * self.window_tokens))
-            thought_tokens = max(asked_tokens, room_tokens)
+            # The model may think without being asked.
+            window_share_tokens = int(_UNASKED_RATIO * self.window_tokens)
+            unasked_tokens = min(_MOST_UNASKED_TOKENS, window_share_tokens)
+            thought_tokens = max(asked_tokens, unasked_tokens)
+        else:
+            thought_tokens = asked_tokens
 
-        # If the limit leaves less room beside all thoughts, the text may take half of
-        # the room beside the thoughts that were asked for, or an eighth of the limit.
-        limit_tokens = self.max_output_tokens or budget_tokens + thought_tokens
+        # Without a known limit there is nothing to divide.
+        limit_tokens = self.max_output_tokens
+        if limit_tokens is None:
+            return OutputTokens(budget_tokens, thought_tokens)
+
         most_text_tokens = max(
             limit_tokens - thought_tokens,
             (limit_tokens - asked_tokens) // 2,
@@ -132,7 +156,7 @@ class SummaryModel:
         )
         text_tokens = min(budget_tokens, most_text_tokens)
         left_tokens = limit_tokens - text_tokens
-        return OutputTokens(text_tokens, thoughts=min(thought_tokens, left_tokens))
+        return OutputTokens(text_tokens, min(thought_tokens, left_tokens))
 
 
 def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
@@ -154,15 +178,26 @@ def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
 def describe_model(
     turn: Turn, llm: BaseLlm, is_agents_own: bool, registry: ModelRegistry | None
 ) -> SummaryModel:
-    """Returns a model with its limits, and how to call it for this agent."""
+    """Returns a model with its limits, and how to call it for this agent.
+
+    Args:
+        turn: The model call.
+        llm: ADK's client of the model.
+        is_agents_own: Whether the agent uses this model itself.
+        registry: Knows the limits of models; None asks litellm's table.
+    """
     settings = turn.settings
-    own_tokens = turn.budgets.window_tokens if is_agents_own else None
-    window_tokens = settings.summarizer_context_window or own_tokens
-    if window_tokens is None:
+    if settings.summarizer_context_window is not None:
+        window_tokens = settings.summarizer_context_window
+    elif is_agents_own:
+        window_tokens = turn.budgets.window_tokens
+    else:
         window_tokens = resolve_context_window(llm.model, registry=registry).tokens
 
     # A registry of the user's own may lack this method.
-    can_think = getattr(registry, "supports_reasoning", _REGISTRY.supports_reasoning)
+    supports_reasoning = getattr(
+        registry, "supports_reasoning", _REGISTRY.supports_reasoning
+    )
     instruction = settings.summary_instruction or SUMMARY_INSTRUCTION
     return SummaryModel(
         llm=llm,
@@ -172,7 +207,7 @@ def describe_model(
         instruction=instruction,
         has_own_form=instruction == SUMMARY_INSTRUCTION,
         is_agents_own=is_agents_own,
-        can_think=bool(can_think(llm.model)),
+        can_think=bool(supports_reasoning(llm.model)),
         max_output_tokens=resolve_output_limit(llm.model, registry),
     )
 
@@ -182,16 +217,24 @@ async def ask_with_transcript(
 ) -> Answer:
     """Has a model answer a prompt that holds a transcript.
 
+    Args:
+        model: The model that writes the summary.
+        instruction: The system instruction of the call.
+        prompt: The user content of the call, with the transcript.
+        budget_tokens: The most that the summary may take.
+
     Raises:
         SummaryError: The call failed, or its answer is no summary.
     """
     config = model.transcript_config
     config.system_instruction = instruction
-    output_tokens = sum(model.divide_output(budget_tokens, config))
+    output = model.divide_output(budget_tokens, config)
+    output_tokens = output.text_tokens + output.thought_tokens
+    limited = config.model_copy(update={"max_output_tokens": output_tokens})
     request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
-    request.config = config.model_copy(update={"max_output_tokens": output_tokens})
+    request.config = limited
 
-    # Some models refuse the limit, or a call without thoughts.
+    # Some models refuse an output limit, others refuse not to think.
     without_limits = config.model_copy(update={"thinking_config": None})
     relaxed = request.model_copy(update={"config": without_limits})
     return await _ask(_Question(model, budget_tokens, request, relaxed))
@@ -205,6 +248,13 @@ async def ask_in_place(
     output_tokens: int,
 ) -> Answer:
     """Asks at the end of the conversation, so that a prompt cache can serve it.
+
+    Args:
+        model: The agent's own model.
+        conversation: The agent's request.
+        prompt: The question for a summary.
+        budget_tokens: The most that the summary may take.
+        output_tokens: The most that the summary may take with the model's thoughts.
 
     Raises:
         SummaryError: The call failed, or its answer is no summary.
@@ -226,9 +276,9 @@ class _Question:
         model: The model.
         budget_tokens: The most that the summary may take.
         request: The request that is sent next.
-        relaxed: A request with fewer demands. It is sent once, after the provider has
-            refused the first one, or has answered without a summary. None: there is
-            none, or it has been sent.
+        relaxed: A request with fewer demands, for one try after the provider has
+            refused the first request or has answered without a summary. None if there
+            is no such request, or it has been sent.
     """
 
     model: SummaryModel
@@ -237,40 +287,51 @@ class _Question:
     relaxed: LlmRequest | None = None
 
     async def ask(self) -> Answer:
-        """Asks once, and adds the usage of the call to those of the model."""
-        # A client may change the config, as ADK's does for a Gemini cache.
+        """Asks once, and adds the usage of the call to those of the model.
+
+        Raises:
+            UnusableAnswerError: The answer is no summary.
+            Exception: The call failed. Anything that the client raises is passed on.
+        """
+        # A client may change the config, as ADK's does for a Gemini cache. The next try
+        # needs it unchanged.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
 
         usages = self.model.usages
-        usages.append(Usage())  # Zeros until there is an answer.
+        usages.append(Usage())  # It stays if the call fails: its usage is unknown then.
         try:
             answer = await call_apart(lambda: _read_answer(self.model.llm, request))
         except Exception as error:
-            if 400 <= (read_status(error) or 0) < 500:
-                usages.pop()  # No provider bills what it refuses.
+            status = read_status(error)
+            is_refused = status is not None and 400 <= status < 500
+            if is_refused:
+                usages.pop()  # A provider does not bill a call that it refuses.
             raise
 
         usages[-1] = answer.usage
-        source = "\n".join(content_text(each) for each in request.contents)
+        source = "\n".join(content_text(content) for content in request.contents)
         return judge(answer, self.budget_tokens, self.model.has_own_form, source)
 
     def prepare_retry(self, error: BaseException) -> bool:
         """Prepares the next try after an error; returns whether there is to be one.
 
         - After a failure that may pass, the same request is sent again.
-        - After a refusal of its form, or an answer that is no summary, the relaxed
-          request takes its place, if there is one.
+        - If the provider refused a setting, or the answer is no summary, the relaxed
+          request is sent if there is one.
         - After any other error there is no further try.
         """
         if is_transient(error):
             return True
 
         if isinstance(error, UnusableAnswerError):
+            # A filter would end the answer again.
             relaxed_may_help = not error.is_blocked
         else:
-            is_refused = read_status(error) in (400, 422)
-            relaxed_may_help = is_refused and parse_overflow(error) is None
+            # A prompt that is too long is refused with the same status.
+            is_invalid = read_status(error) in (400, 422)
+            is_too_long = parse_overflow(error) is not None
+            relaxed_may_help = is_invalid and not is_too_long
         if not relaxed_may_help or self.relaxed is None:
             return False
 
@@ -283,10 +344,10 @@ async def _ask(question: _Question) -> Answer:
     """Asks a model, with retries.
 
     Raises:
-        SummaryError: The call failed, whatever the model's client has raised.
+        SummaryError: The call failed, or its answer is no summary. The error of the
+            model's client is its `__cause__`.
     """
     timeout_seconds = question.model.timeout_seconds
-
     try:
         async with asyncio.timeout(timeout_seconds):
             return await call_with_retries(
@@ -295,11 +356,12 @@ async def _ask(question: _Question) -> Answer:
     except TimeoutError as error:
         raise SummaryError(f"no answer in {timeout_seconds} s") from error
     except SummaryError:
-        raise
+        raise  # `judge` found that the answer is no summary.
     except BrokenCallError as error:
         raise SummaryError(f"the call failed: {error}") from error
-    except Exception as error:  # A provider's client may raise anything.
-        # The error's message may quote the conversation, so it is not repeated.
+    except Exception as error:
+        # The message of a client's error may quote the conversation, so only the class
+        # is named.
         status = read_status(error)
         shown_status = f", status {status}" if status else ""
         key_help = _explain_key(error, status)
@@ -308,15 +370,19 @@ async def _ask(question: _Question) -> Answer:
 
 
 def _explain_key(error: Exception, status: int | None) -> str:
-    """Returns how to set a key; "" for an error that has nothing to do with a key."""
+    """Returns how to set a key; "" for an error that has nothing to do with a key.
+
+    For example "; it has no valid key: set OPENAI_API_KEY in the environment, or …".
+    """
     text = ""
-    with suppress(Exception):  # The message comes from anybody's code.
-        text = str(error)[:2_000]
-    if status not in (401, 403) and not _KEY.search(text):
+    with suppress(Exception):  # A client's own class of errors may fail to print.
+        text = str(error)[:_MOST_ERROR_CHARS]
+    is_key_refused = status in (401, 403)
+    if not is_key_refused and not _MISSING_KEY.search(text):
         return ""
 
-    # Each variable that the message names, once and in its order.
-    variables = dict.fromkeys(_VARIABLE.findall(text))
+    # A dict keeps the order of the message, and each variable once.
+    variables = dict.fromkeys(_KEY_VARIABLE.findall(text))
     named = ", ".join(variables) or "its provider's (Gemini's is GOOGLE_API_KEY)"
     return (
         f"; it has no valid key: set {named} in the environment, or name another "
@@ -327,10 +393,10 @@ def _explain_key(error: Exception, status: int | None) -> str:
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
     """Sends a request, and joins the texts of its responses.
 
-    Partial responses are skipped: a whole one repeats their texts. Of several usages or
-    reasons to finish, the last one counts.
+    Partial responses are skipped, because a whole one repeats their texts. If several
+    responses report a usage or a reason for their end, the last one counts.
     """
-    texts = []
+    texts: list[str] = []
     output_tokens = 0
     has_calls = False
     finish = ""
@@ -343,10 +409,14 @@ async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
             parts = parts_of(response.content)
             texts += [part.text for part in parts if part.text and not part.thought]
             has_calls = has_calls or bool(response.get_function_calls())
-            reason = response.finish_reason or response.error_code or finish
-            finish = str(getattr(reason, "name", reason))
+
+            # A finish reason is an enum, an error code is a text.
+            reason = response.finish_reason or response.error_code
+            if reason:
+                finish = str(getattr(reason, "name", reason))
+
             metadata = response.usage_metadata
-            if metadata:
+            if metadata is not None:
                 output_tokens = read_tokens(metadata.candidates_token_count)
                 usage = read_usage(metadata)
     return Answer("".join(texts).strip(), output_tokens, has_calls, finish, usage)

@@ -81,11 +81,20 @@ def summary_instruction(max_tokens: int, template: str) -> str:
 def closing_prompt(
     max_tokens: int, template: str, briefs: Mapping[str, str], focus: str
 ) -> str:
-    """Returns the message that asks for a summary at the end of the conversation."""
-    # The guard's own template speaks of markers, which are not there.
-    wanted = _SECTIONS if template == SUMMARY_INSTRUCTION else template
+    """Returns the message that asks for a summary at the end of the conversation.
+
+    Args:
+        max_tokens: The most that the summary may take.
+        template: The template of the instruction, as `summary_instruction` takes it.
+        briefs: Texts of sections, by name.
+        focus: What the summary should keep above all; "" for nothing.
+    """
+    # The guard's own template explains the transcript, which is not there.
+    if template == SUMMARY_INSTRUCTION:
+        template = _SECTIONS
+    instruction = summary_instruction(max_tokens, template)
     blocks = _write_blocks({**briefs, "focus": focus})
-    return "\n\n".join([_CLOSING, *blocks, summary_instruction(max_tokens, wanted)])
+    return "\n\n".join([_CLOSING, *blocks, instruction])
 
 
 def summary_prompt(
@@ -106,22 +115,24 @@ def summary_prompt(
 def _write_blocks(texts: Mapping[str, str]) -> list[str]:
     """Returns a block for each text that is not empty, and always for the transcript.
 
-    A block is a text between markers with its name, as `<focus-3f2a…>`. No text
-    contains the markers.
+    A block is a text between marks such as `<focus-3f2a…>` and `</focus-3f2a…>`. The
+    text cannot contain a mark, because the hexadecimal digits are chosen so.
     """
     named_texts = {
         name: text for name, text in texts.items() if text or name == "transcript"
     }
-    whole = "\n".join(named_texts.values())
-    # The marker is a hash: equal texts make equal prompts, as a replay needs them. It
-    # is hashed again while it happens to stand in a text.
-    marker = whole
-    while marker in whole:
-        data = marker.encode("utf-8", "surrogatepass")
-        marker = hashlib.sha256(data).hexdigest()[:16]
+    all_texts = "\n".join(named_texts.values())
+    # The digits are a hash: equal texts make equal prompts, as a replay needs them. If
+    # a text happens to contain the digits, they are hashed again.
+    text_bytes = all_texts.encode("utf-8", "surrogatepass")
+    digits = hashlib.sha256(text_bytes).hexdigest()[:16]
+    while digits in all_texts:
+        digits = hashlib.sha256(digits.encode()).hexdigest()[:16]
 
-    blocks = []
+    blocks: list[str] = []
     for name, text in named_texts.items():
-        block = f"<{name}-{marker}>\n{text}\n</{name}-{marker}>"
-        blocks.append(f"{_ABOUT[name]}\n{block}" if name in _ABOUT else block)
+        block = f"<{name}-{digits}>\n{text}\n</{name}-{digits}>"
+        if name in _ABOUT:
+            block = f"{_ABOUT[name]}\n{block}"
+        blocks.append(block)
     return blocks

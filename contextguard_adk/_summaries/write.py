@@ -1,6 +1,7 @@
-"""Writes one summary: from a transcript, after the conversation, or without a model.
+"""Writes one summary: from a transcript, in place, or without a model.
 
-It also finds the part of the conversation that is read for each of these.
+In place means that the question stands at the end of the agent's own conversation. This
+file also finds the messages that each kind of summary is made of.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ REQUEST_RATIO = 0.15
 """The current request takes at most this part of a prompt."""
 
 SMALL_TALK_RATIO = 0.05
-"""A summary takes more than this part of its budget."""
+"""An answer that takes less than this part of its budget may be small talk."""
 
 STAYS_RATIO = 0.45
 """After a summary without a model, messages up to this part of the threshold stay."""
 
 STAYS_RATIO_WITHOUT_MODEL = 0.30
-"""The same where no model will write a summary soon.
+"""The same if no model may ever write a summary.
 
-With more, every turn would have to be cut again.
+If more stayed, each turn would need another compaction.
 """
 
 
@@ -70,11 +71,11 @@ class SummaryTask:
         entries: The transcript of the messages that no model has summarized.
         previous_summary: The summary that the new one replaces; "" for none.
         live_request: The user's current request.
-        briefs: Texts of sections, by the section's name.
+        briefs: The texts of sections for the summarizer, by the section's name.
         focus: What the summary should keep above all; "" for nothing.
         budget_tokens: The most that the summary may take.
-        correction: The factor between estimates and the provider's counts; None if the
-            provider has counted nothing yet.
+        correction: Real tokens per heuristic token; None if the provider has counted
+            nothing yet.
         conversation_tokens: The tokens of the agent's own request.
     """
 
@@ -89,57 +90,67 @@ class SummaryTask:
 
     def clip(self, answer: Answer) -> str:
         """Returns the text of an answer, shortened if it exceeds the budget."""
-        # By an estimate, facts might be cut for nothing. The provider's count is exact.
-        if 0 < answer.output_tokens <= self.budget_tokens:
+        # The provider's count is exact. By an estimate, the guard might cut facts from
+        # an answer that fits.
+        is_counted = answer.output_tokens > 0
+        if is_counted and answer.output_tokens <= self.budget_tokens:
             return answer.text
         count = token_counter(self.correction)
         return shorten_to_tokens(answer.text, self.budget_tokens, count)
 
 
 def render_messages(
-    turn: Turn, indexes: Iterable[int], always: Collection[int | None] = ()
+    turn: Turn, indexes: Iterable[int], required: Collection[int | None] = ()
 ) -> list[Entry]:
     """Renders messages as entries of a transcript.
 
-    The summarizer reads what the agent was shown. Only the values that shortened
-    results name are left out: a list beside the summary has them.
+    The summarizer reads large results in the form that the agent was shown, a preview.
+    A preview may name values that it does not show. These names are left out, because
+    a section beside the summary lists them.
+
+    If messages are redacted, the summarizer reads whole messages instead. In a preview
+    a secret might be cut in two, and its halves would not be redacted.
 
     Args:
         turn: The model call.
         indexes: The indexes of the messages.
-        always: Indexes of messages whose entries are never dropped for lack of room;
-            None among them is no message.
+        required: Indexes of messages whose entries are never dropped for lack of room.
+            None stands for no message.
     """
     history = turn.history
+    contents: list[types.Content] = []
     if history.redactor:
-        # Whole messages: the half of a number that is cut would not be redacted.
-        contents = list(history.told)
+        contents += history.told
     else:
-        contents = [
-            whole if shown is whole else without_names(shown, whole)
-            for shown, whole in zip(history.shown, history.contents, strict=True)
-        ]
+        for shown, whole in zip(history.shown, history.contents, strict=True):
+            if shown is whole:
+                contents.append(whole)
+            else:
+                contents.append(without_names(shown, whole))
 
-    wholes = history.contents if turn.has_recall else None
-    required = [index for index in always if index is not None]
-    return render_entries(contents, indexes, required, wholes, history.outputs)
+    # The recall tool finds a whole message by its handle.
+    wholes_for_handles = history.contents if turn.has_recall else None
+    required_indexes = [index for index in required if index is not None]
+    return render_entries(
+        contents, indexes, required_indexes, wholes_for_handles, history.outputs
+    )
 
 
 async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
     """Asks for a summary of a transcript.
 
-    Where the provider finds the prompt too long, a shorter one is sent once.
+    If the provider finds the prompt too long, a shorter one is sent once.
 
     Raises:
         SummaryError: The model has written no summary.
     """
-    config = model.transcript_config
-    text_tokens, thought_tokens = model.divide_output(task.budget_tokens, config)
-    fitting = replace(task, budget_tokens=text_tokens)
-    window_tokens = model.window_tokens
+    output = model.divide_output(task.budget_tokens, model.transcript_config)
+    fitting = replace(task, budget_tokens=output.text_tokens)
 
-    left_tokens = int(WINDOW_RATIO * window_tokens) - text_tokens - thought_tokens
-    input_tokens = max(left_tokens, window_tokens // 4)
+    usable_tokens = int(WINDOW_RATIO * model.window_tokens)
+    left_tokens = usable_tokens - output.text_tokens - output.thought_tokens
+    # Whatever the answer may take, a quarter of the window is for the prompt.
+    input_tokens = max(left_tokens, model.window_tokens // 4)
     try:
         return await _summarize_within(fitting, model, input_tokens)
     except SummaryError as error:
@@ -153,8 +164,8 @@ async def _summarize_within(
 ) -> str:
     """Asks for a summary with instruction and prompt of at most `input_tokens`.
 
-    Only where instruction, sections and focus alone take nearly all of this, the prompt
-    is longer: the transcript always has an eighth of `input_tokens`.
+    They may take more if instruction, sections and focus leave too little of it: the
+    transcript always has an eighth of `input_tokens`.
     """
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     instruction = summary_instruction(task.budget_tokens, model.instruction)
@@ -169,7 +180,8 @@ async def _summarize_within(
 
     # The transcript takes the rest of the room.
     left_tokens = input_tokens - count(instruction) - count(empty_prompt)
-    transcript_tokens = max(left_tokens, input_tokens // 8)
+    least_tokens = input_tokens // 8
+    transcript_tokens = max(left_tokens, least_tokens)
     entries = fit_entries(task.entries, transcript_tokens, count)
     texts["transcript"] = "\n".join(entry.text for entry in entries)
     prompt = summary_prompt(texts, task.briefs, task.focus)
@@ -178,27 +190,28 @@ async def _summarize_within(
     return task.clip(answer)
 
 
-def find_conversation(turn: Turn, summarized: Collection[int]) -> list[types.Content]:
+def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.Content]:
     """Returns the conversation, so that a question for its summary can follow.
 
-    The result is [] where such a question is not possible:
+    Returns [] if such a question is not possible:
 
     - A call has no result yet. The provider may refuse any other content after it.
-    - Some messages are not to be summarized. The model would summarize them as well.
-    - The request does not show all that is to be summarized.
+    - The conversation has other messages than those that are to be read. The model
+      would summarize these as well.
+    - The request does not show all messages that are to be read.
     - The app has added contents at the beginning.
 
     Args:
         turn: The model call.
-        summarized: Indexes of the messages that are to be summarized.
+        read_indexes: Indexes of the messages that the model is to read.
     """
     history = turn.history
     has_open_call = bool(history.pairs.open_calls - history.covered)
-    is_all_summarized = set(summarized) >= set(turn.compactable)
-    if has_open_call or not is_all_summarized or not _shows_all(history):
+    has_others = not set(turn.compactable).issubset(read_indexes)
+    if has_open_call or has_others or not _shows_all(history):
         return []
 
-    # The newest thoughts may be valid only after exactly the contents before them.
+    # Thoughts may be valid only after exactly the contents before them.
     if newest_thoughts(turn.contents):
         return list(turn.contents)
     return _without_additions(turn)
@@ -211,29 +224,34 @@ def _shows_all(history: History) -> bool:
     excerpts stand for messages that no model has summarized.
     """
     stored = history.stored
-    if not stored:
+    if stored is None:
         return True
-    is_shortened = stored.truncation or stored.request_chars >= 0
-    return not is_shortened and history.covered == history.model_covered
+
+    has_short_results = stored.truncation is not None
+    has_short_quote = stored.request_chars >= 0
+    has_excerpts = history.covered != history.model_covered
+    return not (has_short_results or has_short_quote or has_excerpts)
 
 
 def _without_additions(turn: Turn) -> list[types.Content]:
     """Returns the request's contents without those that the app adds to this call.
 
-    The result is [] if such contents stand before the history. A prompt without them
-    begins in another way, so that a prompt cache could not serve it.
+    Returns [] if such contents stand before the history. A prompt without them would
+    begin in another way, so that no prompt cache could serve it.
     """
     history = turn.history
     history_indexes = set(history.indexes)
-    added_indexes = [
-        index for index in range(len(history.contents)) if index not in history_indexes
-    ]
-    if added_indexes and added_indexes[0] < min(history_indexes, default=0):
-        return []
+    first_index = min(history_indexes, default=0)
+    added_ids: set[int] = set()
+    for index, content in enumerate(history.contents):
+        if index in history_indexes:
+            continue
+        if index < first_index:
+            return []
+        added_ids.add(id(content))
 
-    # The request has other indexes than the history, but the same objects. They are
-    # compared by id, since a message of the history may equal an added content.
-    added_ids = {id(history.contents[index]) for index in added_indexes}
+    # `turn.contents` has the same objects, but at other indexes. Objects are compared,
+    # because an added content may equal a message of the history.
     return [content for content in turn.contents if id(content) not in added_ids]
 
 
@@ -243,30 +261,34 @@ async def write_in_place(
     """Asks the agent's model to end the conversation with its summary.
 
     Returns:
-        The summary; "" where conversation, question and answer do not fit.
+        The summary; "" if conversation, question and answer do not fit into the window.
 
     Raises:
         SummaryError: The model has written no summary.
     """
-    text_tokens, thought_tokens = model.divide_output(task.budget_tokens, model.config)
-    fitting = replace(task, budget_tokens=text_tokens)
+    output = model.divide_output(task.budget_tokens, model.config)
+    text_tokens = output.text_tokens
     prompt = closing_prompt(text_tokens, model.instruction, task.briefs, task.focus)
     count = token_counter(task.correction or DEFAULT_CORRECTION)
     room_tokens = model.window_tokens - task.conversation_tokens - count(prompt)
 
-    # Thoughts that nobody has asked for can do with a quarter of their room.
+    # A quarter of the thoughts is enough, unless the agent's request asks for more.
     asked_tokens = thinking_tokens(model.llm, model.config)
-    least_thought_tokens = max(asked_tokens, thought_tokens // 4)
+    least_thought_tokens = max(asked_tokens, output.thought_tokens // 4)
     if room_tokens < text_tokens + least_thought_tokens:
         return ""
 
-    output_tokens = min(text_tokens + thought_tokens, room_tokens)
+    output_tokens = min(text_tokens + output.thought_tokens, room_tokens)
     answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
 
-    # A short answer without a heading is small talk.
+    # The model may go on with the conversation in place of a summary, as "You're
+    # welcome!".
     is_short = count(answer.text) < SMALL_TALK_RATIO * text_tokens
-    if model.has_own_form and is_short and "#" not in answer.text:
+    has_heading = "#" in answer.text
+    if model.has_own_form and is_short and not has_heading:
         raise UnusableAnswerError("the answer is no summary")
+
+    fitting = replace(task, budget_tokens=text_tokens)
     return fitting.clip(answer)
 
 
@@ -276,48 +298,59 @@ def write_mechanical_summary(
     budget_tokens: int,
     count: TokenCounter,
 ) -> str:
-    """Writes a summary without a model: the previous one, then excerpts."""
-    lines = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
-    before = [previous_summary, EXCERPTS] if previous_summary else []
-    return "\n".join([*before, *lines])
+    """Writes a summary without a model: the previous summary, then excerpts.
+
+    Args:
+        entries: The transcript of the messages of which excerpts are taken.
+        previous_summary: The summary that a model wrote; "" for none.
+        budget_tokens: The most that the excerpts may take.
+        count: Counts the tokens of a text.
+    """
+    excerpts = [entry.text for entry in fit_entries(entries, budget_tokens, count)]
+    if not previous_summary:
+        return "\n".join(excerpts)
+    return "\n".join([previous_summary, EXCERPTS, *excerpts])
 
 
-def find_mechanical_end(turn: Turn, new: Sequence[int], budget_tokens: int) -> int:
-    """Returns the number of the oldest messages in `new` that excerpts replace.
+def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int) -> int:
+    """Returns how many of the oldest candidates excerpts must replace.
 
-    The newest messages stay, as far as they have room below the threshold.
+    The newer candidates stay: as many as have room below the threshold. At least one is
+    replaced, and no call is parted from its result.
 
     Args:
         turn: The model call.
-        new: Indexes of the messages that no model has summarized, in their order.
-        budget_tokens: The most that the excerpts may take.
+        candidates: Indexes of messages that no model has summarized, oldest first.
+        excerpts_tokens: The most that the excerpts may take.
     """
-    held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
-    held_tokens = int(turn.budgets.working_tokens * held_ratio)
-    taken_tokens = turn.fixed_tokens + 2 * budget_tokens + held_tokens
     stays_ratio = STAYS_RATIO
     if turn.settings.summaries == "stored":
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
     most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
+
+    # A previous summary, with the sections beside it, may take as much as the excerpts.
+    # Some sections need room of their own.
+    held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
+    held_tokens = int(turn.budgets.working_tokens * held_ratio)
+    taken_tokens = turn.fixed_tokens + 2 * excerpts_tokens + held_tokens
     free_tokens = turn.limit_tokens - taken_tokens
     room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
 
-    # The first message never stays, so that something is covered.
-    contents = [turn.history.shown[index] for index in new]
+    contents = [turn.history.shown[index] for index in candidates]
     memo = turn.history.memo
-    used_tokens = 0
-    end = len(new)
+    replaced_count = len(contents)
+    staying_tokens = 0
     for content in reversed(contents[1:]):
-        used_tokens += int(memo.estimate_tokens([content]) * turn.correction + 1)
-        if used_tokens > room_tokens:
+        staying_tokens += int(memo.estimate_tokens([content]) * turn.correction + 1)
+        if staying_tokens > room_tokens:
             break
-        end -= 1
+        replaced_count -= 1
 
-    # A call and its result are not parted.
-    boundaries = pair_boundaries(contents)
-    while end < len(new) and not boundaries[end]:
-        end += 1
-    return end
+    # Behind the last content a split is always possible, so the loop ends.
+    may_split_before = pair_boundaries(contents)
+    while not may_split_before[replaced_count]:
+        replaced_count += 1
+    return replaced_count
 
 
 def is_overflow(error: SummaryError) -> bool:

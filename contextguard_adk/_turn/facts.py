@@ -20,7 +20,7 @@ class Counts(NamedTuple):
         real_tokens: The count.
         heuristic_tokens: The UTF-8 bytes / 4 of the same request.
         correction: Real tokens per heuristic token, from 1 to 5.
-        measured_correction: The same with a higher upper bound, `MAX_RATIO`.
+        measured_correction: Real tokens per heuristic token, from 1 to `MAX_RATIO`.
     """
 
     real_tokens: int | None = None
@@ -57,8 +57,8 @@ class ModelFacts:
         window_tokens: The window for this call; a recovery tries smaller ones.
         reserved_output_tokens: The output limit that somebody has set; 0 for none.
         default_output_tokens: The output limit of the client itself; 0 if unknown.
-        is_rate: Whether the window follows from a rate limit.
-        sum_tokens: The limit of prompt and output together by that rate; 0 for none.
+        is_rate: Whether the window follows from a rate limit of the provider.
+        sum_tokens: The limit of that rate for prompt and output together; 0 for none.
         stated_window_tokens: The window as configured, or as the registry says.
         window_source: Where the stated window comes from.
     """
@@ -100,8 +100,8 @@ class KeptSteps:
 
     Attributes:
         indexes: The indexes of all kept messages in the request.
-        pending: Those of them that belong to the step whose results the model has not
-            seen.
+        pending: The indexes of the step whose results the model has not seen; empty if
+            it has seen all.
         tokens: The size of all kept messages, after their results are shortened.
         truncation: How results that are too large are shortened; None if none is.
     """

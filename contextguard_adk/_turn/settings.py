@@ -28,6 +28,9 @@ from contextguard_adk._support.settings import (
 LEAST_AUTO_TOKENS = 32_000
 """The size of `trigger="auto"`, in tokens."""
 
+LEAST_TRIGGER_TOKENS = 1_000
+"""A trigger is never below this, whatever part of a window it is."""
+
 DEFAULT_AHEAD_RATIO = 0.75
 """The part of the trigger that `ahead=True` stands for."""
 
@@ -38,7 +41,7 @@ KEEP_RATIO = 0.1
 """The part of the window that `keep="auto"` stands for once a tool has been called."""
 
 KEEP_CHAT_RATIO = 0.2
-"""The part of the window that `keep="auto"` stands for before that."""
+"""The part of the window that `keep="auto"` stands for while none has been called."""
 
 LEAST_PREVIEW_TOKENS = 800
 """Results that take less are shown whole, unless `preview_tokens` is set.
@@ -215,8 +218,8 @@ class StrategySettings(Settings):
         if value is True:
             return DEFAULT_AHEAD_RATIO
 
-        is_ratio = isinstance(value, float) and 0 < value < 1
-        if not is_ratio:
+        is_part_of_trigger = isinstance(value, float) and 0 < value < 1
+        if not is_part_of_trigger:
             raise ValueError(
                 "a part of the trigger as a float, more than 0 and less than 1, or a "
                 "boolean is expected"
@@ -225,15 +228,18 @@ class StrategySettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:
+        # Only a trigger in tokens can exceed the window: a float is a part of it.
         window = self.context_window
         trigger = self.trigger
-        if isinstance(trigger, int) and window and trigger > window:
+        if window is not None and isinstance(trigger, int) and trigger > window:
             raise ValueError(
                 f"trigger ({trigger:,}) is never reached: context_window is {window:,}"
             )
-        has_page_size = "recall_page_tokens" in self.model_fields_set
-        if self.recall is False and has_page_size:
+
+        is_page_size_set = "recall_page_tokens" in self.model_fields_set
+        if self.recall is False and is_page_size_set:
             raise ValueError("recall_page_tokens has no effect with recall=False")
+
         if self.reuse_prompt_cache is True and self.summarizer is not None:
             raise ValueError(
                 "reuse_prompt_cache=True has no effect with a summarizer: only the "
@@ -258,7 +264,7 @@ class StrategySettings(Settings):
         if self.trigger is None:
             return None
         trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
-        return max(1_000, resolve_size(trigger, window_tokens))
+        return max(LEAST_TRIGGER_TOKENS, resolve_size(trigger, window_tokens))
 
     def preview(
         self, window_tokens: int, has_recall: bool, form: JsonForm = COMPACT
@@ -271,26 +277,27 @@ class StrategySettings(Settings):
             form: How the model's client writes JSON.
 
         Returns:
-            None where every result is shown whole.
+            The form of previews; None if every result is shown whole.
         """
-        # A low trigger counts as a smaller window, of which the ratios are a part.
+        # A trigger below the threshold stands for a smaller window: the one whose
+        # threshold it would be. A ratio is a part of that window.
         trigger_tokens = self.trigger_tokens(window_tokens)
         if trigger_tokens is None:
             working_tokens = window_tokens
         else:
             working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
 
-        # The default applies only with recall, and has a least size.
+        preview_tokens = self.preview_tokens
         is_default = "preview_tokens" not in self.model_fields_set
-        max_tokens: int | None
-        if self.preview_tokens is None or (is_default and not has_recall):
-            max_tokens = None
-        elif is_default:
+        if is_default and not has_recall:
+            preview_tokens = None  # The agent could not read the rest of a result.
+
+        max_tokens: int | None = None
+        if preview_tokens is not None:
+            max_tokens = resolve_size(preview_tokens, working_tokens)
+        if max_tokens is not None and is_default:
             least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-            default_tokens = resolve_size(self.preview_tokens, working_tokens)
-            max_tokens = max(default_tokens, least_tokens)
-        else:
-            max_tokens = resolve_size(self.preview_tokens, working_tokens)
+            max_tokens = max(max_tokens, least_tokens)
 
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:
@@ -305,5 +312,8 @@ class StrategySettings(Settings):
         )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Returns how long strings in results are shortened; None for not at all."""
+        """Returns how all long strings in results are shortened; None for not at all.
+
+        A strategy with such a setting overrides this method.
+        """
         return None

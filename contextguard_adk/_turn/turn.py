@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -45,6 +45,12 @@ MAX_USER_TOKENS = 20_000
 LEAST_SUMMARY_TOKENS = 200
 """A summary may take this many tokens even if there is hardly any room."""
 
+_SUMMARY_GUESS_RATIO = 1.25
+"""A summary, with the lines around it, is expected to take this part of its limit."""
+
+_SECTIONS_GUESS_RATIO = 0.1
+"""The sections beside a summary are expected to take this part of the window."""
+
 _NO_COUNTS = Counts()
 _NO_SIZE = Size()
 
@@ -52,6 +58,10 @@ _NO_SIZE = Size()
 @dataclass(frozen=True)
 class Turn:
     """One model call: the request, and all facts that decide how it is changed.
+
+    An index is the position of a message among all contents of the request. A message
+    is covered if a summary of any kind replaces it, and summarized if a model wrote
+    that summary. `History` explains the words for the forms of the contents.
 
     Attributes:
         agent: The name of the agent.
@@ -71,8 +81,8 @@ class Turn:
         has_recall: Whether the agent can read back messages that are left out.
         has_used_tools: Whether the stored summary replaces tool calls, as far as the
             sections beside it tell.
-        keep_count: How many of the newest messages `keep` may leave word for word; 0
-            keeps none, not even results that the model has not seen.
+        keep_count: How many of the newest messages `kept` may have; with 0 it has none,
+            not even results that the model has not seen.
         is_observed: Whether the guard only watches.
         is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
@@ -128,8 +138,9 @@ class Turn:
     def media_mover(self) -> MediaMover:
         """Moves images and files of the request into messages of the user.
 
-        A text file is written as words instead, at most one page of them.
+        A text file becomes a text of at most one page, as the recall tool pages it.
         """
+        # A page never takes more than a tenth of the window.
         most_tokens = self.budgets.window_tokens // 10
         page_tokens = min(self.settings.recall_page_tokens, most_tokens)
         return MediaMover(self.model.llm, self.model.name, page_tokens)
@@ -157,7 +168,11 @@ class Turn:
 
     @property
     def has_room(self) -> bool:
-        """Whether the request may go out as it is, with room for its answer."""
+        """Whether the request may be sent without a compaction.
+
+        It may while it is below the threshold, and above it while there is room for an
+        answer. If its size is not the reason for a compaction, it never may.
+        """
         if self.reason != "tokens":
             return False
 
@@ -166,7 +181,7 @@ class Turn:
         return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
-        """Returns whether the guard has changed these contents."""
+        """Returns whether these contents differ from those of ADK's request."""
         messages = self.history.contents
         if len(contents) != len(messages):
             return True
@@ -193,10 +208,11 @@ class Turn:
         return token_counter(self.correction)(text)
 
     @cached_property
-    def stays(self) -> frozenset[int]:
+    def always_kept(self) -> frozenset[int]:
         """The indexes that no compaction removes: the newest results of `keep_tools`.
 
-        With their calls they take at most a tenth of the context window.
+        With their calls they take at most a tenth of the context window. Results that a
+        model has summarized, or that are shown in part, are not among them.
         """
         tools = self.settings.keep_tools
         if not tools:
@@ -204,59 +220,61 @@ class Turn:
 
         staying = frozenset[int]()
         summarized = self.history.model_covered
-        messages = self.history.contents
         shown = self.history.shown
         left_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
         for index in reversed(self.history.indexes):
-            if not has_result_of(messages[index], tools, shown[index]):
+            if not has_result_of(self.history.contents[index], tools, shown[index]):
                 continue
 
-            # Messages with a call or its results stay together.
+            # A call is never parted from its results, so all of them stay or none.
             group = self.history.pairs.group_of(index)
+            is_decided = bool(group & staying) or bool(group & summarized)
+            if is_decided:
+                continue
+
             group_tokens = self.measure_alone([shown[i] for i in group])
-            is_new = group.isdisjoint(staying | summarized)
-            if is_new and group_tokens <= left_tokens:
+            if group_tokens <= left_tokens:
                 staying |= group
                 left_tokens -= group_tokens
         return staying
 
     @cached_property
     def compactable(self) -> list[int]:
-        """History that may be summarized, and that no model has summarized yet."""
-        others = self.history.model_covered | self.stays
-        return [i for i in self.history.indexes if i not in others]
+        """Indexes of messages that may be summarized, and are not summarized yet."""
+        excluded = self.history.model_covered | self.always_kept
+        return [i for i in self.history.indexes if i not in excluded]
 
     @property
     def uncovered(self) -> list[int]:
-        """History beside the summary, but for what `keep_tools` holds."""
-        others = self.history.covered | self.stays
-        return [i for i in self.history.indexes if i not in others]
+        """Indexes of messages that may be covered, and are not covered yet."""
+        excluded = self.history.covered | self.always_kept
+        return [i for i in self.history.indexes if i not in excluded]
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
         """The contents that no compaction can remove."""
-        removable = set(self.history.indexes) - self.stays
+        removable = set(self.history.indexes) - self.always_kept
         return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
     @cached_property
     def fixed_tokens(self) -> int:
-        """The size of instruction, tools and what no compaction removes."""
+        """The size of instruction, tools and the contents that always stay."""
         return self.measure(self.fixed_contents)
 
     @property
     def room_tokens(self) -> int:
-        """The room below the threshold, beside what no compaction removes."""
+        """The tokens that `fixed_tokens` leaves below the threshold; at least 0."""
         return max(0, self.budgets.threshold_tokens - self.fixed_tokens)
 
     @property
     def summary_tokens(self) -> int:
         """The most tokens that a summary may take.
 
-        It is a seventh of the room, or `LEAST_SUMMARY_TOKENS` if that is more, but
-        never more than the budgets allow.
+        The budgets set a limit for the window. If instruction and tools leave little
+        room, the limit is a seventh of this room: most of it is for messages.
         """
-        wanted_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
-        return min(self.budgets.summary_tokens, wanted_tokens)
+        share_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
+        return min(self.budgets.summary_tokens, share_tokens)
 
     @property
     def user_tokens(self) -> int:
@@ -267,15 +285,15 @@ class Turn:
 
     @property
     def limit_tokens(self) -> int:
-        """The most that a compacted request may take.
+        """The most tokens that a compacted request may take.
 
-        It is above the threshold only where instruction, tools and a summary alone
-        reach the threshold.
+        It is the window minus its buffer. If no compaction can keep this buffer free,
+        it is the size up to which a provider is expected to accept a request.
         """
         budgets = self.budgets
-        if self.fixed_tokens + budgets.summary_tokens < budgets.full_tokens:
-            return budgets.full_tokens
-        return budgets.overfull_tokens
+        least_tokens = self.fixed_tokens + budgets.summary_tokens
+        can_keep_buffer = least_tokens < budgets.full_tokens
+        return budgets.full_tokens if can_keep_buffer else budgets.overfull_tokens
 
     @cached_property
     def request_text(self) -> str:
@@ -308,161 +326,198 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        # Results up to the message with this index are shortened.
-        upto_index = history.find_named(stored.truncated_upto)
-        is_in_request = upto_index >= 0  # It is -1 for no message of the request.
-        is_beside_summary = is_in_request and upto_index not in covered
-        if not stored.truncation or not is_beside_summary:
+        # Results are shortened up to this message; -1 if the request does not have it.
+        last_index = history.find_named(stored.truncated_upto)
+        has_short_results = last_index >= 0 and last_index not in covered
+        if stored.truncation is None or not has_short_results:
             return draft
-        return replace(draft, truncation=stored.truncation, truncated_upto=upto_index)
+        return replace(draft, truncation=stored.truncation, truncated_upto=last_index)
 
     @cached_property
     def kept(self) -> KeptSteps:
-        """The newest messages and steps, which stay word for word."""
-        # The user's request is quoted after the summary, whole or in part.
-        budgets = self.budgets
-        request_tokens = self.count(self.request_text)
-        if self.quoted_chars < 0:
-            quote_tokens = request_tokens
+        """The newest messages and steps, which stay word for word.
+
+        A compaction that was requested leaves only results that the model has not seen.
+        """
+        if self.reason == "requested":
+            keep_tokens = 0
         else:
-            request_chars = len(self.request_text)
-            quote_tokens = request_tokens * self.quoted_chars // request_chars
-
-        # A guess at the size of the summary and of the sections beside it.
-        beside_tokens = int(
-            1.25 * budgets.summary_tokens + 0.1 * budgets.working_tokens
-        )
-        taken_tokens = self.fixed_tokens + quote_tokens + beside_tokens
-        left_tokens = self.limit_tokens - taken_tokens
-        # Without room a twentieth is still kept: the summary can be shortened.
-        room_tokens = max(budgets.working_tokens // 20, left_tokens)
-
-        if self.reason == "requested":  # Nothing stays for `keep`.
-            return _find_kept_steps(self, 0, room_tokens)
-
-        contents = self.history.contents
-        has_tools = any(has_tool(contents[index]) for index in self.compactable)
-        is_chat = not has_tools and not self.has_used_tools
-        keep_tokens = self.settings.keep_tokens(budgets.working_tokens, is_chat)
-        return _find_kept_steps(self, keep_tokens, room_tokens)
+            contents = self.history.contents
+            has_tools = any(has_tool(contents[index]) for index in self.compactable)
+            is_chat = not has_tools and not self.has_used_tools
+            working_tokens = self.budgets.working_tokens
+            keep_tokens = self.settings.keep_tokens(working_tokens, is_chat)
+        return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Returns the indexes of all but about the newest `keep_count` messages.
+        """Returns the indexes of all messages but about the newest `keep_count`.
 
-        No call is parted from its result. Messages that stay for `keep` are never in
-        the result. Messages that are summarized already always are, unless the result
-        is empty.
-
-        - If there are at most `keep_count` messages to compact, the result is empty.
-        - If `keep` leaves at least `keep_count` messages, all others are in the result.
-        - Else the messages are split between two steps, near `keep_count`.
+        The border is between two steps, so the number may not be exact. The messages of
+        `kept` are never older. Messages that are summarized already always are, unless
+        the result is empty: it is if at most `keep_count` messages are compactable.
         """
-        kept_indexes = self.kept.indexes
-        compactable = self.compactable
-        candidates = [index for index in compactable if index not in kept_indexes]
-        older_count = len(compactable) - keep_count
+        older_count = len(self.compactable) - keep_count
         if older_count < 1:
             return frozenset()
+
+        kept_indexes = self.kept.indexes
+        candidates = [index for index in self.compactable if index not in kept_indexes]
+        # If `kept` has `keep_count` messages or more, all others are older. It begins
+        # with a step, so the border is between two steps.
         if candidates and older_count >= len(candidates):
             return frozenset(candidates) | self.history.model_covered
 
         contents = [self.history.contents[index] for index in candidates]
-        older_end = find_safe_split(contents, older_count)
-        return self.whole(candidates[:older_end])
+        split_position = find_safe_split(contents, older_count)
+        return self.with_summarized(candidates[:split_position])
 
-    def whole(self, indexes: Iterable[int]) -> frozenset[int]:
-        """Adds the messages that are summarized already; leaves out split pairs."""
+    def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
+        """Adds the messages that are summarized already, and leaves out split pairs.
+
+        A pair is split if only its call or only its result is among the indexes.
+        """
         covered = frozenset(indexes) | self.history.model_covered
         return keep_pairs_whole(covered, self.history.pairs)
 
 
+def _estimate_room_tokens(turn: Turn) -> int:
+    """Estimates how many tokens the kept steps may take.
+
+    The limit of a compacted request also has to hold the instruction, the tools, the
+    contents that always stay, the quote of the user's request, and the summary with its
+    sections, whose sizes are guessed.
+    """
+    budgets = turn.budgets
+    quote_tokens = turn.count(turn.request_text)
+    is_quoted_in_part = turn.quoted_chars >= 0
+    if is_quoted_in_part:
+        quote_tokens = quote_tokens * turn.quoted_chars // len(turn.request_text)
+
+    guess_tokens = int(
+        _SUMMARY_GUESS_RATIO * budgets.summary_tokens
+        + _SECTIONS_GUESS_RATIO * budgets.working_tokens
+    )
+    taken_tokens = turn.fixed_tokens + quote_tokens + guess_tokens
+    left_tokens = turn.limit_tokens - taken_tokens
+    # Without room a twentieth is still kept: the summary can be shortened.
+    return max(budgets.working_tokens // 20, left_tokens)
+
+
 def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptSteps:
-    """Finds the newest messages and steps that a compaction leaves word for word.
+    """Finds the newest steps that a compaction leaves word for word.
 
-    Messages and steps stay while they take at most `keep_tokens`. Results that the
-    model has not seen yet stay in any case. All of them take at most `room_tokens`.
-
-    An index counts all messages of the request. A place counts only the compactable
-    ones, among which the kept ones are the last.
+    Args:
+        turn: The model call.
+        keep_tokens: The most that the steps may take together. If the model has not
+            seen the results of the last step, this step stays in any case.
+        room_tokens: The most that all of them may take, whatever the reason to keep
+            them. Results are shortened to fit.
     """
     history = turn.history
-    user_indexes = frozenset(history.user_messages)
-    indexes = turn.compactable
-    contents = [history.shown[index] for index in indexes]
-    start_places = _find_start_places(contents, indexes, user_indexes)
-    if not start_places or not turn.keep_count:
+    steps = _split_into_steps(turn)
+    if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    most_tokens = min(keep_tokens, room_tokens)
-    fitting_place = _find_first_within(turn, contents, start_places, most_tokens)
+    # The model has seen all results if the last content is its own, or a message of the
+    # user that came after them.
+    last_step = steps[-1]
+    last_index = last_step[-1]
+    is_answered = history.shown[last_index].role == "model"
+    is_seen = is_answered or last_index in history.user_messages
+    pending = [] if is_seen else last_step
 
-    # The model has not seen the last step, unless an answer or a message follows it.
-    last_step_place = start_places[-1]
-    is_answered = contents[-1].role == "model"
-    is_pending = not is_answered and indexes[-1] not in user_indexes
-    if is_pending:
-        pending = frozenset(indexes[last_step_place:])
-        wanted_place = min(fitting_place, last_step_place)
-    else:
-        pending = frozenset[int]()
-        wanted_place = fitting_place
+    fitting = _find_fitting_indexes(turn, steps, min(keep_tokens, room_tokens))
+    kept = fitting or pending
 
-    # Only the running turn is kept in two cases: if all messages would be kept, because
-    # a compaction has to cover something; and if the user's request would be the first
-    # that is kept, because it is quoted beside the summary anyway.
-    keeps_nothing = wanted_place == len(indexes)
-    begins_with_request = (
-        not keeps_nothing and indexes[wanted_place] == history.request_index
-    )
-    if wanted_place == 0 or begins_with_request:
-        first_place = max(wanted_place, _find_running_place(turn))
-    else:
-        first_place = wanted_place
+    # If all messages were kept, the compaction would cover nothing. If the user's
+    # request was the first kept message, it would be kept for nothing: it is quoted
+    # after the summary. In both cases only the steps after the request are kept.
+    keeps_all = len(kept) == len(turn.compactable)
+    begins_with_request = bool(kept) and kept[0] == history.request_index
+    if keeps_all or begins_with_request:
+        running_turn = frozenset(history.running_turn)
+        kept = [index for index in kept if index in running_turn]
 
-    # The most that the steps may take with whole results.
-    pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
-    whole_tokens = min(max(pending_tokens, keep_tokens), room_tokens)
-    kept = KeptSteps(frozenset(indexes[first_place:]), pending)
-    return _shorten_kept(turn, kept, contents[first_place:], whole_tokens, room_tokens)
+    kept_steps = KeptSteps(frozenset(kept), frozenset(pending))
+    contents = [history.shown[index] for index in kept]
+    return _shorten_kept(turn, kept_steps, contents, keep_tokens, room_tokens)
 
 
-def _find_running_place(turn: Turn) -> int:
-    """Returns the place where the running turn begins: the steps after the request.
+def _split_into_steps(turn: Turn) -> list[list[int]]:
+    """Splits the compactable messages into steps, each as a list of indexes.
 
-    It is the number of compactable messages if none is of the running turn.
+    A step is a message of the user, or a content of the model with the results of its
+    calls. For example, the steps of [message, call, result, answer] are [0], [1, 2] and
+    [3]. Contents before the first step, such as a result without its call, belong to no
+    step.
     """
-    running_indexes = set(turn.history.running_turn)
-    running_count = sum(1 for index in turn.compactable if index in running_indexes)
-    return len(turn.compactable) - running_count
+    indexes = turn.compactable
+    contents = [turn.history.shown[index] for index in indexes]
+    user_indexes = frozenset(turn.history.user_messages)
+    may_split_before = pair_boundaries(contents)
+
+    steps: list[list[int]] = []
+    for position, index in enumerate(indexes):
+        is_start = contents[position].role == "model" or index in user_indexes
+        if is_start and may_split_before[position]:
+            steps.append([])
+        if steps:
+            steps[-1].append(index)
+    return steps
+
+
+def _find_fitting_indexes(
+    turn: Turn, steps: Sequence[Sequence[int]], most_tokens: int
+) -> list[int]:
+    """Returns the indexes of the newest steps that take at most `most_tokens`.
+
+    They are at most `turn.keep_count` messages. The result is [] if not even the last
+    step fits.
+    """
+    shown = turn.history.shown
+    newest_first: list[int] = []
+    tokens = 0
+    for step in reversed(steps):
+        tokens += turn.measure_alone([shown[index] for index in step])
+        message_count = len(newest_first) + len(step)
+        if tokens > most_tokens or message_count > turn.keep_count:
+            break
+        newest_first += reversed(step)
+    return newest_first[::-1]
 
 
 def _shorten_kept(
     turn: Turn,
     kept: KeptSteps,
     contents: Sequence[types.Content],
-    whole_tokens: int,
+    keep_tokens: int,
     room_tokens: int,
 ) -> KeptSteps:
     """Measures kept steps, and decides how their results are shortened.
 
-    Results of the tools in `keep_tools` stay whole, unless the steps have no room then.
+    Results stay whole if all steps take at most `keep_tokens` or, if that is more,
+    `MAX_PENDING_RATIO` of the window. If they take more, results are shortened to this
+    size, as far as they can be.
 
     Args:
         turn: The model call.
         kept: The steps.
         contents: The contents of the steps.
-        whole_tokens: The most that the steps may take with whole results. If they take
-            more, results are shortened to this size, as far as they can be.
+        keep_tokens: The size of `keep`.
         room_tokens: The most that the steps may take at all.
 
     Returns:
         The steps with their size; no steps if they do not fit even with shortened
         results, because the model's own words in a call cannot be shortened.
     """
+    pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
+    wanted_tokens = max(pending_tokens, keep_tokens)
+    whole_tokens = min(wanted_tokens, room_tokens)
     unshortened_tokens = turn.measure_alone(contents)
     if unshortened_tokens <= whole_tokens:
         return replace(kept, tokens=unshortened_tokens)
 
+    # The second try shortens the results of all tools, also of those in `keep_tools`.
     for whole_tools in (turn.settings.keep_tools, ()):
         truncation, short_tokens = fit_results(
             contents, whole_tokens, turn.measure_alone, turn.has_recall, whole_tools
@@ -470,55 +525,3 @@ def _shorten_kept(
         if short_tokens <= room_tokens:
             return replace(kept, tokens=short_tokens, truncation=truncation)
     return KeptSteps()
-
-
-def _find_start_places(
-    contents: Sequence[types.Content],
-    indexes: Sequence[int],
-    user_indexes: Collection[int],
-) -> list[int]:
-    """Returns the places in `contents` where a step or a message of the user begins.
-
-    Args:
-        contents: Contents of the history.
-        indexes: The index of each of them in the request.
-        user_indexes: Indexes of the user's messages.
-    """
-    # Without the places between a call and its result.
-    is_boundary = pair_boundaries(contents)
-    start_places: list[int] = []
-
-    for place, content in enumerate(contents):
-        is_users = indexes[place] in user_indexes
-        is_start = content.role == "model" or is_users
-        if is_start and is_boundary[place]:
-            start_places.append(place)
-    return start_places
-
-
-def _find_first_within(
-    turn: Turn,
-    contents: Sequence[types.Content],
-    start_places: Sequence[int],
-    most_tokens: int,
-) -> int:
-    """Returns the place where the newest steps that fit begin.
-
-    It is the number of contents if not even the newest step fits.
-
-    Args:
-        turn: The model call, whose `keep_count` limits the number of messages.
-        contents: Contents of the history.
-        start_places: The places where a step begins, in their order.
-        most_tokens: The most that the steps may take.
-    """
-    tokens = 0
-    first_place = len(contents)
-    for start_place in reversed(start_places):
-        tokens += turn.measure_alone(contents[start_place:first_place])
-        kept_count = len(contents) - start_place
-        if tokens > most_tokens or kept_count > turn.keep_count:
-            break
-
-        first_place = start_place
-    return first_place

@@ -34,24 +34,26 @@ class Section:
     `_sections` imports one, or knows its name.
 
     Attributes:
-        name: The key of its value in the stored summary.
+        name: The key of the section's value in the stored summary.
         label: A noun for people, as `contextguard why` and `contextguard report` print
             it; "" for a text that repeats nothing of the conversation.
-        heading: The line of the guard with which its text begins; "" for none.
-        goes_at: The step of `Draft.shrink`, 1 to 4, from which on it is left out; None
-            for never.
-        stands_alone: Whether the text of `brief` also stands where there is no summary.
-        has_own_room: Whether the limit of the stored record does not count its value.
-        needs_recall: Whether its text names the recall tool. It is left out of requests
-            that do not declare that tool.
-        shows_tool_use: Whether a stored value tells that tools were called.
-        listed_tools: Tools whose calls no other section needs to list, because its own
-            text shows their outcome.
-        held_ratio: The part of the window that is held free for it beside excerpts
-            that no model wrote.
-        is_briefed: Whether the summarizer is told of it, by `brief`.
-        is_told_anew: Whether `tell_left_out` replaces the stored value where messages
-            are left out without a summary.
+        heading: The first line of the section's text, which the guard wrote; "" for
+            none.
+        goes_at: If a summary is too long, the section is left out from this step of
+            `Draft.shrink` on, 1 to 4; None if it always stays.
+        stands_alone: Whether the text of `brief` is also sent if there is no summary.
+        has_own_room: Whether the size limit of a stored record does not count the
+            value.
+        needs_recall: Whether the text names the recall tool. Then it is left out of
+            requests that do not declare that tool.
+        shows_tool_use: Whether a stored value means that tools were called.
+        listed_tools: Tools whose calls no other section needs to list, because this
+            section's text shows their outcome.
+        held_ratio: The part of the window that stays free for the text if excerpts
+            stand in place of a model's summary.
+        is_briefed: Whether the summarizer is given the text of `brief`.
+        is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
+            value if messages are left out without a summary.
     """
 
     name: str
@@ -70,13 +72,15 @@ class Section:
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns what to store; something falsy for nothing.
+        """Returns the value to store; an empty value, such as None or "", for nothing.
 
         Args:
             turn: The model call.
             covered: Indexes of the messages that the summary replaces.
-            known: What was stored with the summary before; session state is untrusted.
-            room_tokens: What the value may take, at four bytes of JSON a token.
+            known: The value stored beside the summary before; None for none. Session
+                state is untrusted, so it may be any JSON.
+            room_tokens: The most that the value may take. A token counts as four bytes
+                of JSON.
         """
         raise NotImplementedError
 
@@ -85,8 +89,8 @@ class Section:
     ) -> str:
         """Returns the text of a stored value; "" for none.
 
-        Text of the conversation is marked as a quotation, but the heading is the
-        guard's own and stays as it is.
+        The text comes from the conversation, so it is quoted. The heading comes from
+        the guard, so it stays as it is.
 
         Args:
             value: What `write` returned. Session state is untrusted: a value that is no
@@ -103,7 +107,7 @@ class Section:
         return self.heading + quote_stored(quoted)
 
     def brief(self, turn: Turn) -> str:
-        """Returns what the summarizer is told of the section; "" for nothing."""
+        """Returns the text that the summarizer is given; "" for none."""
         raise NotImplementedError
 
     def tell_left_out(
@@ -152,18 +156,19 @@ def _always(turn: Turn, contents: Contents) -> bool:
 class Shape(NamedTuple):
     """A form of contents that providers want: a row of the table of shapes.
 
-    It is given to every request that may need it, after the summary is in place and
-    before the request is measured.
+    Contents get it after the summary is in place, and before they are measured.
 
     Attributes:
-        apply: Returns contents in this form; the same list where they have it.
-        when: Returns whether contents may need it. Every request asks, so it is cheap.
-        relieve: Asked when a provider found a request with these contents too large.
-            Returns what `AgentMemory.keep` is to keep so that the form takes less; None
-            where it can save nothing.
-        help: Asked when a provider refused contents for their form, with the kind of
-            the refusal. Returns what to store as `AgentRecord.helped` so that the form
-            is accepted; None where it has no help against this kind.
+        apply: Returns contents in this form. A content that has it stays the same
+            object.
+        when: Returns whether contents may need this form. Each request calls it, so it
+            has to be fast.
+        relieve: Called if a provider found a request with these contents too large.
+            Returns a value for `AgentMemory.keep` with which `apply` makes them
+            smaller; None if it cannot.
+        help: Called if a provider refused contents for their form, with the kind of the
+            refusal, such as "shape". Returns the new value of `AgentRecord.helped`,
+            with which `apply` makes them acceptable; None if it cannot.
     """
 
     apply: Callable[[Turn, list[types.Content]], list[types.Content]]
@@ -211,12 +216,15 @@ class Answered:
         return read_usage(self.response.usage_metadata)
 
     def attach(self, name: str, value: object) -> None:
-        """Has the answer's event carry a value in its `custom_metadata`."""
+        """Adds a value to the `custom_metadata` of the answer's event.
+
+        ADK makes the event later, and copies the metadata of the response to it. The
+        response is changed only if the guard may not see the event.
+        """
         if self.may_lose_event:
             metadata = self.response.custom_metadata or {}
             self.response.custom_metadata = {**metadata, name: value}
         else:
-            # The event is not there yet: the run adds the value to it.
             self.run.describe(call_key(self.context), name, value)
 
 

@@ -89,7 +89,7 @@ class Reduction:
     @property
     def protected(self) -> frozenset[int]:
         """Indexes that no reducer removes, such as those of the current request."""
-        protected = self.turn.stays | self.turn.kept.pending
+        protected = self.turn.always_kept | self.turn.kept.pending
         request_index = self.turn.history.request_index
         if request_index is None:
             return protected
