@@ -169,6 +169,7 @@ def _find_class(key: str, name: Any) -> type[Strategy]:
         is_path = "." in str(name)
         if is_path:
             raise _wrong(key, name, str(error)) from error
+
         short_names = ", ".join((*STRATEGIES, "none"))
         hint = suggest(name, STRATEGIES)
         expected = f"one of {short_names}, or the path of a Strategy is expected.{hint}"

@@ -238,7 +238,10 @@ class ContextGuardPlugin(GuardPlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        """Compacts the request if a compaction is due; else leaves it as it came."""
+        """Puts the stored summary into the request; compacts if a compaction is due.
+
+        The request of an agent that is not guarded stays as it is.
+        """
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):

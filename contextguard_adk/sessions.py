@@ -65,7 +65,7 @@ def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     lines = []
     for state in _find_states(session, agent):
         lines.append(state.describe())
-        if is_full and state.summary:
+        if is_full:
             lines += state.summary.text.splitlines()
     return lines
 
@@ -76,7 +76,8 @@ class _EditedState(keys.AgentState):
     Attributes:
         session: The session, which stays as it is.
         delta: The values that were written to the copy, by their keys.
-        summary: The stored summary; None if the agent has none.
+        has_summary: Whether the agent has a stored summary.
+        summary: The stored summary; an empty one if there is none.
     """
 
     def __init__(self, session: Session, owner: str) -> None:
@@ -96,10 +97,12 @@ class _EditedState(keys.AgentState):
         self.session = session
         # All values of the agent are written with its scope.
         self.delta = writes.pending.setdefault(scope, {})
-        self.summary: StoredSummary | None = None
-        summary_without_text = self.record.summary
-        if summary_without_text is not None:
-            self.summary = self.load_summary(summary_without_text.scope)
+
+        # The record has the summary without its text. It is loaded whatever its scope.
+        recorded = self.record.summary
+        loaded = self.load_summary(recorded.scope) if recorded else None
+        self.has_summary = loaded is not None
+        self.summary = loaded or StoredSummary()
 
     def describe(self) -> str:
         """Returns a line on the agent: its usage, its summary and its sections.
@@ -113,7 +116,7 @@ class _EditedState(keys.AgentState):
             usage = f"{int(counted_tokens):,} tokens"
 
         summary = "no summary"
-        if self.summary:
+        if self.has_summary:
             summary = (
                 f"{self.summary.covered.content_count:,} messages summarized in "
                 f"{len(self.summary.text):,} characters"
@@ -144,7 +147,7 @@ def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
     Raises:
         SessionError: There is no summary, or a later release has written one.
     """
-    states = [state for state in _find_states(session, agent) if state.summary]
+    states = [state for state in _find_states(session, agent) if state.has_summary]
     if not states:
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
     if any(state.record.is_newer for state in states):
@@ -197,11 +200,11 @@ def read(session: Session, agent: str = "") -> str:
     Raises:
         SessionError: There is no summary; or `agent` is "", and there are several.
     """
-    return _find_only_summary(session, agent).text
+    return _find_only_summarized(session, agent).summary.text
 
 
-def _find_only_summary(session: Session, agent: str) -> StoredSummary:
-    """Returns the summary of an agent, or the only one if `agent` is "".
+def _find_only_summarized(session: Session, agent: str) -> _EditedState:
+    """Returns the state of an agent; if `agent` is "", of the only one with a summary.
 
     Raises:
         SessionError: There is no summary, or several.
@@ -209,7 +212,7 @@ def _find_only_summary(session: Session, agent: str) -> StoredSummary:
     states = _find_summarized(session, agent)
     if len(states) > 1:
         raise SessionError(f"there is {_name_summaries(states)}: name one agent")
-    return states[0].summary or StoredSummary()
+    return states[0]
 
 
 async def edit(
@@ -219,8 +222,8 @@ async def edit(
 
     The sections beside the text, such as the pins and the todo list, stay.
     """
-    old_summary = _find_only_summary(session, agent)
-    state = _find_summarized(session, agent)[0]
+    state = _find_only_summarized(session, agent)
+    old_chars = len(state.summary.text)
 
     # Databases refuse null characters and lone halves of surrogate pairs.
     without_nulls = text.strip().replace("\0", "\ufffd")
@@ -230,12 +233,11 @@ async def edit(
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {new_chars:,}")
 
     # The whole text counts as a model's: no excerpts stand at its end.
-    new_summary = old_summary.model_copy(update={"model_chars": new_chars})
+    new_summary = state.summary.model_copy(update={"model_chars": new_chars})
     state.edit_summary(new_summary)
     state.write("summary", new_text)
     change = (
-        f"{_name_summaries([state])} has {new_chars:,} characters, it had "
-        f"{len(old_summary.text):,}"
+        f"{_name_summaries([state])} has {new_chars:,} characters, it had {old_chars:,}"
     )
     actions = EventActions(state_delta=state.delta)
     return await _append(service, session, change, actions, force)
@@ -248,9 +250,9 @@ async def leave(
 
     ADK shows the text of its compaction in place of older events. The text has what the
     agent sees now in place of older messages: the summary with the user's messages,
-    values, calls and pins, but no images and files. At its end it has the older
-    messages that were kept word for word. ADK shows the text to all agents, so it has
-    the summaries of all agents, one after another.
+    values, calls and pins, but no images and files. Then come the older messages that
+    were kept word for word. ADK shows the text to all agents, so the text has the
+    summaries of all agents, one after another.
 
     The compaction ends before the first call that waits for a result. The guard's
     values are removed. Agents in a branch or an isolation scope stay as they are.
@@ -271,7 +273,7 @@ async def leave(
 
     last_removed = session.events[removed_count - 1]
     compaction = EventCompaction(
-        start_timestamp=0.0,  # A session that is loaded in part begins later.
+        start_timestamp=0.0,  # From the session's first event on.
         end_timestamp=last_removed.timestamp,
         compacted_content=_render_views(views, states[0].agent),
     )
@@ -349,11 +351,12 @@ async def _build_view(state: _EditedState) -> _View:
         pass
 
     # Without the guard there is no recall tool.
-    stored = without_recall(state.summary or StoredSummary())
+    stored = without_recall(state.summary)
     history = History(request.contents, invocation, question, stored)
     covered = history.covered
     summary_message = render_head(history, stored, covered)
 
+    # Older messages that no summary covers were kept word for word.
     last_covered = max(covered, default=0)
     kept_indexes = [
         index

@@ -23,7 +23,9 @@ _MODEL = "gen_ai.request.model"
 _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
-_USED = tuple(4**power for power in range(14))  # As the GenAI conventions have it.
+_GENAI_TOKENS = tuple(4**power for power in range(14))
+"""The bounds of the buckets of histograms; the last ones are those of OpenTelemetry's
+conventions for generative AI."""
 
 
 class _Metric(NamedTuple):
@@ -55,7 +57,9 @@ _METRICS: Mapping[str, _Metric] = {
     "context_guard.window.usage": _Metric("1", "Estimate / window of calls.", _RATIOS),
     # ADK has a metric of this name, too. The Prometheus exporter joins their series
     # under one description, whichever comes first.
-    "gen_ai.client.token.usage": _Metric("{token}", "Tokens of summary calls.", _USED),
+    "gen_ai.client.token.usage": _Metric(
+        "{token}", "Tokens of summary calls.", _GENAI_TOKENS
+    ),
 }
 """The metrics, by their names."""
 

@@ -28,7 +28,7 @@ free.
 """
 
 _LEAST_RATIO = 0.4
-"""A count below this part of bytes / 4 leaves out a part of the text, and is not used."""
+"""A count below this part of bytes / 4 leaves out some of the text, and is not used."""
 
 _GROWN_RATIO = 0.05
 """During a series, the text must grow by this part of the count. In the end its

@@ -185,7 +185,10 @@ def _describe_agents(
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")
-    return descriptions or ["it has no LLM agent"]
+
+    if not descriptions:
+        return ["it has no LLM agent"]
+    return descriptions
 
 
 def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:

@@ -143,12 +143,14 @@ def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
 async def guard_request(
     guard: Guard, context: CallbackContext, request: LlmRequest, strategy: Strategy
 ) -> None:
-    """Compacts a request if a compaction is due; cuts the request in two cases.
+    """Puts the stored summary into a request; compacts if a compaction is due.
 
-    - The compaction has failed. The failure is logged.
+    In two cases, a request that is too large is cut instead:
+
+    - The guard has failed. The failure is logged.
     - The request is one of a recorded test, in which no state may be written.
 
-    A guard that only observes neither compacts nor cuts.
+    A guard that only observes changes nothing.
     """
     is_observed = guard.settings.observe
     if not is_recorded_test():

@@ -163,9 +163,9 @@ class Pipeline(Strategy):
     @property
     def target_token_ratio(self) -> float:
         """The part of the context window at which the pipeline may stop."""
-        return (
-            self.summary.target_token_ratio if self.summary else _DEFAULT_TARGET_RATIO
-        )
+        if self.summary is None:
+            return _DEFAULT_TARGET_RATIO
+        return self.summary.target_token_ratio
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
         """Returns how strings in results are shortened from their first request on.
@@ -233,7 +233,7 @@ class Pipeline(Strategy):
         It stops after the first run that brings the request down to a goal:
 
         - If the threshold is reached, the first run has to end well below `due_tokens`:
-          otherwise a compaction is due again soon. The other runs have to end at it.
+          otherwise a compaction is due again soon. The other runs have to end there.
         - If only `compression_threshold` is reached, the request just has to fit.
 
         Args:

@@ -151,8 +151,8 @@ class TokenWindow(_Window):
         token_counts = reduction.measure_kept()
         # `measure_kept` counts four bytes as a token; the window is in the tokens of
         # the model.
-        heuristic_window = turn.budgets.working_tokens / turn.correction
-        budget_tokens = resolve_size(self.budget_tokens, heuristic_window)
+        heuristic_window_tokens = turn.budgets.working_tokens / turn.correction
+        budget_tokens = resolve_size(self.budget_tokens, heuristic_window_tokens)
         if sum(token_counts.values()) <= budget_tokens:
             return StrategyResult.NO_CHANGE
 

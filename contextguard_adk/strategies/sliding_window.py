@@ -67,7 +67,7 @@ class SlidingWindow(Strategy):
         return max(turn.fullness, len(turn.uncovered) / due_count)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Summarizes the older messages, when there are too many or too large ones.
+        """Summarizes older messages, if they are too many or the threshold is reached.
 
         While the request does not fit, each further summary leaves half as many
         messages beside it.
@@ -98,7 +98,8 @@ class SlidingWindow(Strategy):
         # No summary of the window has made the request fit.
         if window_turn.is_due:
             return await ask.summarize_all(window_turn)
-        # Only the messages were too many, so the last summary is good enough.
+        # Only the number of messages is too high. The last summary helps against that,
+        # even if it leaves the request too large.
         return squeeze(window_turn, draft).draft if draft else None
 
 
