@@ -17,6 +17,7 @@ class LogLine(Listener):
     """Logs one line at INFO, without message text."""
 
     async def compacted(self, event: Compacted) -> None:
+        """Logs the sizes, the tokens of the summary calls, and whose request it was."""
         record = event.record
         usage = record.usage
         sizes = describe_compaction(record).replace("→", "to")  # A log may be ASCII.
@@ -90,8 +91,9 @@ class StateLines(Listener):
         request.
         """
         count = event.count
-        is_credible = count is not None and count.is_size
-        if count is None or not is_credible or not event.guard.settings.usage_in_state:
+        if count is None or not count.is_size:
+            return
+        if not event.guard.settings.usage_in_state:
             return
 
         window_tokens = event.call.window_tokens

@@ -30,8 +30,8 @@ class Artifacts(Listener):
     async def compacted(self, event: Compacted) -> None:
         """Saves the summary, and notes the artifact for an event of the agent.
 
-        Nothing is saved if an agent may list artifacts: this one is for people, and its
-        model would read it.
+        Nothing is saved if an agent may list artifacts: its model would read this one,
+        which is for people.
         """
         record = event.record
         invocation = event.context.get_invocation_context()
@@ -68,7 +68,10 @@ class Artifacts(Listener):
 
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
-    """Returns whether an agent of the app, or of a calling app, lists all artifacts."""
+    """Returns whether an agent of the app may list all artifacts.
+
+    The agent may also be one of an app that has called this one through an `AgentTool`.
+    """
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if any(isinstance(node, LoadArtifactsTool) for node in tree):
         return True

@@ -24,8 +24,10 @@ _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
 _GENAI_TOKENS = tuple(4**power for power in range(14))
-"""The bounds of the buckets of histograms; the last ones are those of OpenTelemetry's
-conventions for generative AI."""
+"""The bounds of the buckets of histograms.
+
+OpenTelemetry's conventions for generative AI give those of `_GENAI_TOKENS`.
+"""
 
 
 class _Metric(NamedTuple):
@@ -55,8 +57,8 @@ _METRICS: Mapping[str, _Metric] = {
     "context_guard.summary.cost": _Metric("USD", "Of summary calls; if known."),
     "context_guard.recoveries": _Metric("", "Rejected requests, by what helped."),
     "context_guard.window.usage": _Metric("1", "Estimate / window of calls.", _RATIOS),
-    # ADK has a metric of this name, too. The Prometheus exporter joins their series
-    # under one description, whichever comes first.
+    # ADK counts its own calls by this name, with other attributes. The Prometheus
+    # exporter keeps the two metrics apart because their descriptions differ.
     "gen_ai.client.token.usage": _Metric(
         "{token}", "Tokens of summary calls.", _GENAI_TOKENS
     ),

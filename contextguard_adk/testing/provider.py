@@ -80,12 +80,13 @@ _LISTED = re.compile(
     r"(?ms)^\[(?:The user's messages up|Values of what).*?(?=^$|^\[)"
     r'|,"not_shown":"(?:[^"\\]|\\.)*"'
 )
-"""Lists beside an earlier summary, which the guard keeps itself: a summarizer is not to
-copy them."""
+"""Finds lists beside an earlier summary. The guard keeps these lists itself, so that no
+summarizer has to copy them."""
 
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
 _ADK_PROMPT_END = "capture the essence of the interaction."
-"""Begin and end the prompt of ADK's `LlmEventSummarizer`; the material follows."""
+"""The beginning and the end of the prompt of ADK's `LlmEventSummarizer`, which the
+material follows."""
 
 _CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 """The environment variable for the folder of tiktoken's files."""
@@ -409,7 +410,7 @@ def read_summary_material(request: LlmRequest) -> str:
 
     - The guard's prompt for a summary in place: the contents before it are the
       material.
-    - The prompt of ADK's `LlmEventSummarizer`: the material stands at its end.
+    - The prompt of ADK's `LlmEventSummarizer`: the material follows it.
     - The guard's other prompt: the material stands in fenced blocks.
     - Any other text: all of the text is the material.
     """
