@@ -40,7 +40,7 @@ _CUT_TIMES = 3
 
 @dataclass(frozen=True)
 class EqualCounts:
-    """A series of equal counts in a row, of requests that grew.
+    """A series of equal counts in a row.
 
     Attributes:
         real_tokens: The count that the provider reported each time.
@@ -80,12 +80,15 @@ class CountsOfModels:
 class TruncatingServers(Listener):
     """Finds the window of a server whose counts stop at one figure.
 
-    Three equal counts in a row show such a window if the text that was sent grew by a
-    twentieth of the count, and exceeds the count when measured by the ratio of earlier
-    counts. Different counts show nothing. Nor do the counts of a model whose prompts
-    are partly served by a cache, because they may leave the cached part out. If equal
-    counts were followed by higher ones before, the server rounds its counts. The
-    process keeps to the window until a count exceeds it.
+    Three equal counts in a row show such a window under two conditions. The text that
+    was sent has grown by a twentieth of the count. Measured by the ratio of earlier
+    counts, the text exceeds the count by a twentieth.
+
+    The counts show nothing in two cases. A cache has served a part of a prompt: its
+    count may leave out that part. Or equal counts were followed by a higher one before:
+    the server rounds its counts.
+
+    The process keeps to the window until a count exceeds it.
     """
 
     def answered(self, event: Answered) -> None:
@@ -93,7 +96,7 @@ class TruncatingServers(Listener):
         call = event.call
         count = event.count
         if count is None or call.is_observed:
-            return
+            return  # A guard that only observes limits nothing.
 
         _forget_exceeded(event, count)
         by_model = call.memory.facts.unit(CountsOfModels).by_model

@@ -236,7 +236,7 @@ class ToolOutputTruncation(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Shortens the tool results that stand in the request."""
+        """Shortens tool results; the newest stays whole if the settings preserve it."""
         relaxed = reduction.relaxed
         last_index = reduction.last_tool_result()
         if self.preserve_last_tool_result and not relaxed.preferences:
@@ -256,6 +256,7 @@ class ToolOutputTruncation(Reducer):
             if was_tight and not is_tight:
                 truncation = earlier.truncation
 
+        # The agent may have been shown these results shortened in the same way.
         if reduction.turn.history.has_short_strings(truncation):
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, upto_index)
@@ -315,6 +316,7 @@ class ClearToolResults(Reducer):
             if was_shortened or are_all_cleared:
                 return StrategyResult.NO_CHANGE
 
+        # With a `result_length`, `ToolOutputTruncation` does not show the results again.
         clearing = Truncation(
             max_length=0, result_length=1, exclude_tools=self.exclude_tools
         )
@@ -323,8 +325,7 @@ class ClearToolResults(Reducer):
     def _find_newest_to_clear(self, reduction: Reduction) -> int | None:
         """Returns the index of the newest message whose tool results are cleared.
 
-        It is the one with `keep_count` newer messages with results. None if there are
-        not so many.
+        It has `keep_count` newer messages with results. None if there are not so many.
         """
         index = reduction.last_tool_result()
         for _ in range(self.keep_count):
