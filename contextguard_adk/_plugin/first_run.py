@@ -181,7 +181,8 @@ def _describe_agents(
 
     is_hidden_workflow = root is None
     if is_hidden_workflow:
-        # The workflow may have agents that the settings do not name.
+        # The workflow may have agents that `agents` does not name, just as it does not
+        # name "": the setting `default` guards them.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")

@@ -316,7 +316,7 @@ class ClearToolResults(Reducer):
             if was_shortened or are_all_cleared:
                 return StrategyResult.NO_CHANGE
 
-        # With a `result_length`, `ToolOutputTruncation` does not show the results again.
+        # The `result_length` keeps `ToolOutputTruncation` from undoing this: see there.
         clearing = Truncation(
             max_length=0, result_length=1, exclude_tools=self.exclude_tools
         )
