@@ -114,7 +114,7 @@ class CompactionRecord(Origin):
         duration_seconds: How long the strategy took, with all its summaries.
         attempts: How many summaries were written, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
-        model: The model that was asked for summaries; "" where none was.
+        model: The model that was asked for summaries; "" if none was.
         usage: The tokens of all its answers, also of those that were of no use.
         cost: The price of all these answers in US dollars; None if it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
@@ -150,10 +150,11 @@ class CompactionRecord(Origin):
 
 @dataclass(frozen=True)
 class PressureRecord(Origin):
-    """A request that fills much of the window although compaction had its turn.
+    """A request that still fills much of the window after the guard's work.
 
     Attributes:
         tokens: The estimate of the request that is sent, in real tokens.
+        window_tokens: The context window.
         pressure_before: Estimate / window before any compaction.
         pressure: Estimate / window of the request that is sent.
         warning_threshold: The pressure from which on a request is reported.
@@ -172,14 +173,15 @@ class CallRecord(Origin):
 
     Attributes:
         estimated_tokens: The estimate of the request that was sent, in real tokens.
-        real_tokens: What the provider counted; None where it did not say.
+        real_tokens: The provider's count of the prompt; None if it reported none.
+        window_tokens: The context window.
         threshold_tokens: The size of a request from which on a compaction is due.
         pressure: Estimate / window of the request that was sent.
         is_recovered: Whether the provider had rejected a larger request before.
-        compaction: The compaction that ran for this call; None where there was none.
+        compaction: The compaction that ran for this call; None if there was none.
         model: The model that was called.
-        usage: The tokens of the call; zeros where the provider did not say.
-        cost: Its price in US dollars; None where it is unknown.
+        usage: The tokens of the call; zeros if the provider reported none.
+        cost: The price of the call in US dollars; None if it is unknown.
         summary_usage: The tokens of summary calls since the last record of this agent,
             also for compactions that came to nothing.
         summary_cost: The price of these calls in US dollars; None if it is unknown.

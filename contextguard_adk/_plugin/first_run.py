@@ -163,7 +163,8 @@ def _describe_agents(
 ) -> list[str]:
     """Describes how each agent is guarded, such as "writer: not guarded".
 
-    It describes at most 12 agents; those with a setting of their own come first.
+    In a large app only 12 agents are described. Those with a setting of their own come
+    first.
     """
     agents = _find_agents(root, settings)
     names_with_setting = agents.keys() & settings.agents.keys()

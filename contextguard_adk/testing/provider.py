@@ -474,8 +474,7 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            # The first third tells the task, and the newest lines count for most. So
-            # lines behind the first third are left out.
+            # The newer lines count for more, so the removed lines follow the first third.
             first_removed = len(lines) // 3
             removed_count = 1 + len(lines) // 8
             del lines[first_removed : first_removed + removed_count]
@@ -489,4 +488,6 @@ def _shorten(line: str, max_chars: int) -> str:
     """Returns a line, or its head and its tail if it is longer than `max_chars`."""
     if len(line) <= max_chars:
         return line
-    return f"{line[: max_chars // 2]} … {line[-max_chars // 3 :]}"
+    head_chars = max_chars // 2
+    tail_chars = max_chars // 3
+    return f"{line[:head_chars]} … {line[-tail_chars:]}"
