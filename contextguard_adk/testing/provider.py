@@ -474,7 +474,7 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            # The newer lines count for more, so the removed lines follow the first third.
+            # Newer lines count for more, so the removed ones follow the first third.
             first_removed = len(lines) // 3
             removed_count = 1 + len(lines) // 8
             del lines[first_removed : first_removed + removed_count]
