@@ -156,13 +156,20 @@ def _build_strategy(key: str, value: object) -> Strategy | None:
 
 
 def _find_class(key: str, name: Any) -> type[Strategy]:
-    """Finds the class of a strategy by its short name or its dotted path."""
+    """Returns the class of a strategy with a short name or a dotted path.
+
+    Args:
+        key: The key of the name in the file.
+        name: The value in the file. Only a text can be right, but it may be anything.
+    """
     base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
     try:
         return STRATEGIES.get(name) or import_subclass(name, base)
-    except (ValueError, TypeError) as error:
-        if "." in str(name):
+    except (ValueError, TypeError) as error:  # A list or a table has no hash.
+        is_path = "." in str(name)
+        if is_path:
             raise _wrong(key, name, str(error)) from error
+
         short_names = ", ".join((*STRATEGIES, "none"))
         hint = suggest(name, STRATEGIES)
         expected = f"one of {short_names}, or the path of a Strategy is expected.{hint}"
@@ -182,7 +189,7 @@ def _check_summarizer(key: str, name: str) -> None:
 
 
 def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
-    """Makes an instance of a model from the values of a table.
+    """Makes settings of a class from the values of a table.
 
     Args:
         key: The key of the table in the file; "" for the whole file.
@@ -192,16 +199,19 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
     Raises:
         ValueError: Values are wrong. The message has the place of each in the file.
     """
+    arguments = {str(name): value for name, value in values.items()}
     try:
-        return model(**{str(name): value for name, value in values.items()})
+        return model(**arguments)
     except ConfigError as error:
+        # Our classes always list problems. A class of the user's own may list none.
         if not error.problems:
-            raise  # A class of the user's own has raised it.
-        problems = list[tuple[str, str]]()
-        for place, message in error.problems:
-            is_about_whole_file = not place and not key
-            named_place = _TOP_LEVEL if is_about_whole_file else place
-            problems.append((named_place, _add_table(place, message)))
+            raise
+        # The place is "" if a problem is about the table as a whole.
+        place_of_whole = "" if key else _TOP_LEVEL
+        problems = [
+            (place or place_of_whole, _add_table(place, message))
+            for place, message in error.problems
+        ]
         raise ValueError(join_problems(problems, key)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
@@ -213,6 +223,10 @@ def _add_table(place: str, message: str) -> str:
 
     Returns the message as it is in two cases: it is not about an unknown key, or no
     strategy has a setting of that name.
+
+    Args:
+        place: The key with its value, such as "summary.max_messages = 3".
+        message: What is wrong with it.
     """
     if not message.startswith("unknown key."):
         return message
@@ -222,7 +236,7 @@ def _add_table(place: str, message: str) -> str:
     _, _, setting = full_key.rpartition(".")
     for short_name, strategy_class in STRATEGIES.items():
         if setting in strategy_class.model_fields:
-            # The name is right, so no other one was meant.
+            # The name is right here, so the message must not suggest another one.
             without_hint = re.sub(" Did you mean [^?]{1,100}[?]", "", message)
             return (
                 f"{without_hint}. It belongs in a table [default] or [agents.<name>] "
@@ -236,9 +250,12 @@ def _wrong(key: str, value: object, expected: str) -> ValueError:
 
 
 def _make_config_error(path: str | os.PathLike[str], problem: str) -> ConfigError:
-    """Returns an error whose message is one line, also if a parser's message is not."""
+    """Returns an error whose message is one sentence: the file and the problem.
+
+    The message of a parser may have several lines, or be very long. The error has one
+    line of at most 2,000 characters, so that a log stays readable.
+    """
     line = textwrap.shorten(f"{Path(path)}: {problem}", 2_000, placeholder=" …")
-    message = line.rstrip(".")
-    if message.endswith(("?", "…")):
-        return ConfigError(message)
-    return ConfigError(f"{message}.")
+    sentence = line.rstrip(".")
+    has_end = sentence.endswith(("?", "…"))
+    return ConfigError(sentence if has_end else f"{sentence}.")

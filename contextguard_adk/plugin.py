@@ -167,9 +167,9 @@ class ContextGuardPlugin(GuardPlugin):
         self._start()
 
     def _start(self) -> None:
-        """Gives the plugin a guard without any memory.
+        """Makes `_guard`, the memory of the plugin, which is empty at first.
 
-        A copy of the plugin gets a guard of its own in this way.
+        A copy of the plugin starts with an empty memory of its own.
         """
         timeout_seconds = self.settings.listener_timeout_seconds
         self._guard = Guard(
@@ -179,6 +179,7 @@ class ContextGuardPlugin(GuardPlugin):
             observers=Observers(self._listeners, timeout_seconds),
         )
         if self._redactor:
+            # Errors at DEBUG may quote messages: the log redacts their texts, too.
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -237,11 +238,15 @@ class ContextGuardPlugin(GuardPlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> None:
-        """Compacts the request if a compaction is due; else leaves it as it came."""
+        """Puts the stored summary into the request; compacts if a compaction is due.
+
+        The request of an agent that is not guarded stays as it is.
+        """
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # The notes of an earlier model call do not describe this one.
+            # The run may still remember the agent's earlier call. If the guard leaves
+            # this request alone, the answer must not be taken for one to that call.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 
@@ -251,8 +256,9 @@ class ContextGuardPlugin(GuardPlugin):
                     self._guard, callback_context, llm_request, strategy
                 )
 
-            # Without a compaction, a switch may bring back a whole history.
-            if strategy is None or self.settings.observe:
+            # A session that was compacted before may now send its whole history.
+            may_compact = strategy is not None and not self.settings.observe
+            if not may_compact:
                 warn_of_switch(self, callback_context, llm_request)
 
     async def after_model_callback(
@@ -260,7 +266,7 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
         with _log_failures("The guard could not store the provider's token count"):
-            await record_answer(self._guard, callback_context, llm_response, self)
+            await record_answer(self._guard, callback_context, llm_response, plugin=self)
 
     async def on_model_error_callback(
         self,
@@ -278,15 +284,18 @@ class ContextGuardPlugin(GuardPlugin):
         ):
             usual_strategy = find_strategy(self, callback_context, llm_request)
             may_send_again = not (self.settings.observe or is_recorded_test())
+            # Without a strategy, `answer_error` sends nothing.
             strategy = usual_strategy if may_send_again else None
             failed = FailedCall(self, callback_context, llm_request, error)
             return await answer_error(self._guard, failed, strategy)
+
+        # The recovery itself has failed, and its failure is logged by now.
         return None
 
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Has the event carry the state that was written, and describe the call."""
+        """Lets an event carry what waits for it: state, metadata and artifacts."""
         with _log_failures("The guard could not have an event carry its state"):
             self._guard.hand_over(event, invocation_context)
 
@@ -299,6 +308,8 @@ class ContextGuardPlugin(GuardPlugin):
 
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them."""
-        # ADK 2.0 closes all plugins when the run of an AgentTool ends.
-        if hasattr(PluginManager, "set_skip_closing_plugins"):
+        # An ADK without this method also closes the plugins when the run of an
+        # AgentTool ends. The app, and its summaries, go on then.
+        is_end_of_app = hasattr(PluginManager, "set_skip_closing_plugins")
+        if is_end_of_app:
             await self._guard.tasks.close()

@@ -46,8 +46,13 @@ REASONS = {
 class Origin:
     """The agent, session and user of a request; every record has these fields.
 
-    `user` is a hash of app and user id, or the id where the plugin has
-    `user_ids="plain"`; `strategy` is the class that guards the agent.
+    Attributes:
+        agent: The name of the agent.
+        session_id: The id of the session.
+        app: The name of the app.
+        user: A hash of app and user id; with `user_ids="plain"` the user id.
+        invocation_id: ADK's id of the run.
+        strategy: The name of the class that guards the agent.
     """
 
     agent: str
@@ -60,9 +65,9 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """App, user, session and invocation, for the log.
+        """App, user, session and invocation, for a line of the log.
 
-        Each is quoted, so that no name can break a line.
+        Each name is quoted, so that no character in it can break the line.
         """
         return (
             f"app {self.app!r}, user {self.user!r}, session {self.session_id!r}, "
@@ -79,9 +84,11 @@ class PlannedCompaction(Origin):
         messages: Copies of the messages that may be left out, oldest first, without
             those that a summary covers already. Some may stay in the request.
         tokens: The estimate of the request, in real tokens.
+        window_tokens: The context window.
         threshold_tokens: The size of a request from which on a compaction is due.
         summary_tokens: The most tokens that the summary may take.
-        is_ahead: Whether it is written in the background, and nobody waits for it now.
+        is_ahead: Whether the summary is written in the background, and nobody waits for
+            it now.
     """
 
     reason: str
@@ -99,11 +106,15 @@ class CompactionRecord(Origin):
 
     Attributes:
         reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
-        tokens_before: The estimate before, in real tokens; `tokens_after` likewise.
+        tokens_before: The estimate of the request before, in real tokens.
+        tokens_after: The estimate of the request after, in real tokens.
+        contents_before: The number of messages in the request before.
+        contents_after: The number of messages in the request after.
         summary_tokens: The tokens of the summary, by bytes / 4.
+        duration_seconds: How long the strategy took, with all its summaries.
         attempts: How many summaries were written, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
-        model: The model that was asked for summaries; "" where none was.
+        model: The model that was asked for summaries; "" if none was.
         usage: The tokens of all its answers, also of those that were of no use.
         cost: The price of all these answers in US dollars; None if it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
@@ -113,7 +124,8 @@ class CompactionRecord(Origin):
             none was needed.
     """
 
-    strategy: str = field()  # It has its place among the positional ones.
+    # In `Origin` a keyword with a default. Here the third positional field.
+    strategy: str = field()
     reason: str
     tokens_before: int
     tokens_after: int
@@ -138,10 +150,11 @@ class CompactionRecord(Origin):
 
 @dataclass(frozen=True)
 class PressureRecord(Origin):
-    """A request that fills much of the window although compaction had its turn.
+    """A request that still fills much of the window after the guard's work.
 
     Attributes:
         tokens: The estimate of the request that is sent, in real tokens.
+        window_tokens: The context window.
         pressure_before: Estimate / window before any compaction.
         pressure: Estimate / window of the request that is sent.
         warning_threshold: The pressure from which on a request is reported.
@@ -160,14 +173,15 @@ class CallRecord(Origin):
 
     Attributes:
         estimated_tokens: The estimate of the request that was sent, in real tokens.
-        real_tokens: What the provider counted; None where it did not say.
+        real_tokens: The provider's count of the prompt; None if it reported none.
+        window_tokens: The context window.
         threshold_tokens: The size of a request from which on a compaction is due.
         pressure: Estimate / window of the request that was sent.
         is_recovered: Whether the provider had rejected a larger request before.
-        compaction: The compaction that ran for this call; None where there was none.
+        compaction: The compaction that ran for this call; None if there was none.
         model: The model that was called.
-        usage: The tokens of the call; zeros where the provider did not say.
-        cost: Its price in US dollars; None where it is unknown.
+        usage: The tokens of the call; zeros if the provider reported none.
+        cost: The price of the call in US dollars; None if it is unknown.
         summary_usage: The tokens of summary calls since the last record of this agent,
             also for compactions that came to nothing.
         summary_cost: The price of these calls in US dollars; None if it is unknown.
@@ -201,18 +215,21 @@ def describe_compaction(record: CompactionRecord) -> str:
 
     "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5, cost $0.0012"
     """
-    summaries = "no new summary"
-    if record.attempts and record.summary_tokens:
-        count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-        mechanical_part = ", in part without a model" if record.is_mechanical else ""
-        author = f" by {record.model}" if record.model else ""
-        summaries = f"{count}{mechanical_part}{author}"
-
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
         f"{record.contents_before:,} → {record.contents_after:,} messages",
-        summaries,
     ]
+
+    has_new_summary = record.attempts > 0 and record.summary_tokens > 0
+    if has_new_summary:
+        count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+        mechanical_part = ", in part without a model" if record.is_mechanical else ""
+        author = f" by {record.model}" if record.model else ""
+        parts.append(f"{count}{mechanical_part}{author}")
+    else:
+        parts.append("no new summary")
+
+    # A model that was asked in vain has its price, too.
     if record.model:
         parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
@@ -243,13 +260,15 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
     """Returns fields of a compaction by the names that they have in `custom_metadata`.
 
-    The event already carries the fields of `Origin`, except for the strategy.
+    The fields that the event has itself, such as the agent, are left out, and so are
+    three that only the log and listeners need.
     """
-    in_event = {each.name for each in fields(Origin)} - {"strategy"}
-    left_out = in_event | {"summary_tokens", "duration_seconds", "failure"}
-    new_names = {"attempts": "summaries", "is_mechanical": "mechanical"}
-    return {
-        new_names.get(name, name): value
-        for name, value in asdict(compaction).items()
-        if name not in left_out
-    }
+    fields_of_event = {each.name for each in fields(Origin)} - {"strategy"}
+    left_out = fields_of_event | {"summary_tokens", "duration_seconds", "failure"}
+    short_names = {"attempts": "summaries", "is_mechanical": "mechanical"}
+
+    described = dict[str, Any]()
+    for name, value in asdict(compaction).items():
+        if name not in left_out:
+            described[short_names.get(name, name)] = value
+    return described

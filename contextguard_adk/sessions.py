@@ -1,12 +1,12 @@
 """Shows and changes the guard's values in a session between its runs; loads sessions.
 
 Each change is one event with a state delta, which ADK's own session service appends.
-The function that makes it returns a line that names the change. For all functions:
+The function that makes the change returns a line that names it. For all functions:
 
 - `session` was loaded from `service`, with all of its events.
 - `agent` is an agent's name. For an agent in a branch or an isolation scope, it is the
-  name that `show` prints. "" takes all agents; `read` and `edit` then need a session
-  with one agent only.
+  name with `@` and the scope, which `show` prints. "" takes all agents; `read` and
+  `edit` then need a session with one agent only.
 - `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
 - A `SessionError` says why nothing was changed.
@@ -19,7 +19,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
@@ -52,7 +51,8 @@ BUSY_SECONDS = 600
 # The record stays when a summary goes: it has the facts that were learned about models.
 _SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
 
-# The owner of a value is an agent: its name, and `@` and the scope where it has one.
+# Finds the owner of a value in its key: the name of an agent and, in a branch or an
+# isolation scope, `@` and the scope. "context_guard:record:writer@3f" -> "writer@3f"
 _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
 
 
@@ -65,43 +65,58 @@ def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     lines = []
     for state in _find_states(session, agent):
         lines.append(state.describe())
-        if is_full and state.summary:
+        if is_full:
             lines += state.summary.text.splitlines()
     return lines
 
 
 class _EditedState(keys.AgentState):
-    """An agent's values in a copy of the session's state, where they are changed.
+    """The values of an agent in a copy of a session's state, where they are changed.
 
     Attributes:
         session: The session, which stays as it is.
         delta: The values that were written to the copy, by their keys.
-        summary: The stored summary; None where the agent has none.
+        has_summary: Whether the agent has a stored summary.
+        summary: The stored summary; an empty one if there is none.
     """
 
     def __init__(self, session: Session, owner: str) -> None:
-        name, _, scope = owner.partition("@")
-        writes = keys.RunWrites({**session.state})
-        has_plain = session.state.get(f"__context_guard_record_{owner}") is not None
+        agent, _, scope = owner.partition("@")
+        writes = keys.RunWrites(state=dict(session.state))
+        # The agent's keys keep the form that they have.
+        has_plain_keys = (
+            session.state.get(f"__context_guard_record_{owner}") is not None
+        )
         super().__init__(
-            writes.state, name, is_namespaced=not has_plain, scope=scope, run=writes
+            writes.state,
+            agent,
+            is_namespaced=not has_plain_keys,
+            scope=scope,
+            run=writes,
         )
         self.session = session
+        # All values of the agent are written with its scope.
         self.delta = writes.pending.setdefault(scope, {})
-        self.summary: StoredSummary | None = None
-        reference = self.record.summary
-        if reference is not None:
-            self.summary = self.load_summary(reference.scope)
+
+        # The record has the summary without its text. It is loaded whatever its scope.
+        recorded = self.record.summary
+        loaded = self.load_summary(recorded.scope) if recorded else None
+        self.has_summary = loaded is not None
+        self.summary = loaded or StoredSummary()
 
     def describe(self) -> str:
-        """Returns a line on the agent: its usage, its summary and its sections."""
-        tokens = self.read("real_tokens")
+        """Returns a line on the agent: its usage, its summary and its sections.
+
+        "writer: 41,210 of 128,000 tokens, 32 %; 40 messages summarized in 2,310
+        characters; 2 pins"
+        """
+        counted_tokens = self.read("real_tokens")
         usage = self.session.state.get(keys.USAGE_KEY + self.owner)
-        if not usage:
-            usage = f"{int(tokens):,} tokens" if tokens else "no count"
+        if not usage and counted_tokens:
+            usage = f"{int(counted_tokens):,} tokens"
 
         summary = "no summary"
-        if self.summary:
+        if self.has_summary:
             summary = (
                 f"{self.summary.covered.content_count:,} messages summarized in "
                 f"{len(self.summary.text):,} characters"
@@ -109,18 +124,21 @@ class _EditedState(keys.AgentState):
 
         section_texts = [section.describe(self) for section in _sections.SECTIONS]
         sections = ", ".join(text for text in section_texts if text)
-        line = f"{self.owner}: {usage}; {summary}"
+        line = f"{self.owner}: {usage or 'no count'}; {summary}"
         return f"{line}; {sections}" if sections else line
 
 
 def _find_states(session: Session, agent: str) -> list[_EditedState]:
     """Returns the state of an agent, or of all agents if `agent` is ""."""
-    owners = set()
+    owners = set[str]()
     for key, value in session.state.items():
         match = _OWNER.match(key)
-        if match and value and agent in ("", match[1]):
+        # State has no delete: None or 0 stands for a value that was removed.
+        if match and value:
             owners.add(match[1])
-    return [_EditedState(session, owner) for owner in sorted(owners)]
+
+    found = owners if agent == "" else owners & {agent}
+    return [_EditedState(session, owner) for owner in sorted(found)]
 
 
 def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
@@ -129,7 +147,7 @@ def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
     Raises:
         SessionError: There is no summary, or a later release has written one.
     """
-    states = [state for state in _find_states(session, agent) if state.summary]
+    states = [state for state in _find_states(session, agent) if state.has_summary]
     if not states:
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
     if any(state.record.is_newer for state in states):
@@ -146,7 +164,7 @@ async def compact(
 ) -> str:
     """Has the next model call compact; the summary keeps the `focus` above all."""
     delta = dict[str, Any]()
-    name, _, _ = agent.partition("@")
+    name, _, _ = agent.partition("@")  # The request is one to an agent in any scope.
     keys.request_compaction(delta, name, focus)
     change = f"the next model call of {name or 'a guarded agent'} compacts"
     actions = EventActions(state_delta=delta)
@@ -166,8 +184,9 @@ async def reset(
         state.edit_summary(None)
         for name in _SUMMARY_NAMES:
             state.write(name, None)
-        for reader in state.find(keys.EVENTS_SINCE_KEY):
-            state.set(keys.EVENTS_SINCE_KEY + reader, None)
+        # The next call needs all events, so `load_recent` may not leave out any.
+        for reader_name in state.find(keys.EVENTS_SINCE_KEY):
+            state.set(keys.EVENTS_SINCE_KEY + reader_name, None)
         delta |= state.delta
 
     change = f"{_name_summaries(states)} is gone; the next call has all messages"
@@ -181,11 +200,19 @@ def read(session: Session, agent: str = "") -> str:
     Raises:
         SessionError: There is no summary; or `agent` is "", and there are several.
     """
+    return _find_only_summarized(session, agent).summary.text
+
+
+def _find_only_summarized(session: Session, agent: str) -> _EditedState:
+    """Returns the state of an agent; if `agent` is "", of the only one with a summary.
+
+    Raises:
+        SessionError: There is no summary, or several.
+    """
     states = _find_summarized(session, agent)
     if len(states) > 1:
         raise SessionError(f"there is {_name_summaries(states)}: name one agent")
-    summary = states[0].summary
-    return summary.text if summary else ""
+    return states[0]
 
 
 async def edit(
@@ -195,21 +222,22 @@ async def edit(
 
     The sections beside the text, such as the pins and the todo list, stay.
     """
-    old_text = read(session, agent)
-    state = _find_summarized(session, agent)[0]
+    state = _find_only_summarized(session, agent)
+    old_chars = len(state.summary.text)
 
     # Databases refuse null characters and lone halves of surrogate pairs.
     without_nulls = text.strip().replace("\0", "\ufffd")
     new_text = without_nulls.encode("utf-8", "replace").decode()
-    count = len(new_text)
-    if not 0 < count <= MAX_SUMMARY_CHARS:
-        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {count:,}")
+    new_chars = len(new_text)
+    if not 0 < new_chars <= MAX_SUMMARY_CHARS:
+        raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {new_chars:,}")
 
-    summary = state.summary or StoredSummary()
-    state.edit_summary(summary.model_copy(update={"model_chars": count}))
+    # The whole text counts as a model's: no excerpts stand at its end.
+    new_summary = state.summary.model_copy(update={"model_chars": new_chars})
+    state.edit_summary(new_summary)
     state.write("summary", new_text)
     change = (
-        f"{_name_summaries([state])} has {count:,} characters, it had {len(old_text):,}"
+        f"{_name_summaries([state])} has {new_chars:,} characters, it had {old_chars:,}"
     )
     actions = EventActions(state_delta=state.delta)
     return await _append(service, session, change, actions, force)
@@ -220,38 +248,40 @@ async def leave(
 ) -> str:
     """Makes summaries ADK's own compaction: the session goes on without a guard.
 
-    The compaction has the text that the agent would see in place of older messages:
-    summary, user's messages, values, calls and pins, but no images and files. It has
-    the older messages that were kept word for word, too. It ends before the first call
-    that waits for a result. ADK shows it to all agents, so it has the texts of all
-    agents, one after another.
+    ADK shows the text of its compaction in place of older events. The text has what the
+    agent sees now in place of older messages: the summary with the user's messages,
+    values, calls and pins, but no images and files. Then come the older messages that
+    were kept word for word. ADK shows the text to all agents, so the text has the
+    summaries of all agents, one after another.
 
-    The guard's values are removed. Agents in a branch or an isolation scope stay as
-    they are.
+    The compaction ends before the first call that waits for a result. The guard's
+    values are removed. Agents in a branch or an isolation scope stay as they are.
     """
     summarized = _find_summarized(session, agent)
+    # In a branch or an isolation scope, the owner is more than the agent's name.
     states = [state for state in summarized if state.owner == state.agent]
     if not states:
         raise SessionError("the agent is in a branch or an isolation scope")
 
     views = [await _build_view(state) for state in states]
-    views.sort(key=lambda view: view.event_count)
+    views.sort(key=lambda view: view.removable_count)
     if not any(view.covered_event_count for view in views):
         raise SessionError("the messages that were summarized are gone")
-    event_count = views[-1].event_count
-    if not event_count:
+    removed_count = views[-1].removable_count
+    if removed_count == 0:
         raise SessionError("a call waits for its result, or a later event is older")
 
+    last_removed = session.events[removed_count - 1]
     compaction = EventCompaction(
-        start_timestamp=0.0,  # A session that is loaded in part begins later.
-        end_timestamp=session.events[event_count - 1].timestamp,
+        start_timestamp=0.0,  # From the session's first event on.
+        end_timestamp=last_removed.timestamp,
         compacted_content=_render_views(views, states[0].agent),
     )
     actions = EventActions(
         state_delta=_list_removals(session, states), compaction=compaction
     )
     change = (
-        f"{event_count:,} events give way to {_name_summaries(states)}, as ADK's own "
+        f"{removed_count:,} events give way to {_name_summaries(states)}, as ADK's own "
         "compaction"
     )
     return await _append(service, session, change, actions, force)
@@ -262,44 +292,48 @@ def _list_removals(
 ) -> dict[str, object]:
     """Returns the state delta that removes all values of these agents.
 
-    A value has a key in one of two forms, plain or namespaced.
+    The delta has None under each key that has a value.
     """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
-    removals = dict[str, object]()
-    for form in ("__context_guard_{}_{}", "context_guard:{}:{}"):
-        for name in names:
-            for state in states:
-                key = form.format(name, state.owner)
-                if session.state.get(key) is not None:
-                    removals[key] = None
-    return removals
+    owners = [state.owner for state in states]
+    plain_keys = [
+        f"__context_guard_{name}_{owner}" for name in names for owner in owners
+    ]
+    namespaced_keys = [
+        f"context_guard:{name}:{owner}" for name in names for owner in owners
+    ]
+    all_keys = [*plain_keys, *namespaced_keys]
+    return {key: None for key in all_keys if session.state.get(key) is not None}
 
 
 class _View(NamedTuple):
     """The older part of a request, as an agent would see it now.
 
     Attributes:
-        covered_event_count: How many of the session's first events end with the last
-            event of the summary; 0 if the messages of the summary are gone.
-        event_count: How many of these events ADK's compaction may replace.
-        summary: The text of the summary and its sections.
-        kept: The texts of the older messages that the summary does not replace.
+        covered_event_count: The number of the session's events up to the last one that
+            the summary replaces; 0 if the messages of the summary are gone.
+        removable_count: How many of these events, from the first one on, ADK's
+            compaction may replace.
+        summary_text: The text of the summary and its sections.
+        kept_texts: The texts of the older messages that the summary does not replace.
     """
 
     covered_event_count: int
-    event_count: int
-    summary: str
-    kept: list[str]
+    removable_count: int
+    summary_text: str
+    kept_texts: list[str]
 
 
 def _render_views(views: Sequence[_View], agent: str) -> types.Content:
-    """Returns one message with the summaries of several views.
+    """Returns one message with the summaries of several views, told by an agent.
 
-    It ends with the messages that the last view, which reaches farthest, keeps.
+    The message ends with the messages that the last view keeps. The last view is the
+    one whose summary reaches farthest.
     """
-    summaries = [view.summary for view in views]
-    text = "\n\n".join([*summaries, *views[-1].kept])
-    # ADK relays an agent's words so: strict providers accept no other first message.
+    summary_texts = [view.summary_text for view in views]
+    text = "\n\n".join([*summary_texts, *views[-1].kept_texts])
+    # ADK relays an agent's words to other agents in these two parts of a user's
+    # message. Strict providers want the first message to be one of the user.
     parts = [
         types.Part(text="For context:"),
         types.Part(text=f"[{agent}] said: {text}"),
@@ -308,46 +342,65 @@ def _render_views(views: Sequence[_View], agent: str) -> types.Content:
 
 
 async def _build_view(state: _EditedState) -> _View:
-    """Returns the view of an agent: ADK's own code builds the request for it."""
+    """Returns the view that an agent would have of the session in a new run."""
     question = types.UserContent("?")
-    run_id = Event.new_id()
-    question_event = Event(author="user", invocation_id=run_id, content=question)
-    events = [*state.session.events, question_event]
-    invocation = InvocationContext(
-        session_service=InMemorySessionService(),
-        session=state.session.model_copy(update={"events": events}),
-        invocation_id=run_id,
-        agent=LlmAgent(name=state.agent, model="gemini-2.5-flash"),
-    )
+    invocation = _begin_run(state, question)
+    # ADK's own code fills the request with the contents of the session's events.
     request = LlmRequest()
     async for _ in request_processor.run_async(invocation, request):
         pass
 
-    stored = without_recall(state.summary or StoredSummary())
+    # Without the guard there is no recall tool.
+    stored = without_recall(state.summary)
     history = History(request.contents, invocation, question, stored)
     covered = history.covered
-    summary = content_text(render_head(history, stored, covered))
+    summary_message = render_head(history, stored, covered)
 
+    # Older messages that no summary covers were kept word for word.
     last_covered = max(covered, default=0)
     kept_indexes = [
         index
         for index in history.indexes
         if index < last_covered and index not in covered
     ]
-    kept = [entry.text for entry in render_entries(request.contents, kept_indexes)]
+    kept_entries = render_entries(request.contents, kept_indexes)
 
+    events = invocation.session.events
     covered_event_count = 0
     if covered:
         last_event_id = stored.last_event or history.last_event(covered)
-        for number, event in enumerate(events, 1):
-            if event.id == last_event_id:
-                covered_event_count = number
+        covered_event_count = _count_events_upto(last_event_id, events)
     return _View(
         covered_event_count=covered_event_count,
-        event_count=_count_removable(events, covered_event_count),
-        summary=summary,
-        kept=kept,
+        removable_count=_count_removable(events, covered_event_count),
+        summary_text=content_text(summary_message),
+        kept_texts=[entry.text for entry in kept_entries],
     )
+
+
+def _begin_run(state: _EditedState, question: types.Content) -> InvocationContext:
+    """Returns the invocation of a run that a question of the user begins.
+
+    Its session is a copy with one event more, the question. Its model is never called.
+    """
+    run_id = Event.new_id()
+    question_event = Event(author="user", invocation_id=run_id, content=question)
+    events = [*state.session.events, question_event]
+    return InvocationContext(
+        session_service=InMemorySessionService(),
+        session=state.session.model_copy(update={"events": events}),
+        invocation_id=run_id,
+        agent=LlmAgent(name=state.agent, model="gemini-2.5-flash"),
+    )
+
+
+def _count_events_upto(event_id: str, events: Sequence[Event]) -> int:
+    """Returns the number of events up to the last one with this id; 0 for none."""
+    count = 0
+    for number, event in enumerate(events, 1):
+        if event.id == event_id:
+            count = number
+    return count
 
 
 def _count_removable(events: Sequence[Event], most_count: int) -> int:
@@ -359,50 +412,57 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
     - All events that stay are newer, because ADK compacts by time: up to the time of
       the last event that is replaced.
     """
-    result_places = _find_last_results(events, most_count)
-    # A clock may be behind: a later event may have an older time.
-    times = [event.timestamp for event in events]
-    oldest_from_end = accumulate(reversed(times), min)
-    oldest_times = [*reversed(list(oldest_from_end)), math.inf]
+    result_positions = _find_last_results(events, most_count)
+
+    # For each position the oldest time from there on, because a clock may be behind:
+    # a later event may have an older time.
+    oldest_times = [math.inf] * (len(events) + 1)
+    for position in reversed(range(len(events))):
+        time_of_event = events[position].timestamp
+        oldest_times[position] = min(time_of_event, oldest_times[position + 1])
 
     removable_count = 0
-    last_result_place = -1  # The place of the last result of all calls so far.
-    for place in range(most_count):
-        last_result_place = max(last_result_place, result_places[place])
-        next_place = place + 1
-        has_all_results = last_result_place == place
-        is_older_than_rest = times[place] < oldest_times[next_place]
+    last_result_position = -1
+    for position in range(most_count):
+        # The last result of all calls up to here.
+        last_result_position = max(last_result_position, result_positions[position])
+        has_all_results = last_result_position <= position
+        is_older_than_rest = events[position].timestamp < oldest_times[position + 1]
         if has_all_results and is_older_than_rest:
-            removable_count = next_place
+            removable_count = position + 1
     return removable_count
 
 
 def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
-    """Returns, for each event, the place of the last result of its calls.
+    """Returns, for each event, the position of the last result of its calls.
 
-    A place is an index in `events`. Three cases have no result to find:
+    A position is one in `events`. Three cases have no result to find:
 
-    - An event without calls has its own place.
+    - An event without calls has its own position.
     - A long-running call whose result is still to come counts as answered at
-      `most_count`, behind all events that may go.
-    - Any other call without a result counts as answered at its own place, because
+      `most_count`, behind all events that may be removed.
+    - Any other call without a result counts as answered at its own position, because
       nobody waits for that result.
     """
-    result_places = list(range(len(events)))
-    # The loop goes backward because an id may come again: the next result counts.
+    result_positions = list(range(len(events)))
+    # A later call may have the same id. So the loop goes backward, and a call finds the
+    # nearest result behind it.
     next_results: dict[str | None, int] = {}
-    for place, event in reversed(list(enumerate(events))):
+    for position, event in reversed(list(enumerate(events))):
         awaited_ids = event.long_running_tool_ids or ()
         for call in event.get_function_calls():
-            place_without_result = most_count if call.id in awaited_ids else place
-            call_result_place = next_results.get(call.id, place_without_result)
-            result_places[place] = max(result_places[place], call_result_place)
+            without_result = most_count if call.id in awaited_ids else position
+            result_position = next_results.get(call.id, without_result)
+            result_positions[position] = max(
+                result_positions[position], result_position
+            )
         for response in event.get_function_responses():
-            next_results[response.id] = place
-    return result_places
+            next_results[response.id] = position
+    return result_positions
 
 
 def _name_summaries(states: Sequence[_EditedState]) -> str:
+    """Returns the subject of a sentence, such as "the summary of writer, editor"."""
     return f"the summary of {', '.join(state.owner for state in states)}"
 
 
@@ -414,7 +474,7 @@ async def _append(
     Args:
         service: The session service.
         session: The session, which gets the event too.
-        change: The change as a clause, for the line.
+        change: The change as a clause, such as "the next model call compacts".
         actions: The state delta and the compaction of the event.
         force: Whether the event is appended although a run seems to be under way.
 
@@ -438,8 +498,9 @@ def _is_busy(session: Session) -> bool:
     if not messages:
         return False
     newest = messages[-1]
-    is_unanswered = newest.author == "user" or not newest.is_final_response()
-    return is_unanswered and time.time() - newest.timestamp < BUSY_SECONDS
+    is_answer = newest.author != "user" and newest.is_final_response()
+    age_seconds = time.time() - newest.timestamp
+    return not is_answer and age_seconds < BUSY_SECONDS
 
 
 async def purge(
@@ -470,8 +531,9 @@ async def load_recent(
     plugins have a guard with `recent_events=True`.
 
     Returns:
-        None where all events are needed, or there is no session. All events are needed
-        while one of the app's agents
+        The time from which on events are needed, as a config of ADK. It is None if
+        there is no session, or all events are needed. That is so while the guard is
+        switched off or only observes, and while one of the app's agents
 
         - has had no compaction in the session yet,
         - is not guarded, or has a strategy that a function chooses, or
@@ -496,18 +558,24 @@ async def load_recent(
         strategy = settings.agents.get(name, settings.default)
         if not isinstance(strategy, Strategy):
             return None
-        # Session state may hold anything: others write to it, too.
+        # No key has the name "", so an agent of a class of its own has no time.
+        # Session state is untrusted: the value may be anything.
         start_time: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
-        if not (isinstance(start_time, float) and 0 < start_time <= newest_time):
+        is_time = isinstance(start_time, float) and 0 < start_time <= newest_time
+        if not is_time:
             return None
         start_times.append(start_time)
-    return GetSessionConfig(after_timestamp=min(start_times)) if start_times else None
+
+    if not start_times:
+        return None  # No agent reads the history, so no time is known.
+    return GetSessionConfig(after_timestamp=min(start_times))
 
 
 def _list_readers(agent: object) -> Iterator[str]:
-    """Yields the names of the agents below an agent that read the session's history.
+    """Yields the names of agents that read the session's history.
 
-    "" stands for an agent of another class than ADK's, which may read it by itself.
+    They are the agent itself and the agents below it. "" stands for an agent of another
+    class than ADK's, which may read the history by itself.
     """
     if isinstance(agent, LlmAgent):
         if agent.include_contents != "none":

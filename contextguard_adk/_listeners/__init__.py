@@ -20,19 +20,24 @@ LISTENERS: tuple[Listener, ...] = (
     Seals(),
     TruncatingServers(),
 )
-"""In the order in which they are told."""
+"""All listeners, in the order in which they are told of an event."""
 
 
-def _find_told(event: str) -> tuple[Listener, ...]:
-    """Returns the listeners with a method of their own for an event."""
-    empty = getattr(Listener, event)
-    return tuple(each for each in LISTENERS if getattr(type(each), event) is not empty)
+def _find_concerned(event: str) -> tuple[Listener, ...]:
+    """Returns the listeners that do something at an event.
+
+    They override the method of `Listener` that has the name of the event.
+    """
+    empty_method = getattr(Listener, event)
+    return tuple(
+        each for each in LISTENERS if getattr(type(each), event) is not empty_method
+    )
 
 
-SENT = _find_told("sent")
-SUMMARIZED = _find_told("summarized")
-COMPACTED = _find_told("compacted")
-ANSWERED = _find_told("answered")
-RECOVERED = _find_told("recovered")
+SENT = _find_concerned("sent")
+SUMMARIZED = _find_concerned("summarized")
+COMPACTED = _find_concerned("compacted")
+ANSWERED = _find_concerned("answered")
+RECOVERED = _find_concerned("recovered")
 """The listeners of each event: most events concern few of them, and have to be fast.
 """

@@ -1,4 +1,4 @@
-"""Tells log, trace and web UI of a compaction."""
+"""Describes each compaction in the log, in traces and in ADK's web UI."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class LogLine(Listener):
     """Logs one line at INFO, without message text."""
 
     async def compacted(self, event: Compacted) -> None:
+        """Logs the sizes, the tokens of the summary calls, and whose request it was."""
         record = event.record
         usage = record.usage
         sizes = describe_compaction(record).replace("→", "to")  # A log may be ASCII.
@@ -35,11 +36,15 @@ class LogLine(Listener):
 
 
 class Spans(Listener):
-    """Makes an OpenTelemetry span that lasts as long as the call was held up."""
+    """Makes an OpenTelemetry span for each compaction."""
 
     async def compacted(self, event: Compacted) -> None:
-        """Makes a span with the fields of the record; its end is now."""
-        from opentelemetry import trace  # ADK loads it with the first run.
+        """Makes a span with the fields of the record.
+
+        The span ends now, and lasts as long as the model call was held up.
+        """
+        # This import is slow, unless ADK has imported the module before.
+        from opentelemetry import trace
 
         record = event.record
         end_nanoseconds = time.time_ns()
@@ -48,13 +53,15 @@ class Spans(Listener):
             start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
         )
         fields = vars(record)
+        # These four have other names, or are no single value.
         names = sorted(fields.keys() - {"model", "usage", "cost", "failure"})
         span.set_attributes({f"context_guard.{name}": fields[name] for name in names})
         if record.cost is not None:
             span.set_attribute("context_guard.cost_usd", record.cost)
 
         if record.model:
-            # For "generate_content" ADK's page of traces asks for the span's event.
+            # OpenTelemetry's name would be "generate_content". But for a span of that
+            # name, ADK's page of traces looks for an event, which this span lacks.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         usage = record.usage
@@ -78,23 +85,24 @@ class StateLines(Listener):
         event.state.set(key, describe_compaction(event.record))
 
     def answered(self, event: Answered) -> None:
-        """Writes how full the window is, where the count is believed to be a size."""
+        """Writes how full the window is: "41,210 of 128,000 tokens, 32 %".
+
+        Nothing is written if the provider's count is not credible as the size of the
+        request.
+        """
         count = event.count
-        if (
-            not event.guard.settings.usage_in_state
-            or count is None
-            or not count.is_size
-        ):
+        if count is None or not count.is_size:
+            return
+        if not event.guard.settings.usage_in_state:
             return
 
-        tokens = count.real_tokens
         window_tokens = event.call.window_tokens
-        percent = 100 * tokens / window_tokens
-        line = f"{tokens:,} of {window_tokens:,} tokens, {percent:.0f} %"
+        percent = 100 * count.real_tokens / window_tokens
+        line = f"{count.real_tokens:,} of {window_tokens:,} tokens, {percent:.0f} %"
         agent = event.context.agent_name
         event.state.set(USAGE_KEY + agent, line)
 
+        # The web UI shows keys in the order in which they came. If the line of the last
+        # compaction has its key now, it stands above the keys that are not for people.
         if COMPACTED_KEY + agent not in event.context.state:
-            # The web UI shows keys in the order they came. Written now, this line will
-            # stand above the keys that are not for people.
             event.state.set(COMPACTED_KEY + agent, "none so far")

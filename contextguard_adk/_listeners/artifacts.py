@@ -18,6 +18,9 @@ from contextguard_adk.records import REASONS, CompactionRecord, describe_compact
 
 logger = logging.getLogger("contextguard_adk.artifacts")
 
+_SAVE_SECONDS = 2
+"""How long a model call waits for the artifact service: far less than for a summary."""
+
 
 class Artifacts(Listener):
     """Saves each summary as an artifact, where the app has an artifact service."""
@@ -25,27 +28,31 @@ class Artifacts(Listener):
     setting = "summary_artifacts"
 
     async def compacted(self, event: Compacted) -> None:
-        """Saves the artifact; the next event of the agent without text names it."""
+        """Saves the summary, and notes the artifact for an event of the agent.
+
+        Nothing is saved if an agent may list artifacts: its model would read this one,
+        which is for people.
+        """
         record = event.record
         invocation = event.context.get_invocation_context()
         session = invocation.session
         service = invocation.artifact_service
-        # A model that is shown artifacts would be told of one that is not for it.
         if service is None or _shows_artifacts(invocation):
             return
 
         name = f"compaction-{record.agent}.md"
-        data = _write_markdown(record, event.outcome.stored.text)
+        markdown = _write_markdown(record, event.outcome.stored.text)
+        artifact = types.Part.from_bytes(
+            data=markdown.encode("utf-8", "replace"), mime_type="text/markdown"
+        )
         try:
-            async with asyncio.timeout(2):  # A summary takes far longer.
+            async with asyncio.timeout(_SAVE_SECONDS):
                 version = await service.save_artifact(
                     app_name=invocation.app_name,
                     user_id=session.user_id,
                     session_id=session.id,
                     filename=name,
-                    artifact=types.Part.from_bytes(
-                        data=data.encode("utf-8", "replace"), mime_type="text/markdown"
-                    ),
+                    artifact=artifact,
                 )
         except Exception as error:  # noqa: BLE001 - a service may raise anything.
             message = (
@@ -54,13 +61,17 @@ class Artifacts(Listener):
             warn_once(logger, message, name, type(error).__name__)
             return
 
+        # The next event of the agent that has no text carries the name to ADK.
         agent, scope = call_key(event.context)
         key = name_session(invocation), agent, scope
         event.guard.artifacts[key] = name, version
 
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
-    """Returns whether an agent of the app, or of a calling app, lists all artifacts."""
+    """Returns whether an agent of the app may list all artifacts.
+
+    The agent may also be one of an app that has called this one through an `AgentTool`.
+    """
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if any(isinstance(node, LoadArtifactsTool) for node in tree):
         return True
@@ -75,6 +86,20 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
     The summary is fenced, so that nothing in it is markup. The rest is ASCII, because
     ADK's chat page decodes nothing else correctly.
     """
+    head = _write_head(record)
+    if not text:
+        return f"{head}No summary was needed: older messages were left out.\n"
+
+    title = "Summary, in part without a model" if record.is_mechanical else "Summary"
+    # A fence has at least three characters, and more than any fence in the text.
+    inner_fences = re.findall("`{3,}", text)
+    longest_inner_chars = max((len(each) for each in inner_fences), default=2)
+    fence = "`" * (longest_inner_chars + 1)
+    return f"{head}## {title}\n\n{fence}\n{text}\n{fence}\n"
+
+
+def _write_head(record: CompactionRecord) -> str:
+    """Returns the title of the artifact, a line on the compaction, and its facts."""
     usage = record.usage
     line = describe_compaction(record).replace("→", "to")
     read = f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"
@@ -88,13 +113,4 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
     if record.was_ahead:
         facts["Written in the background"] = f"in {record.duration_seconds:.1f} s"
     listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    head = f"# Compaction of {record.agent}\n\n{line}\n\n{listed}\n\n"
-    if not text:
-        return f"{head}No summary was needed: older messages were left out.\n"
-
-    kind = "Summary, in part without a model" if record.is_mechanical else "Summary"
-    # The fence is longer than any fence in the text, and has at least three characters.
-    inner_fences = re.findall("`{3,}", text)
-    longest_chars = max((len(each) for each in inner_fences), default=2)
-    fence = "`" * (longest_chars + 1)
-    return f"{head}## {kind}\n\n{fence}\n{text}\n{fence}\n"
+    return f"# Compaction of {record.agent}\n\n{line}\n\n{listed}\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 from opentelemetry import metrics
 
@@ -23,21 +23,47 @@ _MODEL = "gen_ai.request.model"
 _RATIOS = tuple(tenth / 10 for tenth in range(1, 11))
 _SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 180)
 _TOKENS = tuple(2**power for power in range(10, 22))
-_USED = tuple(4**power for power in range(14))  # As the GenAI conventions have it.
+_GENAI_TOKENS = tuple(4**power for power in range(14))
+"""The bounds of the buckets of histograms.
 
-# Unit, description, and the buckets of a histogram, by name; a counter has none.
-_METRICS: Mapping[str, tuple[str, str, Sequence[float]]] = {
-    "context_guard.compactions": ("", "Compactions.", ()),
-    "context_guard.compaction.tokens_before": ("{token}", "Requests before.", _TOKENS),
-    "context_guard.compaction.tokens_after": ("{token}", "Requests after.", _TOKENS),
-    "context_guard.compaction.wait": ("s", "How long calls waited.", _SECONDS),
-    "context_guard.summary.failures": ("", "Summaries that no model wrote.", ()),
-    "context_guard.summary.cost": ("USD", "Of summary calls; if known.", ()),
-    "context_guard.recoveries": ("", "Rejected requests, by what helped.", ()),
-    "context_guard.window.usage": ("1", "Estimate / window of calls.", _RATIOS),
-    # ADK's own has another description: by that the Prometheus exporter joins series.
-    "gen_ai.client.token.usage": ("{token}", "Tokens of summary calls.", _USED),
+OpenTelemetry's conventions for generative AI give those of `_GENAI_TOKENS`.
+"""
+
+
+class _Metric(NamedTuple):
+    """A metric of OpenTelemetry.
+
+    Attributes:
+        unit: Its unit; "" for a number of things.
+        description: Its description.
+        buckets: The bounds of the buckets of a histogram; () for a counter.
+    """
+
+    unit: str
+    description: str
+    buckets: Sequence[float] = ()
+
+
+_METRICS: Mapping[str, _Metric] = {
+    "context_guard.compactions": _Metric("", "Compactions."),
+    "context_guard.compaction.tokens_before": _Metric(
+        "{token}", "Requests before.", _TOKENS
+    ),
+    "context_guard.compaction.tokens_after": _Metric(
+        "{token}", "Requests after.", _TOKENS
+    ),
+    "context_guard.compaction.wait": _Metric("s", "How long calls waited.", _SECONDS),
+    "context_guard.summary.failures": _Metric("", "Summaries that no model wrote."),
+    "context_guard.summary.cost": _Metric("USD", "Of summary calls; if known."),
+    "context_guard.recoveries": _Metric("", "Rejected requests, by what helped."),
+    "context_guard.window.usage": _Metric("1", "Estimate / window of calls.", _RATIOS),
+    # ADK counts its own calls by this name, with other attributes. The Prometheus
+    # exporter keeps the two metrics apart because their descriptions differ.
+    "gen_ai.client.token.usage": _Metric(
+        "{token}", "Tokens of summary calls.", _GENAI_TOKENS
+    ),
 }
+"""The metrics, by their names."""
 
 
 class Metrics(Listener):
@@ -53,7 +79,7 @@ class Metrics(Listener):
         if facts["failure"]:
             by_error = {**by_model, "error.type": facts["failure"]}
             _count("context_guard.summary.failures", 1, origin, by_error)
-        if facts["cost"]:
+        if facts["cost"]:  # None is an unknown cost, and 0 adds nothing.
             _count("context_guard.summary.cost", facts["cost"], origin, by_model)
 
         tokens_by_type = {"input": usage.prompt_tokens, "output": usage.output_tokens}
@@ -68,7 +94,7 @@ class Metrics(Listener):
             _count("gen_ai.client.token.usage", tokens, origin, by_type)
 
     async def compacted(self, event: Compacted) -> None:
-        """Counts a compaction, the sizes before and after, and the wait for it."""
+        """Counts a compaction, the request before and after, and the wait for it."""
         record = event.record
         by = {_MODEL: record.model, "context_guard.reason": record.reason}
         values = {
@@ -83,7 +109,8 @@ class Metrics(Listener):
     def answered(self, event: Answered) -> None:
         """Counts once for each call how full the window was, by the estimate."""
         call = event.call
-        if not call.is_reported:
+        is_first_answer = not call.is_reported  # ADK may ask again in the same call.
+        if is_first_answer:
             ratio = call.estimated_tokens / call.window_tokens
             by = {_MODEL: call.model}
             _count("context_guard.window.usage", ratio, call.origin, by)
@@ -95,27 +122,41 @@ class Metrics(Listener):
 
 @log_failures(logging.getLogger("contextguard_adk.metrics"), "Nothing is counted")
 def _count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> None:
-    """Adds to a metric. No attribute may be unbounded, as the names of sessions are."""
+    """Adds a value to a metric.
+
+    Args:
+        name: The name of the metric.
+        value: The value.
+        origin: The agent, session and user of the request.
+        by: Further attributes. Session ids and the like are none: each new value of an
+            attribute is a series of its own, which takes memory.
+    """
     attributes = {
         "gen_ai.agent.name": origin.agent,
         "context_guard.app": origin.app,
         "context_guard.strategy": origin.strategy,
         **by,
     }
-    add = _instruments(metrics.get_meter_provider())[name]
-    add(value, attributes)
+    add_value = _make_metrics(metrics.get_meter_provider())[name]
+    add_value(value, attributes)
 
 
-@lru_cache(maxsize=1)  # An SDK may be set up after the first call.
-def _instruments(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
-    """Returns the method of each metric that takes a value, by the metric's name."""
+# By provider, because an app may set up its SDK after the first call.
+@lru_cache(maxsize=1)
+def _make_metrics(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
+    """Makes all metrics; returns, by name, the method of each that takes a value."""
     meter = provider.get_meter("contextguard_adk")
     methods = dict[str, Callable[..., None]]()
-    for name, (unit, description, buckets) in _METRICS.items():
-        if buckets:
-            advice: Any = {"explicit_bucket_boundaries_advisory": buckets}
-            histogram = meter.create_histogram(name, unit, description, **advice)
+    for name, metric in _METRICS.items():
+        if metric.buckets:
+            histogram = meter.create_histogram(
+                name,
+                metric.unit,
+                metric.description,
+                explicit_bucket_boundaries_advisory=metric.buckets,
+            )
             methods[name] = histogram.record
         else:
-            methods[name] = meter.create_counter(name, unit, description).add
+            counter = meter.create_counter(name, metric.unit, metric.description)
+            methods[name] = counter.add
     return methods

@@ -1,108 +1,127 @@
-"""Notes in session state since when an agent needs events.
+"""Notes in session state since when an agent needs events: its start time.
 
-With this time, an app can load long sessions in part (`load_recent`).
+With the start times of all agents, an app can load long sessions in part
+(`load_recent`). A start time is in seconds since the epoch.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from google.adk.events.event import Event
 
 from contextguard_adk._history.contents import is_user_text
-from contextguard_adk._runtime.state import EVENTS_SINCE_KEY
+from contextguard_adk._runtime.state import EVENTS_SINCE_KEY, AgentState
 from contextguard_adk._summaries.compose import find_quoted
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 
-# So many events before the first one that is needed are loaded as well. They show which
-# messages the summary covers.
 _SPARE_EVENTS = 32
+"""So many events before the first one that is needed are loaded as well.
+
+They show which messages the summary covers.
+"""
+
+_MARGIN_SECONDS = 1e-5
+"""A start time lies this much before its event: databases round to microseconds."""
 
 
 class RecentEvents(Listener):
-    """Notes the time at each compaction; None where the agent needs all events."""
+    """Notes the start time of an agent; None while the agent needs all events."""
 
     setting = "recent_events"
 
     async def compacted(self, event: Compacted) -> None:
-        """Notes the time since when the agent needs events after a compaction.
+        """Notes the start time after a compaction.
 
         There are three cases:
+
         - The agent has lost its summary, or works in a branch: it needs all events. The
           branches of one run tell nothing of the branches of the next run.
-        - The loaded events show the time: that time is noted.
-        - They do not show it: the time that was noted before still holds, because the
-          session may have been loaded from there on.
+        - The loaded events show a start time: it is noted.
+        - They show none: the one that was noted before still holds, because the session
+          may have been loaded from there on.
         """
         state = event.state
-        key = EVENTS_SINCE_KEY + event.turn.agent
-        noted_seconds = state.find(key).get("")
+        agent = event.turn.agent
+        noted_seconds = _read_start(state, agent)
         has_no_summary = event.turn.history.stored is None
         has_lost_summary = noted_seconds is not None and has_no_summary
-        is_in_branch = state.owner != event.turn.agent
+        is_in_branch = state.owner != agent
 
-        if has_lost_summary or is_in_branch:
-            state.set(key, None)
-        else:
-            state.set(key, _find_start(event) or noted_seconds)
+        start_seconds: float | None = None
+        if not has_lost_summary and not is_in_branch:
+            start_seconds = _find_start(event) or noted_seconds
+        state.set(EVENTS_SINCE_KEY + agent, start_seconds)
 
     def answered(self, event: Answered) -> None:
-        """Clears the time if the agent has lost its summary, so it needs all events."""
+        """Clears the start time if the agent has lost its summary.
+
+        The agent then needs all events.
+        """
         state = event.state
-        key = EVENTS_SINCE_KEY + event.context.agent_name
-        # `find` returns the value under this very key by the name "".
-        has_time = "" in state.find(key)
-        if has_time and state.record.summary is None:
-            state.set(key, None)
+        agent = event.context.agent_name
+        has_start = _read_start(state, agent) is not None
+        if has_start and state.record.summary is None:
+            state.set(EVENTS_SINCE_KEY + agent, None)
+
+
+def _read_start(state: AgentState, agent: str) -> Any:
+    """Returns the start time that is noted for an agent; None if there is none."""
+    # `find` names a value by the part of its key behind the prefix. This prefix is the
+    # whole key.
+    return state.find(EVENTS_SINCE_KEY + agent).get("")
 
 
 def _find_start(event: Compacted) -> float | None:
-    """Returns the time since when the agent needs events, in seconds since the epoch.
+    """Returns the start time of an agent, as far as the loaded events show one.
 
     It is the time of the user's newest message that stands at least 32 events before
     the first event that is needed. None if there is no such message.
     """
     events = event.turn.history.events
-    needed_index = min(_find_needed(event), _find_waiting(events))
-    earlier_events = events[: max(0, needed_index - _SPARE_EVENTS)]
+    needed_position = min(_find_needed(event), _find_waiting(events))
+    earlier_events = events[: max(0, needed_position - _SPARE_EVENTS)]
 
-    for each, older in itertools.pairwise(reversed(earlier_events)):
+    for newer, older in itertools.pairwise(reversed(earlier_events)):
         is_user_message = (
-            each.author == "user" and each.content and is_user_text(each.content)
+            newer.author == "user" and newer.content and is_user_text(newer.content)
         )
-        start_seconds = each.timestamp - 1e-5  # Databases keep microseconds.
-        # Otherwise the older event would be loaded as well.
-        if is_user_message and older.timestamp < start_seconds:
+        start_seconds = newer.timestamp - _MARGIN_SECONDS
+        # An older event of the same time would be loaded as well.
+        has_own_time = older.timestamp < start_seconds
+        if is_user_message and has_own_time:
             return start_seconds
     return None
 
 
 def _find_needed(event: Compacted) -> int:
-    """Returns the index of the last event before all messages that are needed.
+    """Returns the position of the last event before all messages that are needed.
 
-    Messages are needed if no summary covers them, or if the summary quotes them. The
-    index is 0 if there is no such event.
+    A message is needed if no summary covers it, or if the summary quotes it. The
+    position is one in the session's events; it is 0 if there is no such event.
     """
     history = event.turn.history
     covered = event.outcome.draft.covered
     quoted_index = find_quoted(history, event.outcome.stored, covered)
-    needed_messages = [
-        message_index
-        for message_index in history.indexes
-        if message_index not in covered or message_index == quoted_index
+    needed_indexes = [
+        index
+        for index in history.indexes
+        if index not in covered or index == quoted_index
     ]
-    first_needed = min(needed_messages, default=len(history.contents))
+    first_needed_index = min(needed_indexes, default=len(history.contents))
 
-    last_event_id = history.last_event(frozenset(range(first_needed)))
-    for event_index, each in enumerate(history.events):
+    older_indexes = frozenset(range(first_needed_index))
+    last_event_id = history.last_event(older_indexes)
+    for position, each in enumerate(history.events):
         if each.id == last_event_id:
-            return event_index
+            return position
     return 0
 
 
 def _find_waiting(events: Sequence[Event]) -> int:
-    """Returns the index of the first event with a call that awaits the user's answer.
+    """Returns the position of the first event with a call that awaits a user's answer.
 
     The call may be one of any agent. Without such a call, the number of events is
     returned.
@@ -113,8 +132,8 @@ def _find_waiting(events: Sequence[Event]) -> int:
         if event.author == "user"
         for response in event.get_function_responses()
     }
-    for event_index, event in enumerate(events):
+    for position, event in enumerate(events):
         waiting_ids = set(event.long_running_tool_ids or ()) - answered_ids
         if waiting_ids:
-            return event_index
+            return position
     return len(events)

@@ -1,4 +1,9 @@
-"""Recognizes servers that cut a prompt silently, as Ollama does, by their counts."""
+"""Recognizes servers that cut a prompt silently, as Ollama does, by their counts.
+
+A count is the number of prompt tokens that a provider reports. Such a server reports
+the same count call after call, while the guard sends more. A series is a row of equal
+counts of one model. Texts are measured in bytes / 4.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +20,36 @@ from contextguard_adk._turn.units import Answered, Listener
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-# A count below this is not taken for a window. Ollama's smallest default window has
-# 2,048 tokens, and some servers keep a few of them free.
 _MIN_CUT_TOKENS = 2_040
+"""A count below this is not taken for a window.
 
-# A count below this part of bytes / 4 has left something out: it tells no usual ratio.
+Ollama's smallest default window has 2,048 tokens, and some servers keep a few of them
+free.
+"""
+
 _LEAST_RATIO = 0.4
+"""A count below this part of bytes / 4 leaves out some of the text, and is not used."""
 
-# While the counts stay equal, the text must grow by this part of the count. In the end
-# its expected count must also exceed the count by this part.
 _GROWN_RATIO = 0.05
+"""During a series, the text must grow by this part of the count. In the end its
+expected count must also exceed the count by this part."""
 
-# So many equal counts in a row show that prompts are cut.
 _CUT_TIMES = 3
+"""So many equal counts in a row show that prompts are cut."""
 
 
 @dataclass(frozen=True)
 class EqualCounts:
-    """A series of equal counts in a row, of requests that grew.
+    """A series of equal counts in a row.
 
     Attributes:
         real_tokens: The count that the provider reported each time.
         first_tokens: Bytes / 4 of the text of the first request in the series.
         last_tokens: Bytes / 4 of the text of the last request in the series.
-        times: How many requests the series has.
-        usual_ratio: The lowest count before the series, divided by bytes / 4 of its
-            request; infinite if there was none.
+        times: How many requests count: the first one, and each one with a longer text
+            than the request before.
+        usual_ratio: The lowest ratio of a count before the series to bytes / 4 of its
+            text; infinite if there was none.
         has_steps: Whether an earlier series of a grown request was followed by a higher
             count. Then the server rounds its counts, and has not cut anything.
         was_cached: Whether a cache has served a part of any prompt.
@@ -71,48 +80,58 @@ class CountsOfModels:
 class TruncatingServers(Listener):
     """Finds the window of a server whose counts stop at one figure.
 
-    Three equal counts in a row show such a window if the text that was sent grew by a
-    twentieth of the count, and exceeds the count when measured by the ratio of earlier
-    counts. Different counts show nothing. Nor do the counts of a model whose prompts
-    are partly served by a cache, because they may leave the cached part out. If equal
-    counts were followed by higher ones before, the server rounds its counts. The
-    process keeps to the window until a count exceeds it.
+    Three equal counts in a row show such a window under two conditions. The text that
+    was sent has grown by a twentieth of the count. Measured by the ratio of earlier
+    counts, the text exceeds the count by a twentieth.
+
+    The counts show nothing in two cases. A cache has served a part of a prompt: its
+    count may leave out that part. Or equal counts were followed by a higher one before:
+    the server rounds its counts.
+
+    The process keeps to the window until a count exceeds it.
     """
 
     def answered(self, event: Answered) -> None:
-        """Follows the counts of the model; limits its prompts once they are cut."""
+        """Remembers the count; limits the model's prompts once they are cut."""
         call = event.call
         count = event.count
         if count is None or call.is_observed:
-            return
+            return  # A guard that only observes limits nothing.
 
         _forget_exceeded(event, count)
         by_model = call.memory.facts.unit(CountsOfModels).by_model
         series_before = by_model.get(call.model, EqualCounts())
-        series = _follow(series_before, count)
+        series = _add_count(series_before, count)
         if event.usage.cached_tokens > 0:
             series = replace(series, was_cached=True)
         call.memory.keep(CountsOfModels(with_newest(by_model, call.model, series)))
 
-        if _is_cut(series) and count.real_tokens < call.window_tokens:
-            _keep_to(event, count.real_tokens)
+        if _shows_cut_prompts(series) and count.real_tokens < call.window_tokens:
+            _limit_prompts(event, count.real_tokens)
 
 
 def _forget_exceeded(event: Answered, count: Count) -> None:
-    """Forgets a window of the model that this count exceeds."""
+    """Forgets the window that was found for the model, if this count exceeds it.
+
+    A count that is not credible as a size shows nothing. A rate limit is no window.
+    """
     call = event.call
     limits = event.guard.limits
     seen = call.memory.facts.of(call.model)
     limit = limits.get(call.client, seen.kept)
-    if limit is None or limit.is_rate or count.real_tokens <= limit.tokens:
+    if limit is None or limit.is_rate:
         return
-    if count.is_size:
+    if count.real_tokens > limit.tokens and count.is_size:
         limits.pop(call.client, None)
         call.memory.see(call.model, replace(seen, kept=None))
 
 
-def _keep_to(event: Answered, window_tokens: int) -> None:
-    """Keeps the prompts of the model within a window, and warns once."""
+def _limit_prompts(event: Answered, window_tokens: int) -> None:
+    """Keeps the model's prompts within a window from now on, and warns once.
+
+    The process keeps to the window for this client (`Guard.limits`), the session for
+    this model (`Seen.kept`).
+    """
     call = event.call
     limit = Limit(window_tokens)
     event.guard.limits[call.client] = limit
@@ -132,50 +151,63 @@ def _keep_to(event: Answered, window_tokens: int) -> None:
     warn_once(logger, message, call.model, counted, assumed, window_tokens)
 
 
-def _follow(series: EqualCounts, count: Count) -> EqualCounts:
+def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     """Returns the series of equal counts after another count.
 
     There are three cases:
+
     - The count differs, or the text has shrunk: a new series begins.
     - The text has not grown, or the count may be that of the new text alone: the count
       shows nothing, and does not add to `times`.
-    - The text has grown and the count is the same: it adds to `times`.
+    - The text has grown and the count is the same: the count adds to `times`.
     """
     real_tokens = count.real_tokens
     text_tokens = max(1, count.text_tokens)
     grown_tokens = text_tokens - series.last_tokens
     if real_tokens != series.real_tokens or grown_tokens < 0:
-        return _begin(series, real_tokens, text_tokens)
+        return _begin_series(series, real_tokens, text_tokens)
 
-    # A cache may have served the older text without a report.
-    is_only_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
-    if grown_tokens == 0 or is_only_new_text:
+    # A cache may have served the older text without a report. Then the count is about
+    # that of the text that was added.
+    may_be_new_text_alone = abs(grown_tokens - real_tokens) <= real_tokens / 4
+    if grown_tokens == 0 or may_be_new_text_alone:
         return replace(series, last_tokens=text_tokens)
     return replace(series, last_tokens=text_tokens, times=series.times + 1)
 
 
-def _begin(before: EqualCounts, real_tokens: int, text_tokens: int) -> EqualCounts:
-    """Returns a new series with one count; keeps what earlier counts have shown."""
-    usual_ratio = before.usual_ratio
-    counted_ratio = before.real_tokens / max(1, before.last_tokens)
-    if before.times and counted_ratio >= _LEAST_RATIO:
-        usual_ratio = min(usual_ratio, counted_ratio)
+def _begin_series(
+    before: EqualCounts, real_tokens: int, text_tokens: int
+) -> EqualCounts:
+    """Returns a new series of one count, with the facts that earlier counts have shown.
 
-    was_exceeded = before.times > 1 and real_tokens > before.real_tokens
+    Args:
+        before: The series that has ended; its `times` is 0 if there was none.
+        real_tokens: The count.
+        text_tokens: Bytes / 4 of the text of its request.
+    """
+    usual_ratio = before.usual_ratio
+    ratio_before = before.real_tokens / max(1, before.last_tokens)
+    if before.times > 0 and ratio_before >= _LEAST_RATIO:
+        usual_ratio = min(usual_ratio, ratio_before)
+
+    # A window would not let the count rise after equal counts of a growing text.
+    was_repeated = before.times > 1
+    is_step = was_repeated and before.has_grown and real_tokens > before.real_tokens
     return EqualCounts(
         real_tokens=real_tokens,
         first_tokens=text_tokens,
         last_tokens=text_tokens,
         times=1,
         usual_ratio=usual_ratio,
-        has_steps=before.has_steps or (was_exceeded and before.has_grown),
+        has_steps=before.has_steps or is_step,
         was_cached=before.was_cached,
     )
 
 
-def _is_cut(series: EqualCounts) -> bool:
+def _shows_cut_prompts(series: EqualCounts) -> bool:
     """Returns whether only prompts that were cut can have these counts."""
-    if series.was_cached or series.has_steps:
+    may_have_other_reason = series.was_cached or series.has_steps
+    if may_have_other_reason:
         return False
     if series.times < _CUT_TIMES or not series.has_grown:
         return False
@@ -183,5 +215,5 @@ def _is_cut(series: EqualCounts) -> bool:
     # Before there is any other count, a token is taken to be four bytes.
     usual_ratio = 1.0 if series.usual_ratio == math.inf else series.usual_ratio
     expected_tokens = series.last_tokens * usual_ratio
-    is_beyond = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
-    return is_beyond and series.real_tokens >= _MIN_CUT_TOKENS
+    is_beyond_count = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
+    return is_beyond_count and series.real_tokens >= _MIN_CUT_TOKENS

@@ -59,9 +59,9 @@ def _describe_wrong(value: object) -> str:
 
     description = f"{type(value).__name__}: {short_repr(value)}"
     if isinstance(value, str):
-        name = STRATEGIES.get(value, Threshold).__name__
-        hint = f". Did you mean {name}()? Names of strategies are for files"
-        return f"{description}{hint}"
+        suggested = STRATEGIES.get(value, Threshold)
+        hint = f". Did you mean {suggested.__name__}()?"
+        return f"{description}{hint} Names of strategies are for files"
     if isinstance(value, dict):
         return f"{description}. Did you mean Threshold(…) with these settings?"
     return description

@@ -12,9 +12,10 @@ class GuardPlugin(BasePlugin):
     """A plugin with a guard.
 
     Attributes:
-        settings: All settings; `_guard` has the same.
-        is_shared: Whether they are those of the file that the environment names, and
-            may therefore be meant for other apps as well.
+        settings: All settings of the plugin.
+        is_shared: Whether the settings come from the file that the environment names,
+            which other apps may use as well.
+        _guard: The memory of the plugin.
     """
 
     settings: PluginSettings

@@ -1,4 +1,7 @@
-"""Looks at an app before its runs; at the first run logs how it is guarded."""
+"""Looks at an app before each of its runs; at the first run logs how it is guarded.
+
+The root of an app is None if it is a workflow, which ADK hides from plugins.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from contextguard_adk._providers.registry import (
     resolve_costs,
 )
 from contextguard_adk._runtime.adk_tree import declares_state_schema, walk_tree
+from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._support.log import one_line, warn_once
 from contextguard_adk._support.settings import suggest
 from contextguard_adk.config import PluginSettings
@@ -24,36 +28,55 @@ from contextguard_adk.strategies.base import Strategy
 logger = logging.getLogger("contextguard_adk.plugin")
 
 _MAX_AGENTS = 12
-"""The most agents that one log line names."""
+"""The most agents that a log line names."""
 
 _MIN_SIMILARITY = 0.8
 """From this ratio of difflib on, two names differ by a slip of the keyboard."""
 
 _SOURCES = {"configured": "configured", "registry": "model registry"}
+"""The words of the log for `ResolvedWindow.source`, if the window is not assumed."""
 
 
 def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
     """Chooses the form of state keys; at an app's first run logs who is guarded."""
-    settings = plugin.settings
     guard = plugin._guard
-    # None for a workflow at the root, which ADK hides from plugins.
     root = getattr(invocation.agent, "root_agent", None)
-
-    # Once chosen, namespaced keys stay: the run of an AgentTool may have no schema, but
-    # hands its state to a caller that has one.
-    if settings.state_keys == "auto" and not guard.has_namespaced_keys:
-        # If the search below raises, the form that every app accepts is in place.
-        guard.has_namespaced_keys = True
-        # A hidden workflow may declare a schema.
-        guard.has_namespaced_keys = root is None or declares_state_schema(root)
+    _choose_key_form(guard, root)
 
     # Only the first run of an app shows all agents. A later one may be the run of an
     # AgentTool, which shows a part of them.
     app = invocation.session.app_name
-    if app in guard.seen_apps:
-        return
-    guard.seen_apps.add(app)
+    if app not in guard.seen_apps:
+        guard.seen_apps.add(app)
+        _log_guarding(app, root, plugin)
 
+
+def _choose_key_form(guard: Guard, root: object) -> None:
+    """Decides whether session-state keys are namespaced, if the setting is "auto".
+
+    They have to be if anything in the app declares a `state_schema`.
+    """
+    # Once chosen, namespaced keys stay: the run of an AgentTool may have no schema, but
+    # hands its state to a caller that has one.
+    if guard.settings.state_keys != "auto" or guard.has_namespaced_keys:
+        return
+
+    try:
+        # A hidden workflow may declare a schema.
+        needs_namespaced = root is None or declares_state_schema(root)
+    except Exception:
+        guard.has_namespaced_keys = True  # Every app accepts this form.
+        raise
+    guard.has_namespaced_keys = needs_namespaced
+
+
+def _log_guarding(app: str, root: object, plugin: GuardPlugin) -> None:
+    """Logs which agents of an app are guarded, and what its developer may not expect.
+
+    These are settings for agents that the app lacks, and callbacks that mask texts.
+    """
+    settings = plugin.settings
+    guard = plugin._guard
     if root is not None and settings.agents:
         _warn_of_missing_agents(app, root, plugin)
     if logger.isEnabledFor(logging.INFO):
@@ -73,11 +96,13 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
     guarding_of_others = _describe_guarding(settings.default)
 
     for name in sorted(settings.agents.keys() - app_names):
+        # A misspelled name is similar to one whose agent then has no setting.
         similar_names = get_close_matches(
             name, names_without_setting, n=1, cutoff=_MIN_SIMILARITY
         )
-        if plugin.is_shared and not similar_names:
-            continue  # The agent may be one of another app.
+        may_be_of_other_app = plugin.is_shared and not similar_names
+        if may_be_of_other_app:
+            continue
         warn_once(
             logger,
             "`agents` names %r, but app %r has no agent of that name.%s Agents that "
@@ -98,9 +123,10 @@ def _describe_guarding(default: object) -> str:
     """
     if default is None:
         return "not guarded"
-    class_name = type(default).__name__
-    name = getattr(default, "__name__", class_name)  # Only a function has a name.
-    return f"guarded by {name}"
+    if isinstance(default, Strategy):
+        return f"guarded by {type(default).__name__}"
+    function_name = getattr(default, "__name__", type(default).__name__)
+    return f"guarded by {function_name}"
 
 
 def _log_agents(
@@ -117,7 +143,7 @@ def _log_agents(
 def _log_callbacks(app: str, root: object) -> None:
     """Logs which agents have a before_model_callback, which may mask texts.
 
-    The guard, a plugin, runs before such a callback, so it reads the texts unmasked.
+    ADK calls the plugin before such a callback, so the plugin reads unmasked texts.
     """
     agents = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
     names = [
@@ -135,9 +161,10 @@ def _log_callbacks(app: str, root: object) -> None:
 def _describe_agents(
     root: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> list[str]:
-    """Describes how each agent is guarded; in a large app only the first dozen.
+    """Describes how each agent is guarded, such as "writer: not guarded".
 
-    Agents with a setting of their own come first.
+    In a large app only 12 agents are described. Those with a setting of their own come
+    first.
     """
     agents = _find_agents(root, settings)
     names_with_setting = agents.keys() & settings.agents.keys()
@@ -149,25 +176,30 @@ def _describe_agents(
         guarding = _describe_agent(name, agents[name], settings, registry)
         descriptions.append(f"{name}: {guarding}")
 
-    left_count = len(agents) - _MAX_AGENTS
-    if left_count > 0:
-        descriptions.append(f"and {left_count} more")
+    more_count = len(agents) - _MAX_AGENTS
+    if more_count > 0:
+        descriptions.append(f"and {more_count} more")
 
-    if root is None:
-        # A hidden workflow may have agents that the settings do not name.
+    is_hidden_workflow = root is None
+    if is_hidden_workflow:
+        # The workflow may have agents that `agents` does not name, just as it does not
+        # name "": the setting `default` guards them.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")
-    return descriptions or ["it has no LLM agent"]
+
+    if not descriptions:
+        return ["it has no LLM agent"]
+    return descriptions
 
 
 def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
     """Returns the LLM agents of an app by their names.
 
-    If the root is None, a workflow that ADK hides from plugins, the names are those in
-    the settings, each with None in place of its agent.
+    The agents of a hidden workflow are unknown: the result then has the names in the
+    settings, each with None in place of its agent.
     """
-    # A slow import, which ADK has done by now.
+    # This import is slow, unless ADK has imported the module before.
     from google.adk.agents.llm_agent import LlmAgent
 
     if root is None:
@@ -178,12 +210,12 @@ def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
 def _describe_agent(
     name: str, agent: object, settings: PluginSettings, registry: ModelRegistry | None
 ) -> str:
-    """Describes the strategy of an agent and, if it is known, its context window.
+    """Describes the strategy of an agent and the context window of its model.
 
     "Threshold, window 128,000 tokens (model registry)"
 
-    The window is unknown if neither the agent nor a parent names a model, and the
-    strategy sets no window.
+    If neither the agent nor a parent names a model, and the strategy sets no window,
+    the description is the name of the strategy alone.
     """
     strategy = settings.agents.get(name, settings.default)
     if strategy is None:
@@ -203,24 +235,26 @@ def _describe_agent(
         is_quiet=True,
     )
     source = _SOURCES.get(window.source, f"assumed: unknown model {model_name!r}")
+    description = f"{strategy_name}, window {window.tokens:,} tokens ({source})"
+
+    # A compaction in a large window is described by its prompt, which may be expensive.
     due_tokens = plan_strategy(strategy, window.tokens).threshold_tokens
     costs = resolve_costs(model_name, settings.prices, registry)
-    described = f"{strategy_name}, window {window.tokens:,} tokens ({source})"
-    start = describe_start(window.tokens, due_tokens, costs)
-    return f"{described}, {start}" if start else described
+    due_prompt = describe_start(window.tokens, due_tokens, costs)
+    return f"{description}, {due_prompt}" if due_prompt else description
 
 
 def _find_model_name(agent: object) -> str:
-    """Returns the name of an agent's model, or of the nearest parent's; "" for none.
+    """Returns the name of an agent's model; "" if the agent has none.
 
-    ADK's own `canonical_model` would make the model, which may take seconds.
+    An agent without a model has that of its nearest parent, as in ADK. ADK's own
+    `canonical_model` would make the model, which may take seconds.
     """
     candidate = agent
     while candidate is not None:
         model = getattr(candidate, "model", None)
-        if isinstance(model, str) and model:
-            return model
         if model:
-            return getattr(model, "model", "")
+            # The model is its name, or a `BaseLlm` with the name as `model`.
+            return model if isinstance(model, str) else getattr(model, "model", "")
         candidate = getattr(candidate, "parent_agent", None)
     return ""

@@ -1,4 +1,4 @@
-"""The sizes of a strategy's budgets, as they are known before any request."""
+"""The sizes at which a strategy compacts, as they are known before any request."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextguard_adk.records import Usage
 from contextguard_adk.strategies.base import Strategy
 
 _LARGE_WINDOW_TOKENS = 200_000
+"""In a larger window, a prompt that is due may cost more than people expect."""
 
 
 def plan_strategy(strategy: Strategy, window_tokens: int) -> Budgets:
@@ -21,22 +22,23 @@ def plan_strategy(strategy: Strategy, window_tokens: int) -> Budgets:
     trigger_tokens = strategy.trigger_tokens(window_tokens)
     budgets = plan_budgets(window_tokens, trigger_tokens=trigger_tokens)
 
-    # A pipeline may compact below the threshold of its budgets.
-    early_ratio = getattr(strategy, "compression_threshold", None) or math.inf
-    early_tokens = early_ratio * budgets.working_tokens
-    due_tokens = math.ceil(min(budgets.threshold_tokens, early_tokens))
+    # Only a `Pipeline` has this setting, a part of the window. It may compact earlier.
+    early_ratio = getattr(strategy, "compression_threshold", None)
+    if early_ratio is None:
+        return budgets
+    early_tokens = math.ceil(early_ratio * budgets.working_tokens)
+    due_tokens = min(budgets.threshold_tokens, early_tokens)
     return replace(budgets, threshold_tokens=due_tokens)
 
 
 def describe_start(window_tokens: int, due_tokens: int, costs: Costs | None) -> str:
-    """Describes the prompt from which on a strategy compacts: its tokens and its price.
+    """Describes the smallest prompt that a strategy compacts: its tokens and its price.
 
-    Returns "" for a window of at most 200,000 tokens. In a larger one, such a prompt
-    may cost more than people expect.
+    "compacts at 980,000 tokens, a prompt of that size costs $2.45"
+
+    Returns "" for a window of at most 200,000 tokens.
     """
     if window_tokens <= _LARGE_WINDOW_TOKENS:
         return ""
-    cost = "an unknown amount"
-    if costs:
-        cost = f"${costs.price(Usage(due_tokens)):,.2f}"
+    cost = f"${costs.price(Usage(due_tokens)):,.2f}" if costs else "an unknown amount"
     return f"compacts at {due_tokens:,} tokens, a prompt of that size costs {cost}"

@@ -1,4 +1,7 @@
-"""Which requests are guarded, with which strategy, and where one is only cut."""
+"""Decides which requests are guarded, and with which strategy; compacts or cuts them.
+
+A request that is cut loses older messages without a summary, and no state is written.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,26 @@ from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.plugin")
 
+_TWO_GUARDS = (
+    "App %r has two guards for the same agents, perhaps one in the App and one "
+    "on --extra_plugins: %r does the work, %r is idle."
+)
+
+_TWO_COMPACTIONS = (
+    "App %r also has an events_compaction_config: ADK's compaction and the "
+    "guard both pay for summaries of the same history. Remove it from the App "
+    "to leave the history to the guard."
+)
+
 
 def find_strategy(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> Strategy | None:
-    """Returns the strategy for a request; None leaves the request as it is."""
+    """Returns the strategy for a request; None leaves the request as it is.
+
+    If the plugin or the session wants no new summaries, the strategy is a copy that
+    writes none.
+    """
     settings = plugin.settings
     configured = settings.agents.get(context.agent_name, settings.default)
     if configured is None or not _may_guard(plugin, context, request):
@@ -43,6 +61,7 @@ def find_strategy(
     if strategy is None:
         return None
 
+    # Session state is untrusted: the value may be anything.
     session_summaries = context.session.state.get(SUMMARIES_KEY)
     if session_summaries not in (None, "stored", "write"):
         message = 'Session state %r is neither "stored" nor "write": ignored.'
@@ -55,26 +74,26 @@ def find_strategy(
 def _may_guard(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> bool:
-    """Whether a request carries a history that this plugin may change.
+    """Whether this plugin may change the history of a request.
 
     It may not in these cases:
 
     - The session switches the guard off.
-    - The provider holds the history.
-    - The run is a live one.
+    - The run is a live one (`run_live`).
+    - The provider holds the history, so the request does not carry it.
     - Another guard of the app does the work. A warning says so.
 
-    A warning also names an app that pays for ADK's own compaction beside the guard's.
+    Another warning names an app that also pays for ADK's own compaction.
     """
     invocation = context.get_invocation_context()
-    if invocation.session.state.get(OFF_KEY) is True:
-        return False
-    is_held_by_provider = getattr(request, "previous_interaction_id", None)
+    is_off = invocation.session.state.get(OFF_KEY) is True
     is_live = invocation.live_request_queue is not None
-    if is_held_by_provider or is_live:
+    # With this id, the provider adds the earlier messages itself.
+    is_held_by_provider = bool(getattr(request, "previous_interaction_id", None))
+    if is_off or is_live or is_held_by_provider:
         return False
 
-    # Of several plugins that guard the agent, the first one does the work.
+    # ADK calls every guard of the app. The first one for this agent does the work.
     app = invocation.session.app_name
     agent = context.agent_name
     plugins = invocation.plugin_manager.plugins
@@ -84,73 +103,66 @@ def _may_guard(
         for guard in guards
         if guard.settings.agents.get(agent, guard.settings.default) is not None
     ]
-    if guards_of_agent and guards_of_agent[0] is not plugin:
-        warn_once(
-            logger,
-            "App %r has two guards for the same agents, perhaps one in the App and one "
-            "on --extra_plugins: %r does the work, %r is idle.",
-            app,
-            guards_of_agent[0].name,
-            plugin.name,
-        )
+    is_idle = bool(guards_of_agent) and guards_of_agent[0] is not plugin
+    if is_idle:
+        working_name = guards_of_agent[0].name
+        warn_once(logger, _TWO_GUARDS, app, working_name, plugin.name)
         return False
 
     has_adk_compaction = getattr(invocation, "events_compaction_config", None)
     if has_adk_compaction and not plugin.settings.observe:
-        warn_once(
-            logger,
-            "App %r also has an events_compaction_config: ADK's compaction and the "
-            "guard both pay for summaries of the same history. Remove it from the App "
-            "to leave the history to the guard.",
-            app,
-        )
+        warn_once(logger, _TWO_COMPACTIONS, app)
     return True
 
 
 def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
-    """Returns the strategy that a user's function chooses for a request, or None.
+    """Returns the strategy, or None, that a user's function chooses for a request.
 
-    Returns `Threshold()` if the function raises an error, or returns something else.
+    If the function raises an error, or returns anything else, the result is
+    `Threshold()`, and a warning names the type of the error or of the other value.
     """
     chosen: object
     try:
         chosen = choose(context)
     except Exception as error:  # noqa: BLE001 - anyone's code may raise anything
         log_traceback(logger, "No strategy was chosen", error)
-        chosen = error  # The warning below names its type.
+        wrong_type = type(error).__name__
+    else:
+        if chosen is None or isinstance(chosen, Strategy):
+            return chosen
+        wrong_type = type(chosen).__name__
 
-    if chosen is None or isinstance(chosen, Strategy):
-        return chosen
-    warn_once(
-        logger,
+    message = (
         "The function that chooses a strategy for agent %r gave %s in place of one; "
-        "the agent is guarded with Threshold().",
-        context.agent_name,
-        type(chosen).__name__,
+        "the agent is guarded with Threshold()."
     )
+    warn_once(logger, message, context.agent_name, wrong_type)
     return GUARD_ALL
 
 
 async def guard_request(
     guard: Guard, context: CallbackContext, request: LlmRequest, strategy: Strategy
 ) -> None:
-    """Compacts a request; if that fails, cuts its contents without any state.
+    """Puts the stored summary into a request; compacts if a compaction is due.
 
-    In a recorded test the request is always cut, because state must not be written.
+    In two cases, a request that is too large is cut instead:
+
+    - The guard has failed. The failure is logged.
+    - The request is one of a recorded test, in which no state may be written.
+
+    A guard that only observes changes nothing.
     """
-    observe = guard.settings.observe
-    consequence = "" if observe else ", whose history is cut to fit"
-    with log_failures(
-        logger, f"The guard failed for agent {context.agent_name!r}{consequence}"
-    ):
-        if not is_recorded_test():
-            call = Call(guard, context, request, strategy, observe)
+    is_observed = guard.settings.observe
+    if not is_recorded_test():
+        consequence = "" if is_observed else ", whose history is cut to fit"
+        message = f"The guard failed for agent {context.agent_name!r}{consequence}"
+        with log_failures(logger, message):
+            call = Call(guard, context, request, strategy, is_observed)
             turn = await settle(call, Bounds())
             await send(call, turn)
-            return
+            return  # Without a failure, nothing is cut.
 
-    # Only a failure, which is logged by now, or a recorded test gets here.
-    if observe:
+    if is_observed:
         return
     window = resolve_context_window(
         request.model or "",
@@ -165,11 +177,12 @@ def is_recorded_test() -> bool:
     """Whether `adk test` records a conversation or replays one.
 
     `adk test` compares session state, but its replay reports no usage and cannot answer
-    a request for a summary. So no state is written, and a request that is too large is
-    cut.
+    a request for a summary. So a compaction would make the test fail.
     """
-    test = os.environ.get("PYTEST_CURRENT_TEST", "")
-    return test == "rebuild" or "::test_agent_replay[" in test
+    # `adk test` sets the variable to "rebuild" while it records. Its replay is a test
+    # of pytest, which sets the variable to the name of the test.
+    test_name = os.environ.get("PYTEST_CURRENT_TEST", "")
+    return test_name == "rebuild" or "::test_agent_replay[" in test_name
 
 
 def warn_of_switch(
@@ -184,15 +197,15 @@ def warn_of_switch(
 def _name_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> str:
-    """Describes the user's switch that keeps the guard from changing this request.
+    """Names the user's switch that keeps the guard from changing a request.
 
-    Returns "" if there is no such switch.
+    Returns "" if the reason is another one, such as a live run.
     """
     if plugin.settings.observe:
         return "where the guard only observes"
     if context.session.state.get(OFF_KEY) is True:
         return f"where {OFF_KEY} is set"
-    if _may_guard(plugin, context, request):
-        # Nothing else stands in the way, so the settings exempt the agent.
-        return "where the agent is not guarded"
-    return ""
+
+    # Without any other reason, the settings exempt the agent.
+    has_other_reason = not _may_guard(plugin, context, request)
+    return "" if has_other_reason else "where the agent is not guarded"

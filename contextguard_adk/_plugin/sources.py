@@ -22,13 +22,15 @@ logger = logging.getLogger("contextguard_adk.plugin")
 GUARD_ALL = Threshold()
 """The strategy of every agent that no argument and no file gives another one."""
 
-_OFF = ("", "0", "false", "no", "off")
+_NOT_STRICT = ("", "0", "false", "no", "off")
+"""The values of `STRICT_VARIABLE` that do not ask for an error."""
 
 
 class FromFile(Threshold):
-    """Carries the settings of a file in the argument `default` of the plugin.
+    """The settings of a file, in the form of a strategy that guards no agent.
 
-    `ContextGuardPlugin.from_file` makes it.
+    `ContextGuardPlugin.from_file` hands them to the constructor as the argument
+    `default`, which accepts strategies only.
     """
 
     settings: PluginSettings
@@ -39,8 +41,8 @@ class ChosenSettings(NamedTuple):
 
     Attributes:
         settings: All settings.
-        is_shared: Whether they come from the file that the environment names, which
-            other apps may use as well.
+        is_shared: Whether the settings come from the file that the environment names,
+            which other apps may use as well.
     """
 
     settings: PluginSettings
@@ -90,7 +92,8 @@ def choose_settings(
     try:
         return ChosenSettings(load_settings(path), is_shared=True)
     except ConfigError as error:
-        if is_strict or os.environ.get(STRICT_VARIABLE, "").lower() not in _OFF:
+        strict_value = os.environ.get(STRICT_VARIABLE, "").lower()
+        if is_strict or strict_value not in _NOT_STRICT:
             raise ConfigError(
                 f"{error} Nothing is guarded: ADK only logs this under --extra_plugins."
             ) from error
@@ -102,7 +105,7 @@ def choose_settings(
 def _list_changed(arguments: PluginSettings, default: object) -> list[str]:
     """Returns the names of the arguments that differ from their defaults.
 
-    `default` is among them even if it equals the usual strategy, but was given in code.
+    The argument `default` is also named if somebody has given the usual strategy.
     """
     usual_settings = PluginSettings()
     changed = [
@@ -110,6 +113,7 @@ def _list_changed(arguments: PluginSettings, default: object) -> list[str]:
         for name in ("agents", "default", *GuardSettings.model_fields)
         if getattr(arguments, name) != getattr(usual_settings, name)
     ]
-    if default is not GUARD_ALL and "default" not in changed:
+    was_given = default is not GUARD_ALL
+    if was_given and "default" not in changed:
         changed.append("default")
     return changed

@@ -13,7 +13,7 @@ from contextguard_adk._turn.turn import Turn
 
 
 class Strategy(StrategySettings, ABC):
-    """Decides when an agent's history is compacted, and what of it.
+    """Decides when an agent's history is compacted, and which part of it.
 
     A strategy is a value: frozen settings and one method. One instance may serve
     many agents and sessions at once, so it keeps no state of its own. Subclass it
@@ -24,31 +24,35 @@ class Strategy(StrategySettings, ABC):
     """The reason of a compaction before the threshold is reached."""
 
     def fullness(self, turn: Turn) -> float:
-        """Returns how near the next compaction is; 1 and more is due.
+        """Returns how near the next compaction is; from 1 on, a compaction is due.
 
-        The guard calls `compact` before a model call for which this is 1 or more. Where
-        it is at least `ahead`, the guard calls `compact` in the background, with a turn
-        that looks as if a compaction were due and whose `keep_count` is 0.
+        The guard calls `compact` at one of these values:
 
-        Infinity, the default, says that only `compact` can tell: then the guard calls
-        it before every model call, and never in the background. A subclass that
-        overrides `compact` alone has this default too, because the `fullness` of its
-        base class is about another `compact`.
+        - 1 or more: before the model call.
+        - The setting `ahead` or more: in the background. The turn then looks as if a
+          compaction were due, and its `keep_count` is 0.
+        - Infinity, the default: before every model call, and never in the background,
+          because only `compact` can tell whether it wants to do anything.
         """
         return math.inf
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Gives a subclass that overrides `compact` alone the default `fullness`.
+
+        The `fullness` of its base class is about another `compact`.
+        """
         super().__pydantic_init_subclass__()
         if "compact" in vars(cls) and "fullness" not in vars(cls):
             cls.fullness = Strategy.fullness  # type: ignore[method-assign]
 
     @abstractmethod
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Decides what stands in place of history in one model call.
+        """Decides which text stands in place of history in one model call.
 
-        `fullness` says before which model calls. It goes on when the user's turn is
-        cancelled, and later calls of the agent wait for it: let nothing take forever.
+        The guard calls this method when `fullness` tells it to. The method goes on even
+        if the user's turn is cancelled, and later calls of the agent wait for it: it
+        must come to an end.
 
         Args:
             turn: The model call.

@@ -1,11 +1,12 @@
 """Runs reducers in order, cheapest first, until the request is small enough.
 
-A reducer is one step of a pipeline: it drops, shortens or summarizes messages.
+A reducer is one step of a pipeline: it drops, shortens or summarizes messages. Settings
+that are a part of the window are a part of `Budgets.working_tokens`: the context
+window, or a smaller one if the strategy has a low `trigger`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from pydantic import (
@@ -45,7 +46,7 @@ It is the default of `SummaryCompaction`.
 _WORTHWHILE_RATIO = 0.05
 """A gain of a smaller part of the window is not worth a new prompt for the cache."""
 
-_UNANSWERED_RATIO = 0.9
+_HARDLY_COMPACTED_RATIO = 0.9
 """A request that keeps more than this part of its tokens was hardly compacted."""
 
 
@@ -162,38 +163,44 @@ class Pipeline(Strategy):
     @property
     def target_token_ratio(self) -> float:
         """The part of the context window at which the pipeline may stop."""
-        return (
-            self.summary.target_token_ratio if self.summary else _DEFAULT_TARGET_RATIO
-        )
+        if self.summary is None:
+            return _DEFAULT_TARGET_RATIO
+        return self.summary.target_token_ratio
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Returns how strings are shortened from their first request on.
+        """Returns how strings in results are shortened from their first request on.
 
-        Returns None if they are not. Two conditions must hold:
+        None leaves them whole until a compaction, in these cases:
 
-        - `tool_output` shortens the newest result too.
-        - The agent can read the result back, or the user has set `tool_output`.
+        - `tool_output` is None, or leaves the newest result whole.
+        - The agent could not read the rest back, and the user has not set
+          `tool_output`.
+
+        Args:
+            has_recall: Whether the agent can read results back.
         """
         step = self.tool_output
         if step is None or step.preserve_last_tool_result:
             return None
         was_set_by_user = "tool_output" in self.model_fields_set
-        return step.truncation() if has_recall or was_set_by_user else None
+        may_shorten = has_recall or was_set_by_user
+        return step.truncation() if may_shorten else None
 
     def fullness(self, turn: Turn) -> float:
         """Returns tokens as a part of the size from which on the reducers run.
 
         That size is the smaller one of the threshold and `compression_threshold`.
         """
-        # Without a `compression_threshold`, only the threshold counts.
-        early_ratio = self.compression_threshold or math.inf
-        early_tokens = early_ratio * turn.budgets.working_tokens
+        if self.compression_threshold is None:
+            return turn.fullness
+        early_tokens = self.compression_threshold * turn.budgets.working_tokens
         return max(turn.fullness, turn.tokens / early_tokens)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Runs the reducers when the threshold is reached.
+        """Runs the reducers when the threshold, or the earlier one, is reached.
 
-        If the request is still too large, all messages but the newest are summarized.
+        If the reducers leave the request too large, or do hardly anything although a
+        user asked for a compaction, all messages but the newest are summarized.
         """
         if self.fullness(turn) < 1:
             return None
@@ -207,25 +214,34 @@ class Pipeline(Strategy):
         await self._run_until_small(reduction, due_tokens)
 
         draft = reduction.decided
-        if reduction.tokens > turn.limit_tokens or _is_unanswered(reduction):
+        is_too_large = reduction.tokens > turn.limit_tokens
+        if is_too_large or _is_request_ignored(reduction):
             return await _summarize_all(turn, ask, draft)
 
-        # A small gain is refused only before the threshold, and if nothing was paid.
-        is_free_to_wait = not (turn.is_due or ask.attempts)
+        # A small gain is given up, unless the threshold is reached or a summary was
+        # paid for: each change of the request costs the provider's prompt cache.
+        may_wait = not turn.is_due and ask.attempts == 0
         gained_tokens = turn.tokens - reduction.tokens
-        if is_free_to_wait and gained_tokens < int(_WORTHWHILE_RATIO * window_tokens):
+        gains_little = gained_tokens < int(_WORTHWHILE_RATIO * window_tokens)
+        if may_wait and gains_little:
             return None
         return draft
 
     async def _run_until_small(self, reduction: Reduction, due_tokens: int) -> None:
         """Runs the reducers up to three times, each time with more relaxed settings.
 
-        It stops after the first run that makes the request small enough.
-        `due_tokens` is the size from which on a compaction is due.
+        It stops after the first run that brings the request down to a goal:
+
+        - If the threshold is reached, the first run has to end well below `due_tokens`:
+          otherwise a compaction is due again soon. The other runs have to end there.
+        - If only `compression_threshold` is reached, the request just has to fit.
+
+        Args:
+            reduction: The run of the pipeline.
+            due_tokens: The size of a request from which on a compaction is due.
         """
         turn = reduction.turn
         if turn.is_due:
-            # A run that ends just below the threshold has to be repeated soon.
             first_goal_tokens = (reduction.target_tokens + due_tokens) // 2
             relaxed_goal_tokens = due_tokens
         else:
@@ -251,15 +267,19 @@ class Pipeline(Strategy):
                 return
 
 
-def _is_unanswered(reduction: Reduction) -> bool:
-    """Whether someone asked for a compaction, and the reducers have hardly done any.
+def _is_request_ignored(reduction: Reduction) -> bool:
+    """Whether a compaction was asked for, and the reducers have hardly done anything.
 
-    A summary that was paid for answers the request, however small the gain.
+    If they have had a summary written, they have done enough, however small the gain.
     """
     turn = reduction.turn
-    if turn.reason != "requested" or reduction.ask.attempts:
+    has_written_summary = reduction.ask.attempts > 0
+    if turn.reason != "requested" or has_written_summary:
         return False
-    return reduction.tokens > _UNANSWERED_RATIO * turn.measure(turn.contents)
+
+    # `turn.tokens` may follow from a provider's count; an estimate compares better.
+    tokens_before = turn.measure(turn.contents)
+    return reduction.tokens > _HARDLY_COMPACTED_RATIO * tokens_before
 
 
 async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
@@ -274,10 +294,11 @@ async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | N
 
     Args:
         turn: The model call.
-        ask: Has summaries written, and has counted those of the reducers.
+        ask: Has summaries written. Its `attempts` count those of the reducers.
         draft: The draft of the reducers; None if they have changed nothing.
     """
-    if draft and ask.attempts:
+    was_paid_for = ask.attempts > 0
+    if draft and was_paid_for:
         squeezed = squeeze(turn, draft)
         if squeezed.tokens <= turn.limit_tokens:
             return squeezed.draft

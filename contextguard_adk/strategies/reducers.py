@@ -1,9 +1,12 @@
-"""The reducers of a pipeline, cheapest first: each is one step."""
+"""The reducers of a pipeline, cheapest first: each is one step.
+
+A reducer names a message by its index among the contents of the request.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -26,7 +29,10 @@ _MIN_TIGHT_CHARS = 1_000
 """A relaxed `max_length` is at least this, unless a smaller one is set."""
 
 _MAX_BESIDE_RATIO = 0.3
-"""The part of the target that all but the summary may take; the rest may fill later."""
+"""The part of the target that everything beside a summary may take.
+
+The rest is for the summary and for messages to come.
+"""
 
 
 class Reducer(Settings, ABC):
@@ -55,9 +61,9 @@ class _Window(Reducer, ABC):
     )
 
     def _list_preserved(self, reduction: Reduction) -> list[int]:
-        """Lists the indexes of messages that stay whatever their age, oldest first.
+        """Lists the indexes of messages that the settings preserve, oldest first.
 
-        There are none where preferences are relaxed.
+        Returns [] while preferences are relaxed.
         """
         if reduction.relaxed.preferences:
             return []
@@ -104,18 +110,30 @@ class MessageWindow(_Window):
         if len(kept) < due_count:
             return StrategyResult.NO_CHANGE
 
-        all_preserved = self._list_preserved(reduction)
+        preserved = self._list_preserved(reduction)
         if self.strict_window_size:
-            # Protected messages stay in any case; the window limits the preserved ones.
             protected = reduction.protected.intersection(kept)
-            preserved_count = max(0, self.window_size - len(protected))
-            newest_first = sorted(set(all_preserved) - protected, reverse=True)
-            preserved = newest_first[:preserved_count]
-        else:
-            preserved = all_preserved
+            preserved = self._fit_in_window(preserved, protected)
+        # The window counts messages, so each of them costs 1.
+        costs = dict.fromkeys(kept, 1)
+        return _drop_oldest(reduction, preserved, costs, self.window_size)
 
-        costs = dict.fromkeys(kept, 1)  # The window counts messages.
-        return _keep_newest(reduction, preserved, costs, self.window_size)
+    def _fit_in_window(
+        self, preserved: Sequence[int], protected: frozenset[int]
+    ) -> list[int]:
+        """Returns the newest preserved messages for which the window has room.
+
+        Protected messages stay in any case, so they take their room first.
+
+        Args:
+            preserved: Indexes of the messages that the settings preserve, oldest first.
+            protected: Indexes of the messages that no reducer removes.
+        """
+        room_count = max(0, self.window_size - len(protected))
+        newest_first = [
+            index for index in reversed(preserved) if index not in protected
+        ]
+        return newest_first[:room_count]
 
 
 class TokenWindow(_Window):
@@ -131,38 +149,46 @@ class TokenWindow(_Window):
         """Drops the oldest messages, until the others fit the budget."""
         turn = reduction.turn
         token_counts = reduction.measure_kept()
-        # `measure_kept` counts heuristic tokens, the window is in real ones.
-        heuristic_window = turn.budgets.working_tokens / turn.correction
-        budget_tokens = resolve_size(self.budget_tokens, heuristic_window)
+        # `measure_kept` counts four bytes as a token; the window is in the tokens of
+        # the model.
+        heuristic_window_tokens = turn.budgets.working_tokens / turn.correction
+        budget_tokens = resolve_size(self.budget_tokens, heuristic_window_tokens)
         if sum(token_counts.values()) <= budget_tokens:
             return StrategyResult.NO_CHANGE
 
         preserved = self._list_preserved(reduction)
-        return _keep_newest(reduction, preserved, token_counts, budget_tokens)
+        return _drop_oldest(reduction, preserved, token_counts, budget_tokens)
 
 
-def _keep_newest(
+def _drop_oldest(
     reduction: Reduction,
     preserved: Iterable[int],
     costs: Mapping[int, int],
     budget: int,
 ) -> StrategyResult:
-    """Drops the oldest messages, so that the others stay within a budget.
+    """Drops the oldest messages, so that the others fit a budget.
+
+    Preserved and protected messages stay, and take their part of the budget first. The
+    rest of the budget goes to the newest of the other messages. The first of them that
+    does not fit is dropped, and so are all older ones.
 
     Args:
         reduction: The run of the pipeline.
-        preserved: Indexes of messages that stay in any case, beside the protected ones.
-        costs: The cost of each message by its index, oldest first: 1, or its tokens.
+        preserved: Indexes of the messages that the settings preserve.
+        costs: The part of the budget that each message takes, by its index, oldest
+            first: 1 if the budget counts messages, its tokens if it counts tokens.
         budget: The most that the messages that stay may cost together.
     """
-    staying = reduction.protected.intersection(costs).union(preserved)
+    staying = {*preserved, *reduction.protected.intersection(costs)}
     budget_left = budget - sum(costs[index] for index in staying)
 
-    dropped = [index for index in costs if index not in staying]
-    while dropped and costs[dropped[-1]] <= budget_left:
-        newest = dropped.pop()
-        budget_left -= costs[newest]
-    return reduction.drop(dropped)
+    others_oldest_first = [index for index in costs if index not in staying]
+    for index in reversed(others_oldest_first):
+        if costs[index] > budget_left:
+            break
+        budget_left -= costs[index]
+        staying.add(index)
+    return reduction.drop(costs.keys() - staying)
 
 
 class ToolOutputTruncation(Reducer):
@@ -210,42 +236,45 @@ class ToolOutputTruncation(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Shortens the tool results that stand in the request."""
-        newest = reduction.last_tool_result()
-        if self.preserve_last_tool_result and not reduction.relaxed.preferences:
-            last = reduction.last_tool_result(before=newest)
-        else:
-            last = newest
-        if last is None:
+        """Shortens tool results; the newest stays whole if the settings preserve it."""
+        relaxed = reduction.relaxed
+        last_index = reduction.last_tool_result()
+        if self.preserve_last_tool_result and not relaxed.preferences:
+            last_index = reduction.last_tool_result(before=last_index)
+        if last_index is None:
             return StrategyResult.NO_CHANGE
 
-        upto = last
-        truncation = self.truncation(is_tight=reduction.relaxed.lengths)
+        upto_index = last_index
+        truncation = self.truncation(is_tight=relaxed.lengths)
         earlier = reduction.truncation
         if earlier is not None:
             # A result that an earlier run has shortened does not grow again.
-            upto = max(last, earlier.upto)
-            is_earlier_tighter = (
-                earlier.truncation.result_length > 0 and truncation.result_length == 0
-            )
-            if is_earlier_tighter:
+            upto_index = max(last_index, earlier.upto)
+            # Without a tight length, and without clearing, `result_length` is 0.
+            was_tight = earlier.truncation.result_length > 0
+            is_tight = truncation.result_length > 0
+            if was_tight and not is_tight:
                 truncation = earlier.truncation
 
+        # The agent may have been shown these results shortened in the same way.
         if reduction.turn.history.has_short_strings(truncation):
             return StrategyResult.NO_CHANGE
-        return reduction.truncate(truncation, upto)
+        return reduction.truncate(truncation, upto_index)
 
     def truncation(self, is_tight: bool = False) -> Truncation:
-        """Returns how strings are shortened.
+        """Returns how strings are shortened: to the lengths of the settings.
 
-        The lengths are those of the settings. With `is_tight` they are a quarter of
-        the settings, or the larger part with which `max_length` is 1,000 characters. A
-        `max_length` that is set below 1,000 stays as it is.
+        With `is_tight`, all lengths are reduced in the same ratio: to a quarter, but no
+        further than to a `max_length` of 1,000 characters. Large results become
+        excerpts then. A `max_length` of 16,000 becomes 4,000, one of 2,000 becomes
+        1,000, and one of 500 stays.
         """
-        ratio = 1.0
         if is_tight:
             least_ratio = min(1.0, _MIN_TIGHT_CHARS / self.max_length)
             ratio = max(_TIGHT_RATIO, least_ratio)
+        else:
+            ratio = 1.0
+
         max_length = int(self.max_length * ratio)
         return Truncation(
             max_length=max_length,
@@ -260,8 +289,8 @@ class ToolOutputTruncation(Reducer):
 class ClearToolResults(Reducer):
     """Replaces older tool results by a line with their size and a handle; calls stay.
 
-    The agent reads a result back with `recall_history`, where it is offered that tool.
-    It does not clear what `ToolOutputTruncation` has shortened.
+    If the agent is offered `recall_history`, it can read a result back by its handle.
+    Once `ToolOutputTruncation` has shortened results, none is cleared.
     """
 
     keep_count: PositiveCount = Field(
@@ -274,39 +303,40 @@ class ClearToolResults(Reducer):
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Clears the results of all messages but the newest `keep_count` ones."""
-        upto = _find_older_result(reduction, self.keep_count)
-        if upto is None:
+        """Clears the tool results of all messages but the newest `keep_count` ones."""
+        upto_index = self._find_newest_to_clear(reduction)
+        if upto_index is None:
             return StrategyResult.NO_CHANGE
 
         earlier = reduction.truncation
         if earlier is not None:
-            # A length of 0 would mean that the results were cleared.
+            # A `max_length` of 0 stands for results that were cleared.
             was_shortened = earlier.truncation.max_length > 0
-            if was_shortened or upto <= earlier.upto:
+            are_all_cleared = upto_index <= earlier.upto
+            if was_shortened or are_all_cleared:
                 return StrategyResult.NO_CHANGE
 
+        # The `result_length` keeps `ToolOutputTruncation` from undoing this: see there.
         clearing = Truncation(
             max_length=0, result_length=1, exclude_tools=self.exclude_tools
         )
-        return reduction.truncate(clearing, upto)
+        return reduction.truncate(clearing, upto_index)
 
+    def _find_newest_to_clear(self, reduction: Reduction) -> int | None:
+        """Returns the index of the newest message whose tool results are cleared.
 
-def _find_older_result(reduction: Reduction, newer_count: int) -> int | None:
-    """Returns the index of the tool result that has `newer_count` newer ones.
-
-    Returns None if there are not so many results.
-    """
-    index = reduction.last_tool_result()
-    for _ in range(newer_count):
-        if index is None:
-            return None
-        index = reduction.last_tool_result(before=index)
-    return index
+        It has `keep_count` newer messages with results. None if there are not so many.
+        """
+        index = reduction.last_tool_result()
+        for _ in range(self.keep_count):
+            if index is None:
+                return None
+            index = reduction.last_tool_result(before=index)
+        return index
 
 
 class SummaryCompaction(Reducer):
-    """Summarizes all but the newest messages when pressure is very high.
+    """Summarizes all but the newest messages when the window is nearly full.
 
     A summary is paid for only if the rest of the request is expected to be at most the
     target. If nothing else makes the request fit, fewer of the newest messages stay.
@@ -346,30 +376,41 @@ class SummaryCompaction(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Summarizes when the request is still above the trigger.
+        """Summarizes if the request is still above the trigger.
 
-        It does not pay for a summary beside which the request would miss the target.
-        Where preferences are relaxed, both rules are dropped: it summarizes at any
-        size, and keeps fewer messages if the request would miss the target.
+        No summary is paid for beside which the request would miss the target. While
+        preferences are relaxed, a summary is written in any case.
         """
-        is_relaxed = reduction.relaxed.preferences
-        if not (is_relaxed or self._is_triggered(reduction)):
-            return StrategyResult.NO_CHANGE
+        if reduction.relaxed.preferences:
+            keep_count = self._reduce_keep_count(reduction)
+            return await reduction.summarize(keep_count)
 
-        keep_count = self.preserve_recent_count
-        beside_tokens = reduction.expect_beside_summary(keep_count)
-        misses_target = beside_tokens > reduction.target_tokens
-        if misses_target and not is_relaxed:
+        if not self._is_triggered(reduction):
             return StrategyResult.NO_CHANGE
-        if misses_target:
-            most_tokens = _MAX_BESIDE_RATIO * reduction.target_tokens
-            while keep_count and beside_tokens > most_tokens:
-                keep_count //= 2
-                beside_tokens = reduction.expect_beside_summary(keep_count)
-        return await reduction.summarize(keep_count)
+        beside_tokens = reduction.expect_beside_summary(self.preserve_recent_count)
+        if beside_tokens > reduction.target_tokens:
+            return StrategyResult.NO_CHANGE
+        return await reduction.summarize(self.preserve_recent_count)
 
     def _is_triggered(self, reduction: Reduction) -> bool:
         """Whether the request is large enough, and has enough messages."""
         window_tokens = reduction.turn.budgets.working_tokens
         is_full = reduction.tokens >= self.trigger_threshold * window_tokens
         return is_full and len(reduction.kept) >= self.min_messages_for_summary
+
+    def _reduce_keep_count(self, reduction: Reduction) -> int:
+        """Returns how many of the newest messages stay while preferences are relaxed.
+
+        If the request would miss the target, `preserve_recent_count` is halved until
+        everything beside the summary is much smaller than the target.
+        """
+        keep_count = self.preserve_recent_count
+        beside_tokens = reduction.expect_beside_summary(keep_count)
+        if beside_tokens <= reduction.target_tokens:
+            return keep_count
+
+        most_tokens = _MAX_BESIDE_RATIO * reduction.target_tokens
+        while keep_count > 0 and beside_tokens > most_tokens:
+            keep_count //= 2
+            beside_tokens = reduction.expect_beside_summary(keep_count)
+        return keep_count

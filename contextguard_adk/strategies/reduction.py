@@ -1,4 +1,9 @@
-"""One run of a pipeline: the decisions of its reducers so far."""
+"""One run of a pipeline: the decisions of its reducers so far.
+
+A message is named by its index among the contents of the request. It is covered if it
+is left out of the request, with or without a summary. Heuristic tokens are bytes / 4,
+real tokens are those of the model.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +37,12 @@ class StrategyResult(Enum):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The settings that reducers do not insist on, because the request is too large.
+    """The settings that reducers do not insist on while the request is too large.
 
     Attributes:
         lengths: Whether texts may become shorter than the settings say.
-        preferences: Whether a reducer may act earlier, and drop messages that the
-            settings preserve.
+        preferences: Whether a reducer may act before its trigger, and drop messages
+            that the settings preserve.
     """
 
     lengths: bool = False
@@ -59,7 +64,11 @@ class AppliedTruncation(NamedTuple):
 class Reduction:
     """The state of one pipeline run: a draft that reducers change, and its size.
 
-    The messages of the request are named by their indexes in `turn.history.contents`.
+    Attributes:
+        turn: The model call.
+        ask: Has summaries written.
+        target_tokens: The size of a request at which the pipeline may stop.
+        relaxed: The settings that reducers need not insist on.
     """
 
     def __init__(self, turn: Turn, ask: Ask, target_tokens: int) -> None:
@@ -67,12 +76,14 @@ class Reduction:
         self.ask = ask
         self.target_tokens = target_tokens
         self.relaxed = Relaxed()
+        # At first the summary and the truncation that stand in the request already.
         self._draft = replace(turn.draft, reason=turn.reason)
+        # The request with the draft in place; None while no reducer has changed it.
         self._outcome: Outcome | None = None
 
     @property
     def decided(self) -> Draft | None:
-        """The draft that the reducers have made; None where they changed nothing."""
+        """The draft that the reducers have made; None if they have changed nothing."""
         return self._outcome.draft if self._outcome else None
 
     @property
@@ -88,16 +99,20 @@ class Reduction:
 
     @property
     def protected(self) -> frozenset[int]:
-        """Indexes that no reducer removes, such as those of the current request."""
-        protected = self.turn.always_kept | self.turn.kept.pending
+        """Indexes of the messages that no reducer removes.
+
+        They are the newest results of `keep_tools`, the results that the model has not
+        seen yet, and the user's current request.
+        """
+        protected_results = self.turn.always_kept | self.turn.kept.pending
         request_index = self.turn.history.request_index
         if request_index is None:
-            return protected
-        return protected | {request_index}
+            return protected_results
+        return protected_results | {request_index}
 
     @property
     def truncation(self) -> AppliedTruncation | None:
-        """How tool results are shortened; None while they are not."""
+        """How tool results are shortened; None while they are whole."""
         draft = self._draft
         if draft.truncation is None:
             return None
@@ -106,8 +121,10 @@ class Reduction:
     def measure_kept(self) -> dict[int, int]:
         """Returns the heuristic tokens of each message that is sent, by its index."""
         history = self.turn.history
-        stored = self._outcome.stored if self._outcome else history.stored
         sent = dict(enumerate(history.shown))
+        # The newest summary, here or in session state, also says which tool results are
+        # shortened.
+        stored = self._outcome.stored if self._outcome else history.stored
         if stored:
             sent |= history.shortened_results(stored)
         return {
@@ -115,9 +132,10 @@ class Reduction:
         }
 
     def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates the request, in real tokens, without the text of a summary.
+        """Estimates a request, in real tokens, without the text of its summary.
 
-        The summary would replace all but the newest `keep_count` messages.
+        The summary would replace all messages but the newest `keep_count`. The estimate
+        has everything beside its text: instruction, tools, sections and those messages.
         """
         covered = self.turn.older_than(keep_count)
         without_text = replace(
@@ -126,47 +144,53 @@ class Reduction:
         return self.ask.outcome(self.turn, without_text).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
-        """Takes messages out of the request; a later summary still sees them.
+        """Leaves messages out of the request; a later summary may still describe them.
 
-        A call goes only together with its result. Protected messages stay.
+        A call is dropped only together with its result. Protected messages stay.
         """
-        draft = self._draft
-        wanted = draft.covered | (frozenset(indexes) - self.protected)
-        covered = keep_pairs_whole(wanted, self.turn.history.pairs)
-        if covered <= draft.covered:
+        old_draft = self._draft
+        droppable = frozenset(indexes) - self.protected
+        covered = keep_pairs_whole(
+            old_draft.covered | droppable, self.turn.history.pairs
+        )
+        if covered <= old_draft.covered:
             return StrategyResult.NO_CHANGE
 
-        # Excerpts behind the model's text do not describe the new covered messages.
-        model_text = draft.text[: draft.model_chars]
-        return self._apply(replace(draft, covered=covered, text=model_text))
+        # Excerpts stand behind a model's text. They would not describe these messages,
+        # so the text of the model alone stays.
+        model_text = old_draft.text[: old_draft.model_chars]
+        return self._apply(replace(old_draft, covered=covered, text=model_text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
-        """Shortens the tool results up to the index `upto`, this one included.
+        """Shortens the tool results of all messages up to the index `upto`.
 
-        The results of the tools in `keep_tools` stay as they are.
+        The message at `upto` is included. The results of the tools in `keep_tools` stay
+        as they are.
         """
-        excluded = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
-        draft = replace(
+        excluded_tools = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
+        new_draft = replace(
             self._draft,
-            truncation=replace(truncation, exclude_tools=tuple(sorted(excluded))),
+            truncation=replace(truncation, exclude_tools=tuple(sorted(excluded_tools))),
             truncated_upto=upto,
         )
-        if draft == self._draft:
+        if new_draft == self._draft:
             return StrategyResult.NO_CHANGE
-        return self._apply(draft)
+        return self._apply(new_draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
         """Has all but the newest `keep_count` messages summarized.
 
-        Changes nothing in two cases: an earlier summary has failed, or a model has
-        already summarized all of these messages.
+        Changes nothing in two cases: an earlier summary of this run has failed, or a
+        model has already summarized all of these messages.
         """
         old_draft = self._draft
         covered = self.turn.older_than(keep_count)
-        if self.ask.failures or not covered - old_draft.model_covered:
+        is_summarized = covered <= old_draft.model_covered
+        if self.ask.failures or is_summarized:
             return StrategyResult.NO_CHANGE
 
         summary = await self.ask.summarize(self.turn, covered)
+        # Without a model, excerpts stand in place of the new messages.
         if summary.is_mechanical:
             model_covered = old_draft.model_covered
         else:
@@ -181,7 +205,7 @@ class Reduction:
         return self._apply(new_draft)
 
     def _apply(self, draft: Draft) -> StrategyResult:
-        """Puts a draft in place; returns whether it makes the request small enough."""
+        """Puts a draft in place of the last one; returns what that has gained."""
         tokens_before = self.tokens
         self._draft = draft
         self._outcome = self.ask.outcome(self.turn, draft)
@@ -192,18 +216,19 @@ class Reduction:
         return StrategyResult.NO_CHANGE
 
     def last_tool_result(self, before: int | None = None) -> int | None:
-        """Returns the index of the newest message with a tool result; None for none.
+        """Returns the index of the newest message that is sent with a tool result.
 
-        With `before`, only messages of a lower index count.
+        Returns None if there is none. With `before`, only messages of a lower index
+        count.
         """
         contents = self.turn.history.contents
         for index in reversed(self.kept):
-            is_older = before is None or index < before
-            if is_older and has_function_response(contents[index]):
+            is_candidate = before is None or index < before
+            if is_candidate and has_function_response(contents[index]):
                 return index
         return None
 
     def is_instruction(self, index: int) -> bool:
-        """Whether a content is an instruction: from neither user, model nor a tool."""
+        """Whether a message is an instruction: of neither user, model nor a tool."""
         content = self.turn.history.contents[index]
         return content.role not in ("user", "model") and not has_tool(content)

@@ -17,10 +17,10 @@ MIN_KEPT = 3
 """The least number of newest messages that stay beside a summary."""
 
 KEPT_RATIO = 0.30
-"""The part of the messages without a summary that stays: the newest of them."""
+"""Of the messages without a summary, this part stays: the newest ones."""
 
 _MAX_KEPT_WINDOW_RATIO = 0.10
-"""With more of the window taken by the kept messages, it would be full again soon."""
+"""If kept messages take more of the window, it is soon full again."""
 
 
 class SlidingWindow(Strategy):
@@ -58,17 +58,19 @@ class SlidingWindow(Strategy):
         summary as a part of the first number that is too many.
         """
         due_count = self.max_messages + 1
-        # All messages are cheaper to count than the uncovered ones. If even all are too
-        # few for anything to happen, nobody needs the exact figure.
-        messages_ratio = len(turn.messages) / due_count
-        if messages_ratio >= (self.ahead or 1.0):
-            messages_ratio = len(turn.uncovered) / due_count
-        return max(turn.fullness, messages_ratio)
+        least_ratio = 1.0 if self.ahead is None else self.ahead
+        # All messages are cheaper to count than those without a summary. If even all
+        # are too few for a compaction, nobody needs the exact ratio.
+        ratio_of_all = len(turn.messages) / due_count
+        if ratio_of_all < least_ratio:
+            return max(turn.fullness, ratio_of_all)
+        return max(turn.fullness, len(turn.uncovered) / due_count)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Summarizes the older messages, when there are too many or too large ones.
+        """Summarizes older messages, if they are too many or the threshold is reached.
 
-        Each further summary leaves half as many messages beside it.
+        While the request does not fit, each further summary leaves half as many
+        messages beside it.
         """
         if self.fullness(turn) < 1:
             return None
@@ -76,6 +78,7 @@ class SlidingWindow(Strategy):
         usual_count = max(MIN_KEPT, int(len(turn.uncovered) * KEPT_RATIO))
         most_count = min(usual_count, turn.keep_count)
         reason = turn.reason if turn.is_due else self.early_reason
+        # `keep` must not hold back more messages than the window does.
         window_turn = replace(turn, reason=reason, keep_count=most_count)
 
         draft: Draft | None = None
@@ -92,28 +95,35 @@ class SlidingWindow(Strategy):
                 break  # No fewer messages may stay, so nothing else can be tried.
             most_count = _halve(kept_count)
 
+        # No summary of the window has made the request fit.
         if window_turn.is_due:
             return await ask.summarize_all(window_turn)
+        # Only the number of messages is too high. The last summary helps against that,
+        # even if it leaves the request too large.
         return squeeze(window_turn, draft).draft if draft else None
 
 
-def _halve(kept_count: int) -> int:
-    return max(MIN_KEPT, kept_count // 2)
-
-
 def _reduce_kept(turn: Turn, most_count: int) -> int:
-    """Returns how many of the newest messages may stay, at most `most_count`."""
+    """Returns how many of the newest messages stay beside a summary.
+
+    `most_count` is halved while that many messages are too large, down to `MIN_KEPT`.
+    """
     kept_count = most_count
     while kept_count > MIN_KEPT and _is_too_much(turn, kept_count):
         kept_count = _halve(kept_count)
     return kept_count
 
 
+def _halve(kept_count: int) -> int:
+    return max(MIN_KEPT, kept_count // 2)
+
+
 def _may_help(turn: Turn, covered: frozenset[int]) -> bool:
     """Whether a summary of these messages has anything new, and may be small enough."""
-    if not covered - turn.summarized:
+    has_new = bool(covered - turn.summarized)
+    if not has_new:
         return False
-    # Before the threshold the number of messages counts, not the size.
+    # Before the threshold only the number of messages is too large, not their size.
     return not turn.is_due or expect_tokens(turn, covered) <= turn.limit_tokens
 
 
@@ -123,19 +133,23 @@ def _is_too_much(turn: Turn, kept_count: int) -> bool:
     They are too large in two cases:
 
     - The request would not fit.
-    - The threshold is reached, and the newest messages would take so much of the window
-      that it would be full again soon.
+    - The threshold is reached, and the window would be full again soon.
     """
     covered = turn.older_than(kept_count)
-    if turn.is_due:
-        history = turn.history
-        not_counted = covered | turn.kept.indexes  # The messages of `keep` stay anyway.
-        kept = [
-            history.shown[index]
-            for index in history.indexes
-            if index not in not_counted
-        ]
-        most_tokens = _MAX_KEPT_WINDOW_RATIO * turn.budgets.working_tokens
-        if turn.measure_alone(kept) > most_tokens:
-            return True
+    if turn.is_due and _fills_window_soon(turn, covered):
+        return True
     return expect_tokens(turn, covered) > turn.limit_tokens
+
+
+def _fills_window_soon(turn: Turn, covered: frozenset[int]) -> bool:
+    """Whether the messages beside a summary take more than a tenth of the window.
+
+    The messages that `keep` holds are not counted: they stay in any case.
+    """
+    history = turn.history
+    not_counted = covered | turn.kept.indexes
+    counted = [
+        history.shown[index] for index in history.indexes if index not in not_counted
+    ]
+    most_tokens = _MAX_KEPT_WINDOW_RATIO * turn.budgets.working_tokens
+    return turn.measure_alone(counted) > most_tokens

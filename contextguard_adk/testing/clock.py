@@ -33,7 +33,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Has a thread call a function; until it has returned, time does not jump."""
+        """Has a thread call a function.
+
+        Until the function has returned, the clock does not jump.
+        """
         future = super().run_in_executor(executor, func, *args)
         self._clock.thread_futures.add(future)
         future.add_done_callback(self._clock.thread_futures.discard)
@@ -44,21 +47,29 @@ class _Clock(selectors.DefaultSelector):
     """The selector of a loop, which adds up the time instead of waiting for it.
 
     A loop calls `select` with the seconds until its next timer.
+
+    Attributes:
+        passed_seconds: The virtual time.
+        thread_futures: The results of the functions that threads still run.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.passed_seconds = 0.0
-        self.thread_futures = set[Any]()  # Of functions that threads still run.
+        self.thread_futures = set[Any]()
 
     def select(self, timeout: float | None = None) -> list[Any]:
         """Returns the events that are ready, and lets the time pass to the next timer.
 
         There are three cases:
+
         - No timer is set (None), or one is due (0): no virtual time passes.
-        - No thread works: the time of the timer passes at once.
-        - A thread works: this waits for real. If an event comes before the timer, no
-          virtual time passes.
+        - No thread works: the time until the timer passes at once.
+        - A thread works: the loop waits for real. If an event comes before the timer,
+          no virtual time passes.
+
+        Args:
+            timeout: The seconds until the next timer; None for no timer.
         """
         if timeout is None or timeout <= 0:
             return super().select(timeout)

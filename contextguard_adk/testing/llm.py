@@ -1,4 +1,4 @@
-"""`SimulatedLlm`: an offline model that judges requests as a provider would."""
+"""`SimulatedLlm`: an offline model that accepts or refuses requests like a provider."""
 
 from __future__ import annotations
 
@@ -31,9 +31,16 @@ Script: TypeAlias = Callable[[LlmRequest], Reply | Awaitable[Reply]] | Sequence[
 class RecordedRequest:
     """One request as the provider saw it, and its answer.
 
-    `rejected` is None for an accepted request. `response` is None if there was no final
-    answer. `cached_tokens` are the prompt tokens that a prompt cache served; 0 without
-    a cache.
+    Attributes:
+        contents: The contents of the request.
+        system_instruction: The text of its system instruction.
+        config: A copy of its config.
+        prompt_tokens: Its tokens: system instruction, tools and contents.
+        is_summary: Whether it asks for a summary.
+        stream: Whether the answer is streamed.
+        rejected: Why it was refused; None if it was accepted.
+        response: The final answer; None if there was none.
+        cached_tokens: The prompt tokens that a prompt cache served; 0 without a cache.
     """
 
     contents: list[types.Content]
@@ -48,14 +55,15 @@ class RecordedRequest:
 
     @property
     def text(self) -> str:
-        """All that the contents say, with calls and tool results as JSON."""
+        """The text of the contents, with calls and tool results as JSON."""
         return "\n".join(provider.list_content_texts(self.contents))
 
 
-# By the setting `usage`, the number of the first agent call that reports its usage.
 _FIRST_REPORTING_CALL = {"last": 0, "late": 4, "never": math.inf}
-# A prompt cache keeps this number of prompts.
+"""The number of the first agent call that reports its usage, by the setting `usage`."""
+
 _CACHED_PROMPTS = 4
+"""A prompt cache keeps this number of prompts."""
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -184,7 +192,7 @@ class SimulatedLlm(BaseLlm):
         record = self._receive(llm_request, stream)
         self._judge(record)
         if self.prompt_cache:
-            self._serve_from_cache(record, llm_request)
+            self._use_cache(record, llm_request)
 
         # The calls are counted before the wait, in which others may come.
         agent_calls = self.calls - self.summaries
@@ -195,11 +203,12 @@ class SimulatedLlm(BaseLlm):
             scripted = self._next_summary(llm_request)
         else:
             scripted = self._next_reply(llm_request)
+        # A script may be an async function.
         reply = await scripted if inspect.isawaitable(scripted) else scripted
         if isinstance(reply, Exception):
             raise reply
         response = self._build_response(reply)
-        self._settle(record, response, reports_usage)
+        self._record_answer(record, response, reports_usage)
 
         if stream:
             for chunk in _split_response(response):
@@ -228,8 +237,8 @@ class SimulatedLlm(BaseLlm):
 
         self._records.append(record)
         if self.keep_requests is not None:
-            superfluous = max(0, len(self._records) - self.keep_requests)
-            del self._records[:superfluous]
+            excess_count = max(0, len(self._records) - self.keep_requests)
+            del self._records[:excess_count]
         return record
 
     def _judge(self, record: RecordedRequest) -> None:
@@ -245,24 +254,30 @@ class SimulatedLlm(BaseLlm):
             record.rejected = "invalid"
             raise provider.InvalidRequestError(violation)
 
-        excess = record.prompt_tokens - self.context_window
-        if excess > 0:
+        excess_tokens = record.prompt_tokens - self.context_window
+        if excess_tokens > 0:
             self._counts["rejections"] += 1
             record.rejected = "overflow"
             text = provider.OVERFLOW_WORDS[self.error_style].format(
-                used=record.prompt_tokens, limit=self.context_window, excess=excess
+                used=record.prompt_tokens,
+                limit=self.context_window,
+                excess=excess_tokens,
             )
             raise provider.ContextOverflowError(text)
 
-    def _serve_from_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
-        """Counts the tokens that a prompt shares with earlier ones, and keeps it."""
+    def _use_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
+        """Records how much of a prompt the cache has, and puts the prompt into it.
+
+        The cache serves the longest beginning that the prompt shares with a cached one.
+        """
         prompt = provider.list_prompt_texts(request)
-        shared_counts = [
+        shared_tokens = [
             provider.count_shared_tokens(cached, prompt, self.token_ratio)
             for cached in self._cached
         ]
-        longest_shared = max(shared_counts, default=0)
-        record.cached_tokens = min(longest_shared, record.prompt_tokens)
+        most_shared_tokens = max(shared_tokens, default=0)
+        record.cached_tokens = min(most_shared_tokens, record.prompt_tokens)
+
         # The list is changed in place: ADK's copies of the model share it.
         self._cached.append(prompt)
         del self._cached[:-_CACHED_PROMPTS]
@@ -297,12 +312,13 @@ class SimulatedLlm(BaseLlm):
         return "Done."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
-        """Makes a response of a scripted reply; ADK may change it.
+        """Makes a response of a scripted reply; ADK may change the response.
 
         The response names its model. With `call_ids`, its tool calls have ids.
         """
         response = _to_response(reply)
-        response.model_version = response.model_version or self.model
+        if not response.model_version:
+            response.model_version = self.model
         response.partial = bool(response.partial)
         if self.call_ids:
             for function_call in response.get_function_calls():
@@ -311,10 +327,13 @@ class SimulatedLlm(BaseLlm):
                     function_call.id = f"call_{self._counts['call_ids']}"
         return response
 
-    def _settle(
+    def _record_answer(
         self, record: RecordedRequest, response: LlmResponse, reports_usage: bool
     ) -> None:
-        """Bills and records an answer, and adds its usage if it reports any."""
+        """Bills and records an answer; with `reports_usage`, adds its usage to it.
+
+        The usage of a scripted response stays as it is.
+        """
         texts = provider.list_content_texts([response.content or types.Content()])
         output_tokens = provider.count_tokens(texts, self.token_ratio)
         total_tokens = record.prompt_tokens + output_tokens
@@ -347,13 +366,14 @@ def _acknowledge(request: LlmRequest) -> str:
 
 
 def _to_response(reply: _Answer) -> LlmResponse:
-    """Makes a response of a scripted reply, or copies one that is a response itself."""
+    """Makes a response of a scripted reply; the reply itself is not changed later."""
     if isinstance(reply, LlmResponse):
         return reply.model_copy(deep=True)
 
     if isinstance(reply, types.Content):
         content = reply.model_copy(deep=True)
     else:
+        # A text of "" and an empty list make a content without parts.
         parts = types.ModelContent(reply).parts if reply else None
         # Each part is copied by itself: the same part twice is two calls.
         copies = [part.model_copy(deep=True) for part in parts or ()]
@@ -363,30 +383,36 @@ def _to_response(reply: _Answer) -> LlmResponse:
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
     """Copies a config and its tools, to which ADK may still add declarations."""
-    tools = [copy.copy(tool) for tool in config.tools or ()]
+    if not config.tools:
+        return config.model_copy()
+
+    tools = [copy.copy(tool) for tool in config.tools]
     for tool in tools:
         if isinstance(tool, types.Tool) and tool.function_declarations:
             tool.function_declarations = list(tool.function_declarations)
-    return config.model_copy(update={"tools": tools} if tools else None)
+    return config.model_copy(update={"tools": tools})
 
 
 def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
-    """Yields the partial chunks that a stream sends before the complete response."""
+    """Yields the partial responses that a stream sends before the complete one."""
     parts = response.content.parts if response.content else None
     for part in parts or ():
-        text = part.text or ""
-        # A text is sent in thirds; a part without one, such as a tool call, as a whole.
-        third_chars = max(1, math.ceil(len(text) / 3))
-        chunks = [
-            types.Part(text=text[start : start + third_chars], thought=part.thought)
-            for start in range(0, len(text), third_chars)
-        ]
-        if not text:
-            chunks = [part.model_copy(deep=True)]
-
-        for chunk in chunks:
+        for chunk in _split_part(part):
             yield LlmResponse(
                 content=types.Content(role="model", parts=[chunk]),
                 partial=True,
                 model_version=response.model_version,
             )
+
+
+def _split_part(part: types.Part) -> Iterator[types.Part]:
+    """Yields the text of a part in thirds; a part without text as a whole."""
+    text = part.text
+    if not text:
+        yield part.model_copy(deep=True)
+        return
+
+    third_chars = math.ceil(len(text) / 3)
+    for start in range(0, len(text), third_chars):
+        third = text[start : start + third_chars]
+        yield types.Part(text=third, thought=part.thought)

@@ -54,22 +54,48 @@ _PAYLOAD_FIELDS = (
 )  # fmt: skip
 
 _SLICE_CHARS = 8_192
-_TOKENS_PER_CONTENT = 3  # OpenAI's cookbook: every message costs three more.
-_loading = threading.Lock()
+"""Texts are counted in slices of this length.
 
-# The tokens of a summary if a request sets no maximum.
+The regular expression of tiktoken overflows its stack on a megabyte of blanks.
+"""
+
+_TOKENS_PER_CONTENT = 3
+"""OpenAI's cookbook: every message costs three tokens more than its text."""
+
 _SUMMARY_TOKENS = 1_000
-# The characters of a line in a summary: at first, and when no line is shortened more.
+"""The tokens of a summary if a request sets no maximum."""
+
 _LINE_CHARS = 240
 _LEAST_LINE_CHARS = 60
+"""The characters of a line in a summary: at first, and after the last shortening."""
+
+_IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
+"""Begins the guard's prompt for a summary of the contents before the prompt."""
 
 _FENCE = re.compile(r"^<transcript-([^>\s]*)", re.MULTILINE)
-_LISTED = re.compile(  # Lists that the guard keeps itself, and wants nobody to copy.
+"""Finds the first block of material in the guard's other prompt, and the marker that
+all blocks have: "<transcript-7f3a>" -> "7f3a"."""
+
+_LISTED = re.compile(
     r"(?ms)^\[(?:The user's messages up|Values of what).*?(?=^$|^\[)"
     r'|,"not_shown":"(?:[^"\\]|\\.)*"'
 )
-_IN_PLACE = re.compile(r"\[System: Summari[sz]e the conversation above now")
+"""Finds lists beside an earlier summary. The guard keeps these lists itself, so that no
+summarizer has to copy them."""
+
 _ADK_PROMPT = "The following is a conversation history between a user and an AI agent"
+_ADK_PROMPT_END = "capture the essence of the interaction."
+"""The beginning and the end of the prompt of ADK's `LlmEventSummarizer`, which the
+material follows."""
+
+_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
+"""The environment variable for the folder of tiktoken's files."""
+
+_CACHED_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
+"""The file of o200k_base in such a folder: the SHA-1 of the address from which tiktoken
+downloads it."""
+
+_loading = threading.Lock()
 
 
 class SimulatedProviderError(Exception):
@@ -87,22 +113,31 @@ class InvalidRequestError(SimulatedProviderError):
 
 
 def find_violation(contents: list[types.Content]) -> str | None:
-    """Returns a strict provider's objection to the structure, None if it has none."""
+    """Returns a strict provider's first objection to the structure of contents.
+
+    "contents.2: text content blocks must be non-empty"
+
+    Returns None if it has no objection.
+    """
     if not contents:
         return "contents is not specified"
     if contents[0].role == "model":
         return 'contents.0: first message must use the "user" role'
 
-    open_calls: list[types.FunctionCall] = []  # The next content must answer them.
-    # A content after the last one shows whether the last one leaves a call open.
-    end = types.Content(role="user", parts=[types.Part(text="end")])
-    for index, content in enumerate([*contents, end]):
+    # Each content must answer all calls of the content before it.
+    open_calls: list[types.FunctionCall] = []
+    for index, content in enumerate(contents):
         parts = content.parts or []
         responses = [p.function_response for p in parts if p.function_response]
         flaws = [*_list_flaws(content), *_list_broken_pairs(open_calls, responses)]
         if flaws:
             return f"contents.{index}: {flaws[0]}"
         open_calls = [p.function_call for p in parts if p.function_call]
+
+    # No content is left to answer the calls of the last one.
+    flaws_at_end = list(_list_broken_pairs(open_calls, []))
+    if flaws_at_end:
+        return f"contents.{len(contents)}: {flaws_at_end[0]}"
     return None
 
 
@@ -119,11 +154,12 @@ def _list_flaws(content: types.Content) -> Iterator[str]:
 def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
     """Yields the flaws of a part in a content of this role."""
     fields = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
-    # Gemini closes a turn with a signature on an empty part and wants it back.
+    has_empty_text = fields == ["text"] and not part.text
+    # Gemini ends a turn with an empty part that has a signature, and wants it back.
     may_be_empty = bool(part.thought_signature)
     if not fields and not may_be_empty:
         yield "required oneof field 'data' must have one initialized field"
-    if fields == ["text"] and not part.text and not may_be_empty:
+    if has_empty_text and not may_be_empty:
         yield "text content blocks must be non-empty"
 
     if part.function_response and role != "user":
@@ -137,7 +173,8 @@ def _list_broken_pairs(
 ) -> Iterator[str]:
     """Yields a flaw for each response without a call, and one for all open calls."""
     unanswered = list(calls)
-    # Responses with an id find their calls first. The others take the remaining calls.
+    # Responses with an id come first: otherwise one without an id could take the call
+    # of another.
     with_id = [response for response in responses if response.id]
     without_id = [response for response in responses if not response.id]
     for response in [*with_id, *without_id]:
@@ -156,15 +193,18 @@ def _list_broken_pairs(
 def _find_answered(
     calls: list[types.FunctionCall], response: types.FunctionResponse
 ) -> types.FunctionCall | None:
-    """Finds the call that a response answers: by its id, else by its name."""
+    """Finds the call that a response answers; None if there is none.
+
+    If both have an id, the ids must be equal. Otherwise the names must be.
+    """
     if response.id:
         for call in calls:
             if call.id == response.id:
                 return call
 
     for call in calls:
-        has_other_id = bool(call.id and response.id)
-        if call.name == response.name and not has_other_id:
+        have_ids = bool(call.id and response.id)  # The ids differ: see above.
+        if call.name == response.name and not have_ids:
             return call
     return None
 
@@ -201,7 +241,10 @@ def _list_part_texts(part: types.Part) -> Iterator[str]:
 
 
 def read_system(request: LlmRequest) -> types.Content:
-    """Returns a request's system instruction, whichever form it has."""
+    """Returns a request's system instruction as a content; one without parts for none.
+
+    The instruction may be a content, a text, a part, or a list of texts and parts.
+    """
     instruction: Any = request.config.system_instruction
     if isinstance(instruction, types.Content):
         return instruction
@@ -226,7 +269,14 @@ def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
 def count_request_tokens(
     request: LlmRequest, token_ratio: float | None, media_tokens: int
 ) -> int:
-    """Counts the prompt tokens of a request: system instruction, tools, contents."""
+    """Counts the prompt tokens of a request: system instruction, tools, contents.
+
+    Args:
+        request: The request.
+        token_ratio: Tokens per four UTF-8 bytes. None counts by BPE, and adds three
+            tokens per content.
+        media_tokens: The tokens of each image, sound, document or file reference.
+    """
     media_count = 0
     for content in (read_system(request), *request.contents):
         for part in content.parts or ():
@@ -235,9 +285,11 @@ def count_request_tokens(
             if part.function_response:
                 media_count += len(part.function_response.parts or [])
 
-    overhead = 0 if token_ratio else _TOKENS_PER_CONTENT * len(request.contents)
     texts = [text for _, text in list_prompt_texts(request)]
-    return count_tokens(texts, token_ratio) + media_count * media_tokens + overhead
+    tokens = count_tokens(texts, token_ratio) + media_count * media_tokens
+    if token_ratio is None:
+        tokens += _TOKENS_PER_CONTENT * len(request.contents)
+    return tokens
 
 
 def count_shared_tokens(
@@ -247,31 +299,37 @@ def count_shared_tokens(
 ) -> int:
     """Counts the tokens with which two prompts begin in common; 0 if the heads differ.
 
-    The head of a prompt is its tools and its system instruction. The prompts are those
-    of `list_prompt_texts`: the items are a place and a text.
+    The head of a prompt is its tools and its system instruction.
+
+    Args:
+        old_prompt: The items of a prompt, a place and a text each, as
+            `list_prompt_texts` returns them.
+        new_prompt: The items of another prompt.
+        token_ratio: Tokens per four UTF-8 bytes; None counts by BPE.
     """
     shared_texts: list[str] = []
     shared_places: set[str] = set()
     for old_item, new_item in zip(old_prompt, new_prompt, strict=False):
         old_place, old_text = old_item
         new_place, new_text = new_item
-        if "head" in (old_place, new_place) and old_item != new_item:
+        is_in_head = "head" in (old_place, new_place)
+        if is_in_head and old_item != new_item:
             return 0
         if old_place != new_place:
             break
 
-        # A cache can end within a text, so the last one may be shared in part.
         shared_places.add(new_place)
         if old_text != new_text:
+            # A cache may end within a text, so a part of the text is shared.
             start = os.path.commonprefix([old_text, new_text])  # noqa: RUF071 - chars
             shared_texts.append(start)
             break
         shared_texts.append(new_text)
 
-    overhead = 0
-    if not token_ratio:
-        overhead = _TOKENS_PER_CONTENT * len(shared_places - {"head"})
-    return count_tokens(shared_texts, token_ratio) + overhead
+    tokens = count_tokens(shared_texts, token_ratio)
+    if token_ratio is None:
+        tokens += _TOKENS_PER_CONTENT * len(shared_places - {"head"})
+    return tokens
 
 
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
@@ -279,15 +337,15 @@ def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
 
     `token_ratio` are the tokens per four UTF-8 bytes; None counts by BPE.
     """
-    if token_ratio is None:
-        # Slices: tiktoken's regex overflows its stack on a megabyte of blanks.
-        return sum(
-            _count_slice(text[start : start + _SLICE_CHARS])
-            for text in texts
-            for start in range(0, len(text), _SLICE_CHARS)
-        )
-    utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return math.ceil(utf8_bytes / 4 * token_ratio)
+    if token_ratio is not None:
+        utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        return math.ceil(utf8_bytes / 4 * token_ratio)
+
+    tokens = 0
+    for text in texts:
+        for start in range(0, len(text), _SLICE_CHARS):
+            tokens += _count_slice(text[start : start + _SLICE_CHARS])
+    return tokens
 
 
 @functools.lru_cache(maxsize=16_384)  # Every request repeats the history before it.
@@ -297,81 +355,91 @@ def _count_slice(text: str) -> int:
 
 @functools.lru_cache(maxsize=4)
 def load_encoding(name: str) -> tiktoken.Encoding:
-    """Loads a vocabulary, if possible the copy that litellm ships.
+    """Loads a vocabulary of tiktoken, such as "o200k_base".
 
-    Without it, tiktoken takes its own cache, or downloads the vocabulary.
+    If litellm ships its vocabularies, they are read from there. Otherwise tiktoken
+    reads its own cache, or downloads the vocabulary.
     """
     import tiktoken
 
-    spec = importlib.util.find_spec("litellm")
-    roots = (spec and spec.submodule_search_locations) or []
-    folder = Path(*roots[:1], "litellm_core_utils", "tokenizers")
-    # The file is named by the SHA-1 of the address that tiktoken downloads it from.
-    is_shipped = (folder / "fb374d419588a4632f3f557e76b4b70aebbca790").is_file()
-
-    # tiktoken takes the folder of its files from the environment alone.
+    shipped_folder = _find_shipped_folder()
+    # tiktoken takes the folder from the environment alone, so the variable is set while
+    # the vocabulary is loaded. The lock keeps other threads from restoring it.
     with _loading:
-        old_folder = os.environ.get("TIKTOKEN_CACHE_DIR")
-        if is_shipped:
-            os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
+        user_folder = os.environ.get(_CACHE_VARIABLE)
+        if shipped_folder is not None:
+            os.environ[_CACHE_VARIABLE] = str(shipped_folder)
         try:
             return tiktoken.get_encoding(name)
         finally:
-            os.environ.pop("TIKTOKEN_CACHE_DIR", None)
-            if old_folder is not None:
-                os.environ["TIKTOKEN_CACHE_DIR"] = old_folder
+            os.environ.pop(_CACHE_VARIABLE, None)
+            if user_folder is not None:
+                os.environ[_CACHE_VARIABLE] = user_folder
+
+
+def _find_shipped_folder() -> Path | None:
+    """Returns the folder of the vocabularies that litellm ships; None without them."""
+    litellm = importlib.util.find_spec("litellm")
+    if litellm is None or not litellm.submodule_search_locations:
+        return None
+    package_folder = Path(litellm.submodule_search_locations[0])
+    folder = package_folder / "litellm_core_utils" / "tokenizers"
+    return folder if (folder / _CACHED_FILE).is_file() else None
 
 
 def _to_json_text(value: Any) -> str:
     try:
         data = to_json(value, exclude_none=True, bytes_mode="base64", fallback=repr)
-    except PydanticSerializationError:  # Of lone surrogates.
+    except PydanticSerializationError:  # UTF-8 has no lone surrogates.
         return json.dumps(value, default=repr)
     return data.decode("utf-8", "replace")
 
 
 def looks_like_summary_request(request: LlmRequest) -> bool:
     """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
-    text = "\n".join(list_content_texts(request.contents[-1:]))
-    has_marker = _IN_PLACE.match(text) or _FENCE.search(text)
-    return text.startswith(_ADK_PROMPT) or bool(has_marker)
+    prompt = "\n".join(list_content_texts(request.contents[-1:]))
+    is_of_guard = bool(_IN_PLACE.match(prompt) or _FENCE.search(prompt))
+    is_of_adk = prompt.startswith(_ADK_PROMPT)
+    return is_of_guard or is_of_adk
 
 
 def read_summary_material(request: LlmRequest) -> str:
-    """Returns the material that a request wants summarized, without the request.
+    """Returns the material that a request wants summarized, without the prompt.
 
-    The last content tells how the request has it:
-    - It asks for a summary of the contents before it: they are the material.
-    - It is the prompt of ADK's `LlmEventSummarizer`: the material ends it.
-    - It is the guard's prompt: the material stands in fenced blocks.
-    - It is any other text: all of it is the material.
+    The prompt is the last content of the request:
+
+    - The guard's prompt for a summary in place: the contents before it are the
+      material.
+    - The prompt of ADK's `LlmEventSummarizer`: the material follows it.
+    - The guard's other prompt: the material stands in fenced blocks.
+    - Any other text: all of the text is the material.
     """
-    text = "\n".join(list_content_texts(request.contents[-1:]))
-    if _IN_PLACE.match(text):
-        return _LISTED.sub("", "\n".join(list_content_texts(request.contents[:-1])))
+    prompt = "\n".join(list_content_texts(request.contents[-1:]))
+    if _IN_PLACE.match(prompt):
+        conversation = "\n".join(list_content_texts(request.contents[:-1]))
+        return _LISTED.sub("", conversation)
 
-    if text.startswith(_ADK_PROMPT):
-        material = text.partition("capture the essence of the interaction.")[2]
+    if prompt.startswith(_ADK_PROMPT):
+        _, _, material = prompt.partition(_ADK_PROMPT_END)
         # ADK 2.0 escapes the line breaks of its prompt by mistake.
         is_escaped = material.startswith(r"\n\n")
         return material.replace(r"\n", "\n") if is_escaped else material
 
-    fence = _FENCE.search(text)
+    fence = _FENCE.search(prompt)
     if fence:
-        # One marker fences every block of material; the request stands between them.
-        return "\n".join(_read_blocks(text, fence[1]))
-    return text
+        return "\n".join(_read_blocks(prompt, marker=fence[1]))
+    return prompt
 
 
 def _read_blocks(text: str, marker: str) -> list[str]:
-    """Reads the blocks between an opening line with the marker and its closing line.
+    """Returns the texts of all blocks that a prompt fences with a marker.
 
     With the marker "7f3a", a block stands between the lines "<transcript-7f3a>" and
-    "</transcript-7f3a>".
+    "</transcript-7f3a>", or the same lines with another word than "transcript".
     """
     blocks: list[str] = []
     block_lines: list[str] = []
-    closing_line = ""  # Of the open block, if there is one.
+    closing_line = ""  # The line that ends the open block; "" between blocks.
     for line in text.split("\n"):
         if closing_line:
             if line == closing_line:
@@ -388,27 +456,28 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Summarizes by excerpts: keeps the head and the tail of each line.
 
-    While the excerpts are too long for the summary, this is done again and again:
-    - The lines are shortened to half of their length, down to 60 characters.
-    - Then lines are left out, until one is left.
-    - Then this line is cut in half.
+    While the excerpts take more than the request allows, the first of these steps that
+    is possible makes them shorter:
+
+    1. The lines are shortened to half of their length, down to 60 characters.
+    2. An eighth of the lines is left out, until one line is left.
+    3. This line is cut in half.
     """
     max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
     line_chars = _LINE_CHARS
     stripped = [line.strip() for line in read_summary_material(request).splitlines()]
     shortened = [_shorten(line, line_chars) for line in stripped if line]
 
-    lines = list(dict.fromkeys(shortened))
+    lines = list(dict.fromkeys(shortened))  # A repeated line is kept once.
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > _LEAST_LINE_CHARS:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            # An eighth of the lines is left out, from the end of the first third on:
-            # the newer lines count for more.
-            first = len(lines) // 3
+            # Newer lines count for more, so the removed ones follow the first third.
+            first_removed = len(lines) // 3
             removed_count = 1 + len(lines) // 8
-            del lines[first : first + removed_count]
+            del lines[first_removed : first_removed + removed_count]
         else:
             half_chars = len(lines[0]) // 2
             lines[0] = lines[0][:half_chars]
@@ -419,4 +488,6 @@ def _shorten(line: str, max_chars: int) -> str:
     """Returns a line, or its head and its tail if it is longer than `max_chars`."""
     if len(line) <= max_chars:
         return line
-    return f"{line[: max_chars // 2]} … {line[-max_chars // 3 :]}"
+    head_chars = max_chars // 2
+    tail_chars = max_chars // 3
+    return f"{line[:head_chars]} … {line[-tail_chars:]}"
