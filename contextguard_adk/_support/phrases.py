@@ -102,12 +102,12 @@ def _spell(opening: str) -> str:
     return _GAP.join(piece_patterns)
 
 
-_OF_FRAME = _compile(_FRAME)
-_ANY = _compile(_FRAME + _NOTICES)
+_FRAME_OPENING = _compile(_FRAME)
+_ANY_OPENING = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
 # The markers around a summary are found anywhere in a line: nothing must stand before.
 _MARKER_OPENINGS = [SUMMARY_BEGIN.rstrip("]"), SUMMARY_END.partition(" —")[0]]
-_MARKERS = _compile(_MARKER_OPENINGS, start="")
+_MARKER = _compile(_MARKER_OPENINGS, start="")
 
 
 def quote(text: str) -> str:
@@ -117,13 +117,13 @@ def quote(text: str) -> str:
     the bracket of `SUMMARY_BEGIN` and `SUMMARY_END` anywhere in a line. The length of
     the text stays the same.
 
-    A part of a quoted text must be quoted again: the part may begin in the middle of a
-    line, just where the text looks like an opening.
+    A part of a quoted text must be quoted again, because the part may begin in the
+    middle of a line, just where the text looks like an opening.
     """
     if not _BRACKET.search(text):
         return text
-    without_openings = _ANY.sub(r"\1(", text)
-    return _MARKERS.sub("(", without_openings)
+    without_openings = _ANY_OPENING.sub(r"\1(", text)  # Keeps group 1: see `_compile`.
+    return _MARKER.sub("(", without_openings)
 
 
 def quote_stored(text: str) -> str:
@@ -133,8 +133,8 @@ def quote_stored(text: str) -> str:
     """
     if not _BRACKET.search(text):
         return text
-    without_openings = _OF_FRAME.sub(r"\1(", text)
-    return _MARKERS.sub("(", without_openings)
+    without_openings = _FRAME_OPENING.sub(r"\1(", text)
+    return _MARKER.sub("(", without_openings)
 
 
 def quote_line(text: str) -> str:
@@ -143,7 +143,7 @@ def quote_line(text: str) -> str:
 
 
 def quote_value(value: Any, depth: int = 100) -> Any:
-    """Quotes every text in nested dicts and lists, and the names of fields.
+    """Returns nested dicts and lists with every text quoted, also names of fields.
 
     Values that are nested more than `depth` levels deep stay as they are.
     """

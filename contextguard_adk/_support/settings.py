@@ -115,8 +115,8 @@ def size(
     Args:
         least_tokens: The smallest accepted int. If it is 0, the float 0.0 is accepted
             too.
-        other_values: Further values that are accepted; an error names the last one.
-            False, if it is among them, is read as None, which TOML cannot write.
+        other_values: Further values that are accepted. An error names only the last
+            one. If False is among them, it is read as None, which TOML cannot write.
         may_be_all: Whether the float 1.0, the whole window, is accepted.
     """
     last_value = other_values[-1] if other_values else None
@@ -165,9 +165,9 @@ def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) ->
 
 
 def find_problems(error: ValidationError, values: Any) -> list[Problem]:
-    """Lists what pydantic has found wrong with settings, which `values` are.
+    """Lists what pydantic has found wrong with settings.
 
-    Every message about settings is made of these problems, in code and in files.
+    `values` are the settings by name, as a user has given them.
     """
     messages_by_place = defaultdict[str, list[str]](list)
     for details in error.errors():
@@ -201,8 +201,8 @@ def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
 def _name_key(details: ErrorDetails, values: Any) -> str:
     """Returns the key of a wrong setting among the values, such as "window.keep".
 
-    Pydantic has the keys that lead to the setting as `loc`, and puts other items behind
-    them: if a setting accepts several types, the name of a type.
+    Pydantic says the place of the setting in `loc`. If the setting accepts several
+    types, `loc` ends with the name of one of them: ("keep", "int") -> "keep".
     """
     is_missing = details["type"] == "missing"
     keys = list[str]()
@@ -211,8 +211,8 @@ def _name_key(details: ErrorDetails, values: Any) -> str:
         try:
             value = value[item]
         except (LookupError, TypeError):
-            # The values do not have this item: it is the name of a type, or the key of
-            # a missing setting.
+            # The values do not have this item. It is either the name of a type, or the
+            # key of a missing setting.
             if not is_missing:
                 break
         keys.append(str(item))
@@ -229,8 +229,7 @@ def _reword(message: str) -> str:
         reworded = reworded.replace(theirs, ours)
 
     prefix = "Input should be "
-    names_values = reworded.startswith(prefix) and reworded != prefix
-    if not names_values:
+    if not reworded.startswith(prefix):
         return reworded
     return f"{reworded.removeprefix(prefix)} is expected"
 
@@ -280,6 +279,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Adds a list of the settings to the docstring of a subclass."""
         if cls.model_fields:
             description = inspect.cleandoc(cls.__doc__ or "")
             lines = [description, "", "Settings:", *_list_settings(cls)]
@@ -291,14 +291,15 @@ class Settings(BaseModel):
         """Refuses unknown names, and a setting that is given under two names."""
         may_have_any_name = cls.model_config.get("extra") != "forbid"
         if not isinstance(values, dict) or may_have_any_name:
-            return values  # Pydantic refuses what is no dict.
+            return values  # Pydantic itself refuses values that are no dict.
 
-        aliases_by_field = [_list_aliases(field) for field in cls.model_fields.values()]
-        for aliases in aliases_by_field:
+        # Each list has all names of one setting, among them its own, or is empty.
+        alias_lists = [_list_aliases(field) for field in cls.model_fields.values()]
+        for aliases in alias_lists:
             if len(values.keys() & aliases) > 1:
                 raise ValueError(f"{' and '.join(aliases)} mean the same: give one")
 
-        known_names = {*cls.model_fields, *itertools.chain(*aliases_by_field)}
+        known_names = {*cls.model_fields, *itertools.chain(*alias_lists)}
         listed_names = ", ".join(sorted(cls.model_fields))
         errors = [
             _make_unknown_error(name, value, known_names, listed_names)

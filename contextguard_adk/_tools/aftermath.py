@@ -228,8 +228,8 @@ def list_recalled(
 def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:
     """Describes each part of a message: "result of search, 1,234 characters".
 
-    `agent` is the name of the agent whose request has the message. The agent is its
-    author if neither the user nor another agent is.
+    `agent` is the author of each message that is neither from the user nor from another
+    agent.
     """
     author = _name_author(content, agent)
     for part in parts_of(content):

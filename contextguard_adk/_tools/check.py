@@ -198,7 +198,7 @@ def _check_app(name: str, app: object, all_names: set[str]) -> dict[str, Any]:
 
     problems = list[str]()
     known_names = all_names
-    has_own_settings = guards and not guard.is_shared
+    has_own_settings = bool(guards) and not guard.is_shared
     if has_own_settings:
         known_names = _list_names(app)
         problems += _list_unknown("agents", guard.settings.agents, known_names)

@@ -185,9 +185,11 @@ def _choose_worst(guarded_runs: list[DemoRun]) -> DemoRun:
 
 
 def _describe_end(bare: DemoRun, worst: DemoRun) -> str:
-    """Describes the end of the worst guarded run, the sentence "With the guard …, …".
+    """Returns the end of a sentence, "With the guard 9 of 10 steps were done, …".
 
-    `bare` is the run without the guard.
+    Args:
+        bare: The run without the guard.
+        worst: The worst run with it.
     """
     if worst.failure:
         return f"then the model failed: {worst.failure}"
@@ -199,7 +201,10 @@ def _describe_end(bare: DemoRun, worst: DemoRun) -> str:
 
 
 def plan_turns(root: Path, most_files: int) -> Iterator[Turn]:
-    """Yields turns about the first source files, at most ten of one folder in each."""
+    """Yields turns about the first source files, at most `most_files` in all.
+
+    The files of a turn are in one folder, and at most `FILES_PER_QUESTION`.
+    """
     sources = (file for file in walk_files(root) if read_source(file))
     paths_by_folder: dict[Path, list[Path]] = {}
     for file in islice(sources, most_files):

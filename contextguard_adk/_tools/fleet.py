@@ -111,9 +111,10 @@ def _print_agents(agents: list[Row], failed: list[Row]) -> None:
     columns: list[Any] = ["app", "agent"]
     columns += [number_column(name) for name in COLUMNS]
     no_style = ""
-    lines = [
-        ([row["app"], row["agent"], *_format_cells(row)], no_style) for row in agents
-    ]
+    lines = list[tuple[list[str], str]]()
+    for row in agents:
+        cells = [row["app"], row["agent"], *_format_cells(row)]
+        lines.append((cells, no_style))
     terminal.print_table(columns, lines)
     for row in failed:
         terminal.print_line(" ".join(f"{name} {value}" for name, value in row.items()))
@@ -217,6 +218,7 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
         # The figures of a row need neither the fixed tokens nor `has_cache`.
         replayed = Replayed(session.id, {}, unchanged, has_cache=True)
     else:
+        # The last unchanged calls are replayed as well: see `REPEATED_CALLS`.
         known_calls = unchanged[:-REPEATED_CALLS]
         replayed = await replay_session(session, settings, known_calls)
 

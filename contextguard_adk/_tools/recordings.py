@@ -109,9 +109,9 @@ async def load_session(source: str, key: SessionKey) -> Session:
     async with open_source(source) as opened:
         listed = await opened.list(key)
         if listed:
-            # Agent Engine does not tell the number: it is None, and may be any.
-            perhaps_with_events = [each for each in listed if each.events != 0]
-            newest_first = perhaps_with_events or listed
+            # A session with an unknown number of events, which is None, may have some.
+            not_empty = [each for each in listed if each.events != 0]
+            newest_first = not_empty or listed
             return await opened.load(newest_first[0])
 
     given = ", ".join(f"{field} {name!r}" for field, name in key.given.items())
@@ -169,6 +169,7 @@ class _Service:
 
     async def _ask_service(self, key: SessionKey) -> Sequence[ListedSession]:
         """Lists the sessions of one app by the service, in any order."""
+        # ADK asks for a name, but Agent Engine has its app in the source.
         app = key.app or "app"
         found = await self.service.list_sessions(app_name=app, user_id=key.user)
         return [
@@ -203,7 +204,7 @@ _COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
 
 
 async def _query_sessions(query: _Query, key: SessionKey) -> list[ListedSession]:
-    """Lists the sessions that have the names of `key` by a query, in any order."""
+    """Lists the sessions that have the names of `key`, in any order."""
     conditions = [f" AND {_COLUMNS[field]} = :{field}" for field in key.given]
     rows = await query(_LISTING.format("".join(conditions)), key.given)
     return [
@@ -316,7 +317,7 @@ def _read_export(source: str, data: bytes) -> Session:
 
 
 def _parse_json(source: str, data: bytes) -> object:
-    """Returns the value of JSON, whose texts can all be written to a file."""
+    """Returns the value that JSON stands for; all its texts can be written to a file."""
     try:
         value = json.loads(data)
         # UTF-8 has no form for half of a surrogate pair: it becomes a question mark.
@@ -337,8 +338,8 @@ async def _open_url(url: str) -> AsyncIterator[_Service]:
     if parsed.get_backend_name() == "sqlite" and not path.is_file():
         raise CommandError(f"{path}: no such file")
 
-    # A URL with a driver, such as "sqlite+aiosqlite://", is for another service than
-    # that of `adk web`.
+    # A URL without a driver, as "sqlite:///file", is one of `adk web`. One with a driver,
+    # as "sqlite+aiosqlite:///file", is one of `DatabaseSessionService`.
     is_of_adk_web = parsed.drivername == "sqlite"
     opened = _open_sqlite_file(path) if is_of_adk_web else _open_database(url)
     async with opened as database:
@@ -407,9 +408,9 @@ WHERE lower(tbl_name) IN {_READ} AND sql NOT NULL
 # The column `hidden` is 0 for a plain column, and more for a generated one or one of a
 # virtual table.
 _TABLE_COLUMNS = f"""
-SELECT lower(made.name), lower(columns.name), columns.hidden
-FROM sqlite_master AS made, pragma_table_xinfo(made.name) AS columns
-WHERE lower(made.tbl_name) IN {_READ}
+SELECT lower(items.name), lower(columns.name), columns.hidden
+FROM sqlite_master AS items, pragma_table_xinfo(items.name) AS columns
+WHERE lower(items.tbl_name) IN {_READ}
 """
 
 
@@ -440,7 +441,10 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
 
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
-    """Opens a copy of an SQLite file, since ADK's service makes missing tables."""
+    """Opens a copy of an SQLite file.
+
+    The file itself must not change, but ADK's service makes the tables that it lacks.
+    """
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:
