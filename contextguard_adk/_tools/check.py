@@ -116,7 +116,8 @@ def _check_folder(folder: Path) -> dict[str, Any]:
         else:
             app_reports.append(_check_app(name, app, all_names))
 
-    # The apps may share this file, so a name in it is wrong only if no app has it.
+    # All apps may share the settings file that the environment names, so a name in the
+    # file is wrong only if no app has it.
     shared_file = os.environ.get(CONFIG_VARIABLE)
     if shared_file:
         shared_agents = load_settings(shared_file).agents

@@ -317,7 +317,7 @@ def _read_export(source: str, data: bytes) -> Session:
 
 
 def _parse_json(source: str, data: bytes) -> object:
-    """Returns the value that JSON stands for; all its texts can be written to a file."""
+    """Returns the value of a JSON text, all of whose strings can be written to files."""
     try:
         value = json.loads(data)
         # UTF-8 has no form for half of a surrogate pair: it becomes a question mark.
@@ -338,8 +338,8 @@ async def _open_url(url: str) -> AsyncIterator[_Service]:
     if parsed.get_backend_name() == "sqlite" and not path.is_file():
         raise CommandError(f"{path}: no such file")
 
-    # A URL without a driver, as "sqlite:///file", is one of `adk web`. One with a driver,
-    # as "sqlite+aiosqlite:///file", is one of `DatabaseSessionService`.
+    # A URL without a driver, as "sqlite:///file", is one of `adk web`. A URL with a
+    # driver, as "sqlite+aiosqlite:///file", is one of `DatabaseSessionService`.
     is_of_adk_web = parsed.drivername == "sqlite"
     opened = _open_sqlite_file(path) if is_of_adk_web else _open_database(url)
     async with opened as database:
