@@ -84,7 +84,7 @@ def log_failure(
     error: BaseException,
     level: int = logging.ERROR,
 ) -> None:
-    """Logs an error without its text, which may quote messages.
+    """Logs an error without its text, and at DEBUG with its text, redacted.
 
     Args:
         logger: The logger.

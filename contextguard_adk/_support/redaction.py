@@ -44,7 +44,7 @@ class Redactor:
         if function is None:
             return
 
-        # The `__call__` of an object may be async, even if the object is no function.
+        # A callable object may have an async `__call__`.
         call_method = getattr(function, "__call__", None)  # noqa: B004
         is_async = iscoroutinefunction(function) or iscoroutinefunction(call_method)
         if is_async or not callable(function):
@@ -72,7 +72,7 @@ class Redactor:
         if not isinstance(redacted, str):
             kind = type(redacted).__name__
             raise RedactionError(f"redact gave {kind} in place of a str")
-        return str(redacted)
+        return str(redacted)  # Of a subclass of str, it makes a plain text.
 
     def redact_contents(
         self, contents: Sequence[types.Content], remember: Callable[..., types.Content]

@@ -30,9 +30,10 @@ def read_table(text: str, is_toml: bool) -> dict[str, Any]:
 
 
 def _find_hint(text: str, is_toml: bool) -> str:
-    """Says that a text is a table in the other format than its file's name tells.
+    """Says which format a text really has.
 
-    Returns "" if the text is no table in the other format, or an empty one.
+    `is_toml` tells the format that the text should have. Returns "" if the text is no
+    table in the other format, or an empty one.
     """
     if is_toml:
         read_other = _load_yaml

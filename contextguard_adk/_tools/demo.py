@@ -438,10 +438,12 @@ class DemoRun:
 
     def _create_guard(self, llm: BaseLlm, strategy_name: str) -> ContextGuardPlugin:
         """Makes the guard, which records its work in this run."""
-        simulated_latency = getattr(llm, "latency_seconds", 0)  # A real model has none.
+        # The default timeout is extended by the time that a simulated summary takes. A
+        # real model has no `latency_seconds`.
+        timeout_seconds = 60 + getattr(llm, "latency_seconds", 0)
         strategy = STRATEGIES[strategy_name](
             context_window=self.window_tokens,
-            summary_timeout_seconds=60 + simulated_latency,
+            summary_timeout_seconds=timeout_seconds,
             ahead=self.name == AHEAD,
         )
         return ContextGuardPlugin(

@@ -317,7 +317,7 @@ def _read_export(source: str, data: bytes) -> Session:
 
 
 def _parse_json(source: str, data: bytes) -> object:
-    """Returns the value of a JSON text, all of whose strings can be written to files."""
+    """Returns the value of a JSON text; all its strings can be written to files."""
     try:
         value = json.loads(data)
         # UTF-8 has no form for half of a surrogate pair: it becomes a question mark.
