@@ -123,7 +123,7 @@ def _number(
     """
     expected = f"at least {least:,}"
     if most < math.inf:
-        expected += f", at most {most:,}"
+        expected = f"{expected}, at most {most:,}"
 
     def parse(value: object) -> float:
         """Returns the number that a user has typed, or a default of an option."""
