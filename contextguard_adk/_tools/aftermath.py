@@ -209,11 +209,8 @@ def list_recalled(
         if not recall_results:
             continue
 
-        needed_later = list[Needed]()
-        for model_call, needed in model_calls:
-            if model_call.index > index:
-                needed_later.extend(needed)
         content = event.content or types.Content()
+        needed_later = _list_needed_after(index, model_calls)
         values = find_values(needs, needed_later, [content])
         for result in recall_results:
             yield Recalled(
@@ -223,6 +220,17 @@ def list_recalled(
                 result_chars=len(payload_text(result.response or {})),
                 values=list(dict.fromkeys(values)),  # Each value once.
             )
+
+
+def _list_needed_after(
+    index: int, model_calls: Sequence[tuple[RecordedCall, Sequence[Needed]]]
+) -> list[Needed]:
+    """Returns the values that the model calls after an event needed."""
+    needed_later = list[Needed]()
+    for model_call, needed in model_calls:
+        if model_call.index > index:
+            needed_later.extend(needed)
+    return needed_later
 
 
 def list_parts(content: types.Content | None, agent: str) -> Iterator[str]:

@@ -349,6 +349,7 @@ def _list_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_app_lines(app: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines on one app in the report on a folder."""
     yield f"{app['app']}: {'wrong' if app['problems'] else 'good'}"
     for problem in app["problems"]:
         yield f"  wrong: {problem}"
@@ -358,6 +359,7 @@ def _list_app_lines(app: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_file_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yields the lines of a report on a settings file."""
     path = report["config"]
     yield f"{path}: good" if path else "no file: the built-in settings"
 
@@ -386,12 +388,7 @@ def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
 
 def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
     """Yields the lines on a budget, which `_plan_budget` has returned."""
-    if budget["source"] == "configured":
-        source = "config"
-    elif budget["source"] == "default":
-        source = "unknown model: assumed"
-    else:
-        source = f"registry: {budget['registry_entry']}"
+    source = _describe_source(budget)
     yield (
         f"  {budget['model'] or 'any model'}: window {budget['window_tokens']:,} "
         f"({source}), buffer {budget['buffer_tokens']:,}, threshold "
@@ -404,6 +401,15 @@ def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
         costs = budget["costs"]
         prices = _list_prices(Costs(**costs)) if costs else "unknown"
         yield f"    dollars per million tokens: {prices}"
+
+
+def _describe_source(budget: dict[str, Any]) -> str:
+    """Says who has told the context window of a budget."""
+    if budget["source"] == "configured":
+        return "config"
+    if budget["source"] == "default":
+        return "unknown model: assumed"
+    return f"registry: {budget['registry_entry']}"
 
 
 def _list_prices(costs: Costs) -> str:
