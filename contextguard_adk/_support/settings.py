@@ -322,13 +322,14 @@ def _make_unknown_error(
         known_names: All names of settings, aliases too; the error suggests one of them.
         listed_names: The names that the error lists: those without aliases.
     """
+    key = name if isinstance(name, int) else str(name)  # Pydantic accepts no others.
     return InitErrorDetails(
         type=PydanticCustomError(
             "unknown_setting",
             "unknown key.{hint} Known here: {known}",
             {"hint": suggest(name, known_names), "known": listed_names},
         ),
-        loc=(name if isinstance(name, int) else str(name),),
+        loc=(key,),
         input=value,
     )
 
