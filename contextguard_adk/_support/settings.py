@@ -143,8 +143,8 @@ def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
         if value == 1:
             return may_be_all
         return 0 < value < 1
-    is_int = type(value) is int  # A bool is an instance of int too.
-    return is_int and value >= least_tokens
+    # The type is compared because a bool is an instance of int, too.
+    return type(value) is int and value >= least_tokens
 
 
 def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) -> str:

@@ -139,7 +139,7 @@ def _play_runs(
     model = f"{settings.model or 'simulated offline'}, context window {window_tokens:,}"
     print_line(f"Model: {model} tokens, strategy {settings.strategy}", "dim")
 
-    costs = TYPICAL_COSTS
+    costs: Costs | None = TYPICAL_COSTS
     if settings.model:
         costs = resolve_costs(settings.model, {}, None)
     runs = [DemoRun(name, settings.steps, window_tokens, costs) for name in names]
