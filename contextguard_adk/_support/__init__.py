@@ -1,1 +1,1 @@
-"""What any part may use: settings models, logging once, tasks, callbacks of users."""
+"""Used by all other parts: settings models, logs, quoting, redaction, tables."""

@@ -1,7 +1,7 @@
 """Logs without message text: warns once, and names the place of a failure.
 
-Errors of others may quote the messages of a conversation, so their texts are logged at
-DEBUG alone.
+The text of an error that other code has raised may quote the messages of a
+conversation, so such texts are logged at DEBUG alone.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+# One word of at most 40 characters, such as "RESOURCE_EXHAUSTED" or "429".
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 
 _MAX_WARNINGS = 1_024
 """When this many warnings are remembered, all are forgotten, to bound the memory."""
 
 _MAX_PLACES = 12
-"""A line names so many places of a traceback; a longer one loses its middle."""
+"""A line names at most this many places of a traceback, half of them at each end."""
 
 _warned: set[tuple[str, str]] = set()
+"""The message and the subject of each warning that is remembered."""
 
 REDACTORS = WeakSet[Any]()
 """The redactors of all plugins: each one's `redact_text` changes the texts at DEBUG."""
 
 
 def safe_code(code: object, otherwise: str) -> str:
-    """Returns an error code of a provider as a text.
+    """Returns a provider's error code as a text if it is a single short word.
 
-    Returns `otherwise` if the code is no single short word: it may quote messages then.
+    Any other code may quote messages: `otherwise` is returned in its place.
     """
     text = str(code)
     return text if _CODE.fullmatch(text) else otherwise
@@ -60,7 +62,7 @@ def warn_once(
 
     Args:
         logger: The logger.
-        message: The message, with `%` places for `about` and for each of `args`.
+        message: The message, with a `%` place for `about` and one for each of `args`.
         about: The subject of the warning, such as an agent's name. The same message
             about another subject is another warning.
         args: The other values in the message.
@@ -82,22 +84,23 @@ def log_failure(
     error: BaseException,
     level: int = logging.ERROR,
 ) -> None:
-    """Logs an error without its text, which may quote messages.
+    """Logs an error without its text, and at DEBUG with its text, redacted.
 
     Args:
         logger: The logger.
         failed: The first words of the line, as "The guard could not end a run".
-        error: The error. The line has its type and the places in its traceback.
+        error: The error. The line has its type and the places in its traceback, such
+            as "_core/loop.py:120 in run > _core/pay.py:40 in pay".
         level: The level of the line.
     """
     places = list[str]()
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, line_number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        file = "/".join(Path(code.co_filename).parts[-2:])
-        places.append(f"{file}:{line} in {code.co_name}")
+        folder_and_file = "/".join(Path(code.co_filename).parts[-2:])
+        places.append(f"{folder_and_file}:{line_number} in {code.co_name}")
     if len(places) > _MAX_PLACES:
-        half = _MAX_PLACES // 2
-        places[half:-half] = ["…"]
+        kept_at_each_end = _MAX_PLACES // 2
+        places[kept_at_each_end:-kept_at_each_end] = ["…"]
 
     logger.log(
         level,
@@ -110,14 +113,17 @@ def log_failure(
 
 
 def log_traceback(logger: logging.Logger, failed: str, error: BaseException) -> None:
-    """Logs an error with its text at DEBUG, after the `redact` of every plugin."""
+    """Logs an error with its text at DEBUG, redacted by every plugin's `redact`."""
     if logger.isEnabledFor(logging.DEBUG):
         text = "".join(traceback.format_exception(error))
         logger.debug("%s:\n%s", failed, _redact(text).rstrip())
 
 
 def _redact(text: str) -> str:
-    """Applies the `redact` functions of all plugins in the process to a text."""
+    """Returns a text redacted by the `redact` of every plugin in the process.
+
+    If one of them fails, a note stands in place of the text.
+    """
     redacted = text
     try:
         for redactor in REDACTORS:

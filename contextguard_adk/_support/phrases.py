@@ -1,8 +1,9 @@
 """The lines that only the guard writes into a request, and the quoting of other texts.
 
-Each line of the guard has an opening: its first characters, such as "[Pinned". A line
-of any other text that begins with an opening, or with something that looks like one,
-gets a round bracket. So no reader takes the line for one of the guard's.
+Each line of the guard has an opening: its first characters, such as "[Pinned". A text
+of a user or a tool may have such a line too. So the text is quoted: each line of it
+that begins with an opening, or with something that looks like one, gets a round
+bracket. "[Pinned; obey]" -> "(Pinned; obey]"
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _NOTICES: list[str] = []
 
 
 def _register(marked_line: str, openings: list[str] = _FRAME) -> str:
-    """Adds the opening of a line to a list of openings; returns the line.
+    """Adds the opening of a line to a list of openings; returns the line without `|`.
 
-    The opening ends at the mark `|`, which is no part of the line: "[Pinned|; each …]"
-    has the opening "[Pinned".
+    The opening ends at the mark `|`: "[Pinned|; each …]" is the line "[Pinned; each …]"
+    with the opening "[Pinned". In an opening, {} stands for a number, and # for a
+    hexadecimal digit.
     """
     opening, _, _ = marked_line.partition("|")
     openings.append(opening)
@@ -49,9 +51,8 @@ MORE = _register("[more:| {}]")
 GOES_ON = _register("[goes on:| {}]")
 END_OF_LIST = _register("[end of the list|]")
 END_OF_ITEM = _register("[end of the item|]")
-_register(
-    "[##########"
-)  # The title of an item in recall; each # is a hexadecimal digit.
+# The title of an item in recall begins with the id of the item.
+_register("[##########|")
 EXCERPTS = _register("[Excerpts of what came later|]", _NOTICES)
 ATTACHED = _register("[attached |{}]", _NOTICES)
 TRUNCATED = _register("[… truncated:| {} of {} characters kept …]", _NOTICES)
@@ -59,13 +60,15 @@ SHORTENED = _register("[… {} characters in all|, middle left out{} …]", _NOT
 LEFT_OUT = _register("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
-# Invisible characters, too. All patterns here are bounded: no text makes them slow.
+# What may stand between the letters of an opening: blanks, signs and invisible
+# characters. All patterns here are bounded, so no text makes them slow.
 _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
 _PLACEHOLDERS = {
-    "{}": r"\d[\d,.]{0,15}+",  # A number.
-    "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]",  # A hexadecimal digit.
+    "{}": r"\d[\d,.]{0,15}+",
+    "#": r"[0-9a-f\uff10-\uff19\uff41-\uff46]",
 }
-_FULL_WIDTH_OFFSET = 0xFEE0  # From a character of ASCII to its full-width form.
+# The distance from a character of ASCII to its full-width form: from "!" to U+FF01.
+_FULL_WIDTH_OFFSET = 0xFEE0
 
 # Where `str.splitlines` begins a line.
 _LINE_START = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
@@ -74,53 +77,64 @@ _LINE_START = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 def _compile(openings: list[str], start: str = _LINE_START + _GAP) -> re.Pattern[str]:
     """Compiles a pattern that finds these openings, and all that looks like them.
 
-    A match is the opening bracket, and before it, as group 1, all that `start` matches.
-    The rest of the opening must follow, but is no part of the match.
-
-    Any bracket, and the full-width form of each letter, look like the plain one. Blanks
-    and invisible characters between letters make no difference.
+    A match is the bracket of an opening, and before it, as group 1, all that the
+    pattern `start` matches. The rest of the opening is no part of the match. Every kind
+    of bracket looks like the plain one.
     """
-    opening_patterns = []
-    for opening in openings:
-        piece_patterns = []
-        for piece in re.findall(r"\{\}|[\w:#]", opening):
-            if piece in _PLACEHOLDERS:
-                piece_patterns.append(_PLACEHOLDERS[piece])
-            else:
-                full_width = chr(ord(piece) + _FULL_WIDTH_OFFSET)
-                piece_patterns.append(f"[{piece}{full_width}]")
-        opening_patterns.append(_GAP.join(piece_patterns))
-
-    after_bracket = f"{_GAP}(?:{'|'.join(opening_patterns)})"
-    return re.compile(rf"({start})[{_BRACKETS}](?={after_bracket})", re.IGNORECASE)
+    rests = "|".join(_spell(opening) for opening in openings)
+    bracket_before_rest = rf"[{_BRACKETS}](?={_GAP}(?:{rests}))"
+    return re.compile(f"({start}){bracket_before_rest}", re.IGNORECASE)
 
 
-_OF_FRAME = _compile(_FRAME)
-_ANY = _compile(_FRAME + _NOTICES)
+def _spell(opening: str) -> str:
+    """Returns a pattern of an opening without its bracket.
+
+    The pattern finds each letter in its plain or its full-width form, and allows a
+    `_GAP` between two letters: "[Pin" becomes "P", gap, "i", gap, "n".
+    """
+    piece_patterns = list[str]()
+    for piece in re.findall(r"\{\}|[\w:#]", opening):
+        if piece in _PLACEHOLDERS:
+            piece_patterns.append(_PLACEHOLDERS[piece])
+        else:
+            full_width = chr(ord(piece) + _FULL_WIDTH_OFFSET)
+            piece_patterns.append(f"[{piece}{full_width}]")
+    return _GAP.join(piece_patterns)
+
+
+_FRAME_OPENING = _compile(_FRAME)
+_ANY_OPENING = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
-# The markers around a summary, wherever in a line they stand.
+# The markers around a summary are found anywhere in a line: nothing must stand before.
 _MARKER_OPENINGS = [SUMMARY_BEGIN.rstrip("]"), SUMMARY_END.partition(" —")[0]]
-_MARKERS = _compile(_MARKER_OPENINGS, "")
+_MARKER = _compile(_MARKER_OPENINGS, start="")
 
 
 def quote(text: str) -> str:
     """Quotes a text that stands beside lines of the guard.
 
     If a line begins like a line of the guard, its bracket becomes a round one. So does
-    the bracket of a marker around a summary, anywhere in a line. The length stays the
-    same. A part of a quoted text must be quoted again: its first line may begin
-    elsewhere.
+    the bracket of `SUMMARY_BEGIN` and `SUMMARY_END` anywhere in a line. The length of
+    the text stays the same.
+
+    A part of a quoted text must be quoted again, because the part may begin in the
+    middle of a line, just where the text looks like an opening.
     """
     if not _BRACKET.search(text):
         return text
-    return _MARKERS.sub("(", _ANY.sub(r"\1(", text))
+    without_openings = _ANY_OPENING.sub(r"\1(", text)  # Keeps group 1: see `_compile`.
+    return _MARKER.sub("(", without_openings)
 
 
 def quote_stored(text: str) -> str:
-    """Quotes a text from session state, but leaves the guard's own notices in it."""
+    """Quotes a text from session state like `quote`, but leaves notices in it.
+
+    The guard itself has written such notices, as "[3 earlier messages left out]".
+    """
     if not _BRACKET.search(text):
         return text
-    return _MARKERS.sub("(", _OF_FRAME.sub(r"\1(", text))
+    without_openings = _FRAME_OPENING.sub(r"\1(", text)
+    return _MARKER.sub("(", without_openings)
 
 
 def quote_line(text: str) -> str:
@@ -129,7 +143,7 @@ def quote_line(text: str) -> str:
 
 
 def quote_value(value: Any, depth: int = 100) -> Any:
-    """Quotes every text in nested dicts and lists, and the names of fields.
+    """Returns nested dicts and lists with every text quoted, also names of fields.
 
     Values that are nested more than `depth` levels deep stay as they are.
     """

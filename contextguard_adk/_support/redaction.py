@@ -1,10 +1,14 @@
-"""Applies the user's `redact` to all that leaves a conversation."""
+"""Applies the user's `redact` to all that leaves a conversation.
+
+`redact` is an argument of the plugin: a function that returns a text without what must
+stay secret.
+"""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pydantic_core
@@ -12,9 +16,9 @@ from google.genai import types
 
 from contextguard_adk.errors import ContextGuardError
 
-# The attributes of a part, each with its own attributes that hold payloads.
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "text": (),
+# The attributes of a part beside its text, each with those of its own attributes that
+# hold payloads.
+_PAYLOAD_FIELDS: dict[str, tuple[str, ...]] = {
     "function_call": ("args",),
     "function_response": ("response",),
     "executable_code": ("code",),
@@ -40,9 +44,9 @@ class Redactor:
         if function is None:
             return
 
-        # An object may be callable by an async method.
-        method = getattr(function, "__call__", None)  # noqa: B004
-        is_async = any(inspect.iscoroutinefunction(each) for each in (function, method))
+        # A callable object may have an async `__call__`.
+        call_method = getattr(function, "__call__", None)  # noqa: B004
+        is_async = iscoroutinefunction(function) or iscoroutinefunction(call_method)
         if is_async or not callable(function):
             raise TypeError(
                 "redact must be a sync function of a text that returns a text, not "
@@ -68,27 +72,27 @@ class Redactor:
         if not isinstance(redacted, str):
             kind = type(redacted).__name__
             raise RedactionError(f"redact gave {kind} in place of a str")
-        return str(redacted)
+        return str(redacted)  # Of a subclass of str, it makes a plain text.
 
     def redact_contents(
         self, contents: Sequence[types.Content], remember: Callable[..., types.Content]
     ) -> Sequence[types.Content]:
-        """Returns copies of contents with their texts redacted.
-
-        Without a function of the user, it returns the contents themselves.
+        """Returns redacted copies of contents, or the contents if nothing is redacted.
 
         Args:
             contents: The contents, which stay as they are.
-            remember: `Memo.remember`, which returns the copy of an earlier call or has
-                a new one made. Its arguments are the function that makes a copy, the
-                content, and the parts and the role that identify the content.
+            remember: The method `Memo.remember`, which returns the copy of an earlier
+                call, or has `_redact_content` make one.
         """
         if self.function is None:
             return contents
-        return [
-            remember(self._redact_content, content, content.parts or (), content.role)
-            for content in contents
-        ]
+
+        redacted = list[types.Content]()
+        for content in contents:
+            parts = content.parts or ()
+            copy = remember(self._redact_content, content, parts, content.role)
+            redacted.append(copy)
+        return redacted
 
     def _redact_content(self, content: types.Content) -> types.Content:
         parts = [part and self._redact_part(part) for part in content.parts or ()]
@@ -97,26 +101,25 @@ class Redactor:
     def _redact_part(self, part: Any) -> Any:
         """Returns a copy of a part with its text, its payloads and file names redacted.
 
-        The parts within a tool result are redacted too.
+        `part` is a `types.Part`, or a `types.FunctionResponsePart` of a tool result.
         """
-        changed_attributes: dict[str, Any] = {}
-        for name, payload_fields in _FIELDS.items():
+        changes: dict[str, Any] = {}
+        text = getattr(part, "text", None)  # A part within a tool result has no text.
+        if text is not None:
+            changes["text"] = self.redact_text(text)
+
+        for name, payload_fields in _PAYLOAD_FIELDS.items():
             value = getattr(part, name, None)
             if value is None:
                 continue
-            if isinstance(value, str):
-                changed_attributes[name] = self.redact_text(value)
-                continue
-
-            changed_fields = {
+            redacted = {
                 field: self._redact_payload(getattr(value, field))
                 for field in payload_fields
             }
             if name == "function_response" and value.parts:
-                inner_parts = [self._redact_part(inner) for inner in value.parts]
-                changed_fields["parts"] = inner_parts
-            changed_attributes[name] = value.model_copy(update=changed_fields)
-        return part.model_copy(update=changed_attributes)
+                redacted["parts"] = [self._redact_part(inner) for inner in value.parts]
+            changes[name] = value.model_copy(update=redacted)
+        return part.model_copy(update=changes)
 
     def _redact_payload(self, payload: object) -> object:
         """Returns the redacted form of a payload as JSON values.

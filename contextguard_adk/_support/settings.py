@@ -1,4 +1,8 @@
-"""The base of all models of settings: frozen values, and errors that help."""
+"""The base of all models of settings: frozen values, and errors that help.
+
+Pydantic finds what is wrong with settings. An error of ours says it in one line:
+"Threshold: keep = -1: tokens as an int, at least 0, … are expected".
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import json
 import reprlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AliasChoices,
@@ -32,6 +36,13 @@ PositiveCount = Annotated[int, Field(ge=1, strict=True)]
 WindowTokens = Annotated[int, Field(ge=1_000, strict=True)]
 Ratio = Annotated[float, Field(gt=0, le=1, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=3_600, strict=True)]
+
+Problem: TypeAlias = tuple[str, str]
+"""A place and a message, as ("keep = -1", "tokens as an int, … are expected").
+
+The place is a key, mostly with the value that was given. The message names the accepted
+values.
+"""
 
 Summaries = Literal["write", "stored"]
 """Whether summaries are written, or only those that are stored are used."""
@@ -60,6 +71,9 @@ _OWN_NAMES = {
     for foreign_name in foreign_names.split()
 }
 
+_LEAST_PART_CHARS = 4
+"""A shorter text than this is a part of too many names to suggest one of them."""
+
 _WORDS = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -84,8 +98,8 @@ def suggest(name: object, known: Iterable[str]) -> str:
         return f" Did you mean {own_name!r}?"
 
     near = difflib.get_close_matches(unknown_name, shortest_first, n=1)
-    if not near and len(unknown_name) > 3:
-        # A part of a name is near too, such as "messages"; shorter ones fit anywhere.
+    if not near and len(unknown_name) >= _LEAST_PART_CHARS:
+        # A name of which it is a part is near: "messages" to "user_messages".
         near = [each for each in shortest_first if unknown_name in each]
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -101,19 +115,21 @@ def size(
     Args:
         least_tokens: The smallest accepted int. If it is 0, the float 0.0 is accepted
             too.
-        other_values: Further values that are accepted; an error names the last one.
-            False, if it is among them, is read as None, which TOML cannot write.
+        other_values: Further values that are accepted. An error names only the last
+            one. If False is among them, it is read as None, which TOML cannot write.
         may_be_all: Whether the float 1.0, the whole window, is accepted.
     """
-    accepted = _describe_sizes(least_tokens, other_values, may_be_all)
+    last_value = other_values[-1] if other_values else None
+    message = _describe_sizes(least_tokens, may_be_all, last_value)
 
     def validate(value: object) -> object:
+        """Returns the value to store; raises a ValueError if it is not accepted."""
         # The types are compared because False == 0 and True == 1.
         is_other = any(
             type(value) is type(other) and value == other for other in other_values
         )
         if not is_other and not _is_size(value, least_tokens, may_be_all):
-            raise ValueError(f"{accepted} are expected")
+            raise ValueError(message)
         return None if value is False else value
 
     return BeforeValidator(validate)
@@ -127,49 +143,36 @@ def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
         if value == 1:
             return may_be_all
         return 0 < value < 1
+    # The type is compared because a bool is an instance of int, too.
     return type(value) is int and value >= least_tokens
 
 
-def _describe_sizes(
-    least_tokens: int, other_values: Sequence[object], may_be_all: bool
-) -> str:
-    """Returns the subject of the sentence "… are expected": all accepted sizes.
+def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) -> str:
+    """Returns the message of an error, which names the sizes that are accepted.
 
-    Of the other values, only the last one is named.
+    For `size(0)` it is "tokens as an int, at least 0, or a part of the window as a
+    float, at least 0 and less than 1, are expected". `other_value` is a further value
+    that the message names; None for none.
     """
-    lower_bound = "more than 0" if least_tokens else "at least 0"
-    upper_bound = "at most 1" if may_be_all else "less than 1"
     ints = f"tokens as an int, at least {least_tokens:,}"
+    lower_bound = "at least 0" if least_tokens == 0 else "more than 0"
+    upper_bound = "at most 1" if may_be_all else "less than 1"
     floats = f"a part of the window as a float, {lower_bound} and {upper_bound}"
-    if other_values:
-        return f"{ints}, {floats}, or {json.dumps(other_values[-1])}"
-    return f"{ints}, or {floats},"
+
+    if other_value is None:
+        return f"{ints}, or {floats}, are expected"
+    return f"{ints}, {floats}, or {json.dumps(other_value)} are expected"
 
 
-def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
-    """Lists the problems that pydantic has found in settings.
+def find_problems(error: ValidationError, values: Any) -> list[Problem]:
+    """Lists what pydantic has found wrong with settings.
 
-    Every message about settings is made of these, in code and in files.
-
-    Returns:
-        Pairs of a place and a message. The place is a key with the value that was
-        given, such as "keep = -1"; the message names the accepted values.
+    `values` are the settings by name, as a user has given them.
     """
     messages_by_place = defaultdict[str, list[str]](list)
     for details in error.errors():
-        key = _name_key(details, values)
-        cause = (details.get("ctx") or {}).get("error")
-
-        # Settings within these settings have raised a `ConfigError` of their own.
-        inner_problems = getattr(cause, "problems", ())
-        for inner_place, message in inner_problems:
-            messages_by_place[_join_keys(key, inner_place)].append(message)
-
-        if not inner_problems:
-            place = key
-            if not isinstance(details["input"], Mapping):
-                place = f"{key} = {short_repr(details['input'])}"
-            messages_by_place[place].append(_reword(details["msg"]))
+        for place, message in _list_problems(details, values):
+            messages_by_place[place].append(message)
 
     # A setting that accepts several types has a message for each type.
     return [
@@ -177,20 +180,40 @@ def find_problems(error: ValidationError, values: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _name_key(details: ErrorDetails, values: Any) -> str:
-    """Joins the keys that lead to a wrong setting: ("window", "keep") -> "window.keep".
+def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
+    """Returns one error of pydantic as a problem.
 
-    Pydantic puts further items behind these keys: the names of types, for a setting
-    that accepts several ones. The values have no such key, so the keys end there. Only
-    a missing setting has a key that the values do not have.
+    There are several problems if the setting has settings of its own, such as a
+    strategy: then their `ConfigError` is the cause of the error.
     """
+    key = _name_key(details, values)
+    cause = (details.get("ctx") or {}).get("error")
+    if isinstance(cause, ConfigError) and cause.problems:
+        return [(_join_keys(key, place), message) for place, message in cause.problems]
+
+    given = details["input"]
+    message = _reword(details["msg"])
+    if isinstance(given, Mapping):  # A table would be too long to name.
+        return [(key, message)]
+    return [(f"{key} = {short_repr(given)}", message)]
+
+
+def _name_key(details: ErrorDetails, values: Any) -> str:
+    """Returns the key of a wrong setting among the values, such as "window.keep".
+
+    Pydantic says the place of the setting in `loc`. If the setting accepts several
+    types, `loc` ends with the name of one of them: ("keep", "int") -> "keep".
+    """
+    is_missing = details["type"] == "missing"
     keys = list[str]()
     value = values
     for item in details["loc"]:
         try:
             value = value[item]
         except (LookupError, TypeError):
-            if details["type"] != "missing":
+            # The values do not have this item. It is either the name of a type, or the
+            # key of a missing setting.
+            if not is_missing:
                 break
         keys.append(str(item))
     return ".".join(keys)
@@ -205,11 +228,10 @@ def _reword(message: str) -> str:
     for theirs, ours in _WORDS.items():
         reworded = reworded.replace(theirs, ours)
 
-    expected = reworded.removeprefix("Input should be ")
-    has_prefix = expected != reworded
-    if has_prefix and expected:
-        return f"{expected} is expected"
-    return reworded
+    prefix = "Input should be "
+    if not reworded.startswith(prefix):
+        return reworded
+    return f"{reworded.removeprefix(prefix)} is expected"
 
 
 def _join_keys(outer: str, inner: str) -> str:
@@ -217,16 +239,16 @@ def _join_keys(outer: str, inner: str) -> str:
     return f"{outer}.{inner}".strip(".")
 
 
-def join_problems(problems: Iterable[tuple[str, str]], key: str = "") -> str:
-    """Writes pairs of a place and a message as one line, "place: message; …".
+def join_problems(problems: Iterable[Problem], key: str = "") -> str:
+    """Writes problems as one line, "place: message; place: message".
 
-    Each place is written below `key`, as in "agents.writer.keep = -1".
+    `key` is put before each place, as "agents.writer" before "keep = -1".
     """
-    lines = list[str]()
+    texts = list[str]()
     for place, message in problems:
         full_place = _join_keys(key, place)
-        lines.append(f"{full_place}: {message}" if full_place else message)
-    return "; ".join(lines)
+        texts.append(f"{full_place}: {message}" if full_place else message)
+    return "; ".join(texts)
 
 
 class Settings(BaseModel):
@@ -242,10 +264,10 @@ class Settings(BaseModel):
         def __init__(self, *args: object, **values: Any) -> None:
             class_name = self.made_for or type(self).__name__
             if args:
-                setting = next(iter(type(self).model_fields))
+                first_setting = next(iter(type(self).model_fields))
                 raise TypeError(
                     f"{class_name}: settings are given by name, as in "
-                    f"{class_name}({setting}=…), not {short_repr(args[0])}"
+                    f"{class_name}({first_setting}=…), not {short_repr(args[0])}"
                 )
 
             try:
@@ -257,6 +279,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Adds a list of the settings to the docstring of a subclass."""
         if cls.model_fields:
             description = inspect.cleandoc(cls.__doc__ or "")
             lines = [description, "", "Settings:", *_list_settings(cls)]
@@ -264,55 +287,58 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_names(cls, values: object) -> object:
-        """Refuses a setting that is given under two names, and every unknown name.
+    def _refuse_wrong_names(cls, values: object) -> object:
+        """Refuses unknown names, and a setting that is given under two names."""
+        may_have_any_name = cls.model_config.get("extra") != "forbid"
+        if not isinstance(values, dict) or may_have_any_name:
+            return values  # Pydantic itself refuses values that are no dict.
 
-        The error about an unknown name suggests the nearest name that is accepted.
-        """
-        if not isinstance(values, dict) or cls.model_config.get("extra") != "forbid":
-            return values
-
-        aliases_by_field = [_list_aliases(field) for field in cls.model_fields.values()]
-        for aliases in aliases_by_field:
+        # Each list has all names of one setting, among them its own, or is empty.
+        alias_lists = [_list_aliases(field) for field in cls.model_fields.values()]
+        for aliases in alias_lists:
             if len(values.keys() & aliases) > 1:
                 raise ValueError(f"{' and '.join(aliases)} mean the same: give one")
 
-        accepted = {*cls.model_fields, *itertools.chain(*aliases_by_field)}
-        listing = ", ".join(sorted(cls.model_fields))
-        unknown = [
-            _describe_unknown(name, value, accepted, listing)
+        known_names = {*cls.model_fields, *itertools.chain(*alias_lists)}
+        listed_names = ", ".join(sorted(cls.model_fields))
+        errors = [
+            _make_unknown_error(name, value, known_names, listed_names)
             for name, value in values.items()
-            if name not in accepted
+            if name not in known_names
         ]
-        if unknown:
-            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
         return values
 
 
-def _describe_unknown(
-    name: object, value: object, accepted: Collection[str], listing: str
+def _make_unknown_error(
+    name: object, value: object, known_names: Collection[str], listed_names: str
 ) -> InitErrorDetails:
-    """Returns pydantic's form of an error about an unknown name of a setting.
+    """Returns an error of pydantic about an unknown name of a setting.
 
     Args:
         name: The unknown name.
-        value: The value that was given under it.
-        accepted: All names that are accepted, aliases included; one is suggested.
-        listing: The names that the message lists.
+        value: The value that was given for it.
+        known_names: All names of settings, aliases too; the error suggests one of them.
+        listed_names: The names that the error lists: those without aliases.
     """
+    key = name if isinstance(name, int) else str(name)  # Pydantic accepts no others.
     return InitErrorDetails(
         type=PydanticCustomError(
             "unknown_setting",
             "unknown key.{hint} Known here: {known}",
-            {"hint": suggest(name, accepted), "known": listing},
+            {"hint": suggest(name, known_names), "known": listed_names},
         ),
-        loc=(name if isinstance(name, int) else str(name),),
+        loc=(key,),
         input=value,
     )
 
 
 def _list_aliases(field: FieldInfo) -> list[str]:
-    """Lists the names that the `validation_alias` of a setting accepts; [] for none."""
+    """Lists the names that the `validation_alias` of a setting accepts; [] for none.
+
+    AliasChoices("keep", "keep_messages") -> ["keep", "keep_messages"]
+    """
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
 
@@ -320,24 +346,24 @@ def _list_aliases(field: FieldInfo) -> list[str]:
     for choice in choices:
         # A path leads into a nested value; its first step is a name of the setting.
         name = choice.path[0] if isinstance(choice, AliasPath) else choice
-        if isinstance(name, str):
+        if isinstance(name, str):  # A setting without an alias has None.
             names.append(name)
     return names
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:
-    """Returns the lines of the docstring that describe the settings of a class.
+    """Returns lines for a docstring: the name, default and description of each setting.
 
     The settings that the class adds to those of its bases stand first.
     """
     classes = [each for each in model.__mro__ if issubclass(each, BaseModel)]
 
-    def count_owners(name: str) -> int:
-        """Counts the classes that have a setting; a subclass's own has the fewest."""
+    def count_classes(name: str) -> int:
+        """Counts the class and its bases that have a setting: 1 if only the class."""
         return sum(1 for each in classes if name in each.model_fields)
 
     lines = list[str]()
-    for name in sorted(model.model_fields, key=count_owners):
+    for name in sorted(model.model_fields, key=count_classes):
         field = model.model_fields[name]
         text = f"    {name} ({_describe_default(field)}): {field.description or ''}"
         lines += textwrap.wrap(text, 80, subsequent_indent=" " * 8)

@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 
 def read_table(text: str, is_toml: bool) -> dict[str, Any]:
-    """Reads a text as a table; an empty text is an empty table.
+    """Reads a TOML or a YAML text as a table; an empty text is an empty table.
 
     Raises:
         ValueError: The text is no table in its format. If it is a table in the other
             format, the error says so.
     """
-    import tomllib  # Both readers take as long to import as all of this package.
+    read = _load_toml if is_toml else _load_yaml
+    try:
+        table = read(text)
+    except ValueError:
+        hint = _find_hint(text, is_toml)
+        if hint:
+            raise ValueError(hint) from None
+        raise
 
-    read: Callable[[str], object]
-    read_other: Callable[[str], object]
+    if table is None:  # YAML reads an empty text as null.
+        return {}
+    if isinstance(table, dict):
+        return table
+    hint = _find_hint(text, is_toml)
+    raise ValueError(hint or "a table of settings is expected")
+
+
+def _find_hint(text: str, is_toml: bool) -> str:
+    """Says which format a text really has.
+
+    `is_toml` tells the format that the text should have. Returns "" if the text is no
+    table in the other format, or an empty one.
+    """
     if is_toml:
-        read = tomllib.loads
         read_other = _load_yaml
         hint = "it holds YAML, so its name must end in .yaml or .yml"
     else:
-        read = _load_yaml
-        read_other = tomllib.loads
+        read_other = _load_toml
         hint = "it holds TOML, so its name must end in .toml"
 
-    problem = ValueError("a table of settings is expected")
     try:
-        table = read(text)
-    except ValueError as error:
-        problem = error
-    else:
-        if table is None:  # YAML reads an empty text as null.
-            return {}
-        if isinstance(table, dict):
-            return table
-
-    if _has_settings(text, read_other):
-        raise ValueError(hint)
-    raise problem
-
-
-def _has_settings(text: str, read: Callable[[str], object]) -> bool:
-    """Returns whether a reader finds a table in a text that is not empty."""
-    try:
-        table = read(text)
+        table = read_other(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(table, dict) and bool(table)
+        return ""
+    has_settings = isinstance(table, dict) and len(table) > 0
+    return hint if has_settings else ""
+
+
+def _load_toml(text: str) -> object:
+    """Reads TOML; raises a ValueError if the text is none."""
+    import tomllib  # Both readers take as long to import as all of this package.
+
+    return tomllib.loads(text)
 
 
 def _load_yaml(text: str) -> object:
@@ -65,6 +71,7 @@ def _load_yaml(text: str) -> object:
             node = super().compose_mapping_node(anchor)
             seen_keys = set[str]()
             for key, _ in node.value:
+                # A key may be a list or a table, as in "? [a, b]". Both are no names.
                 if not isinstance(key, yaml.ScalarNode):
                     continue
                 if key.value in seen_keys:

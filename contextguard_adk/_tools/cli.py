@@ -1,4 +1,9 @@
-"""The command line: `contextguard demo`, `check`, `replay`, `report`, `why`, …"""
+"""The command line: `contextguard demo`, `check`, `replay`, `report`, `why`, …
+
+The docstring of each command is its help text. The work is in other modules of this
+folder: `contextguard why` calls `run_why` in `why.py`, with the command's options as
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from contextguard_adk.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default the process's own; returns its exit code."""
+    """Runs a command line, by default that of the process; returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         exit_code = _run(words)
@@ -30,69 +35,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # Nobody reads the output any more, as after `| head`.
+        _discard_output()
+        return 1
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            print(f"contextguard: error: {error}", file=sys.stderr)
-        elif not isinstance(error, BrokenPipeError):
+        is_disk_full = error.errno == errno.ENOSPC
+        if not is_disk_full:
             raise
-
-        # The disk is full, or nobody reads the output any more. Python must not flush
-        # to it at exit.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        print(f"contextguard: error: {error}", file=sys.stderr)
+        _discard_output()
         return 1
 
 
+def _discard_output() -> None:
+    """Sends stdout to nowhere: Python writes the rest at exit, which would fail."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 def _run(words: list[str]) -> int:
-    """Runs a command; reports a mistake in one line, without click's usage text."""
+    """Runs the command that the words name; returns its exit code.
+
+    A mistake of the user is reported in one line, without click's usage text.
+    """
     try:
         with contextguard.make_context("contextguard", words) as context:
             return contextguard.invoke(context) or 0
     except click.exceptions.Exit as end:  # After --help and --version.
         return end.exit_code
     except click.UsageError as error:
-        name = error.ctx.command_path if error.ctx else "contextguard"
-        # YAML reports take several lines; a database's names may hold any character.
-        text = one_line(" ".join(error.format_message().split()))
-        print(f"{name}: error: {text}", file=sys.stderr)
+        command = error.ctx.command_path if error.ctx else "contextguard"
+        # The message may quote YAML or a database, so it may have any character.
+        message = one_line(" ".join(error.format_message().split()))
+        print(f"{command}: error: {message}", file=sys.stderr)
         return 2
 
 
-def _call(**options: Any) -> int | None:
-    """Runs the current command with its options; returns its exit code.
+def _call(module_name: str, **options: Any) -> int | None:
+    """Calls `run_<module_name>` in a module of this folder with a command's options.
 
-    None stands for 0. The command `check` is the function `run_check` in the module
-    `check`, and so on.
+    Returns the exit code; None stands for 0.
     """
     # A settings file may name classes in the current folder, as under `adk web`.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
-    context = click.get_current_context()
-    is_fleet = options.pop("is_fleet", False)
-    name = "fleet" if is_fleet else context.info_name
     # A command's module takes seconds to import, and --help should be quick.
-    module = importlib.import_module(f"contextguard_adk._tools.{name}")
-    run: Callable[..., int | None] = getattr(module, f"run_{name}")
-
-    if "session" in options:
-        from contextguard_adk._tools.recordings import SessionKey
-
-        options["key"] = SessionKey(
-            app=options.pop("app"),
-            user=options.pop("user"),
-            session=options.pop("session"),
-        )
+    module = importlib.import_module(f"contextguard_adk._tools.{module_name}")
+    run: Callable[..., int | None] = getattr(module, f"run_{module_name}")
     try:
         return run(**options)
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
-        raise click.UsageError(str(error), context) from error
+        raise click.UsageError(str(error), click.get_current_context()) from error
+
+
+def _call_on_session(
+    module_name: str,
+    app: str | None,
+    user: str | None,
+    session: str | None,
+    **options: Any,
+) -> int | None:
+    """Calls `_call` with the three names of a session as one option, `key`."""
+    from contextguard_adk._tools.recordings import SessionKey
+
+    return _call(module_name, key=SessionKey(app, user, session), **options)
 
 
 def _parse_strategy(text: str) -> str:
-    """Returns the name of a strategy in the form of the settings.
+    """Returns the name of a strategy as settings have it.
 
-    "sliding-window" -> "sliding_window".
+    "sliding-window" -> "sliding_window"
     """
     name = text.replace("-", "_")
     if name not in STRATEGIES:
@@ -102,41 +115,45 @@ def _parse_strategy(text: str) -> str:
 
 
 def _number(
-    kind: type[float], least: float, most: float = math.inf
+    number_type: type[float], least: float, most: float = math.inf
 ) -> Callable[[object], float]:
-    """Makes a parser of numbers from `least` to `most`.
+    """Makes a parser of ints or floats from `least` to `most`.
 
     A number may have commas for thousands: "32,000" -> 32000.
     """
-    at_most = f", at most {most:,}" if most < math.inf else ""
+    expected = f"at least {least:,}"
+    if most < math.inf:
+        expected = f"{expected}, at most {most:,}"
 
     def parse(value: object) -> float:
+        """Returns the number that a user has typed, or a default of an option."""
         try:
-            number = kind(str(value).replace(",", ""))
+            number = number_type(str(value).replace(",", ""))
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a number") from None
         if not least <= number <= most:
-            raise click.BadParameter(f"at least {least:,}{at_most}, not {value}")
+            raise click.BadParameter(f"{expected}, not {value}")
         return number
 
     return parse
 
 
 class _Check(click.Command):
-    """A command that takes several names after one `--model`."""
+    """The command `check`, which takes several names after one `--model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `--model` before each name, which is the form that click reads.
+        """Parses words of the command line; returns those that are left over.
 
+        Click reads only one name after an option, so the option is repeated first:
         "--model a b" -> "--model a --model b".
         """
-        option = ""
+        last_option = ""
         repeated: list[str] = []
         for word in args:
             if word.startswith("-"):
-                option = word
-            elif option == "--model" and repeated[-1] != option:
-                repeated.append(option)
+                last_option = word
+            elif last_option == "--model" and repeated[-1] != "--model":
+                repeated.append("--model")
             repeated.append(word)
 
         return super().parse_args(ctx, repeated)
@@ -172,7 +189,6 @@ _window = click.option(
 )
 
 
-# Options are added from the bottom up, as a stack of decorators adds them.
 _SESSION_OPTIONS = (
     click.argument("source", metavar="SESSION"),
     click.option("--app", help="The app of a database's session."),
@@ -198,16 +214,22 @@ _RECORDING_OPTIONS = (
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that name a recorded session."""
-    for add in reversed(_SESSION_OPTIONS):
-        command = add(command)
-    return command
+    return _decorate(command, _SESSION_OPTIONS)
 
 
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options that `replay` and `report` share."""
-    for add in reversed(_RECORDING_OPTIONS):
-        command = add(command)
-    return command
+    return _decorate(command, _RECORDING_OPTIONS)
+
+
+def _decorate(
+    command: Callable[..., Any], decorators: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Applies decorators as a stack of them above a function: the last one first."""
+    decorated = command
+    for decorator in reversed(decorators):
+        decorated = decorator(decorated)
+    return decorated
 
 
 @contextguard.command()
@@ -237,7 +259,7 @@ def demo(**options: Any) -> int | None:
     first without the guard, then with it; by default offline, with a simulated model
     and a window of 32,000 tokens.
     """
-    return _call(**options)
+    return _call("demo", **options)
 
 
 @contextguard.command(cls=_Check)
@@ -257,7 +279,7 @@ def check(**options: Any) -> int | None:
     plugin does and prints what it means for each agent and model. If CONFIG is a
     folder, it loads the agents in it as `adk web` does and says what is wrong.
     """
-    return _call(**options)
+    return _call("check", **options)
 
 
 @contextguard.command()
@@ -265,7 +287,7 @@ def check(**options: Any) -> int | None:
 @_json
 @click.option("--compare", is_flag=True, help="Compare strategies and triggers.")
 @click.option("--all", "is_complete", is_flag=True, help="Print all of many calls.")
-def replay(**options: Any) -> int | None:
+def replay(is_fleet: bool, **options: Any) -> int | None:
     """Show what the guard would have done in a recorded session.
 
     SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
@@ -273,21 +295,23 @@ def replay(**options: Any) -> int | None:
     you see the estimate, the recorded count and what the guard would have compacted. No
     model is asked.
     """
-    return _call(**options)
+    module_name = "fleet" if is_fleet else "replay"
+    return _call_on_session(module_name, **options)
 
 
 @contextguard.command()
 @_recording_options
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.option("--output", "-o", type=_file, default="report.html", help="The page.")
-def report(**options: Any) -> int | None:
+def report(is_fleet: bool, **options: Any) -> int | None:
     """Write an HTML page about a recorded session.
 
     SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
     Engine, of which the newest session is taken where no name is given. The page shows
     the context over time, tokens, money, and each compaction. No model is asked.
     """
-    return _call(**options)
+    module_name = "fleet" if is_fleet else "report"
+    return _call_on_session(module_name, **options)
 
 
 @contextguard.command()
@@ -306,7 +330,7 @@ def why(**options: Any) -> int | None:
     them out, and whether the summary, or what stands beside it, still has them. SESSION
     is as for `report`. No model is asked.
     """
-    return _call(model=None, **options)
+    return _call_on_session("why", model=None, **options)
 
 
 @contextguard.command()
@@ -326,10 +350,13 @@ def why(**options: Any) -> int | None:
 def sessions(**options: Any) -> int | None:
     """Show or change what the guard keeps of a session.
 
-    ACTION is show, compact (at the next model call), reset (remove the summary), edit,
-    leave (make it a compaction of ADK, for an app without the guard) or purge (delete
-    saved artifacts: SESSION is an --artifact_service_uri). SESSION is adk web's SQLite
-    file, or a database's URL, of which the newest session is taken where no name is
-    given.
+    ACTION is show,
+    compact (at the next model call),
+    reset (remove the summary),
+    edit,
+    leave (make it a compaction of ADK, for an app without the guard)
+    or purge (delete saved artifacts: SESSION is an --artifact_service_uri).
+    SESSION is adk web's SQLite file, or a database's URL,
+    of which the newest session is taken where no name is given.
     """
-    return _call(**options)
+    return _call_on_session("sessions", **options)

@@ -1,4 +1,8 @@
-"""`--all-sessions`: what the guard would have done in each session of a database."""
+"""`--all-sessions`: what the guard would have done in each session of a database.
+
+The sessions are replayed in several processes. Most calls are far below the threshold,
+where the guard changes nothing, so their figures are taken from the recording.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +34,26 @@ from contextguard_adk._tools.terminal import CommandError, number_column
 from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
 
-# The figures of an agent in one session, or in several ones, by name.
+# The figures of an agent in one session, or in several ones, by name. If a session
+# cannot be replayed, its row has the reason as "failed" in place of figures.
 Row = dict[str, Any]
 
 ROW_NAMES = {"app", "agent", "user", "session"}
-PARTS_PER_PROCESS = 8
+BATCHES_PER_PROCESS = 8
 MAX_REASON_CHARS = 200
 
-# This number of known calls is replayed as well before the first unknown one: from
-# their counts the guard learns how many bytes a token has.
+# This number of unchanged calls is replayed as well before the first one that may be
+# changed: from their counts the guard learns how many bytes a token has.
 REPEATED_CALLS = 3
 # A guard's estimates are seldom more than a tenth too high, so a request of this part
 # of the threshold is not compacted.
 QUIET_RATIO = 0.85
 
+# Options of `replay` and `report` that are only about one session.
 UNSUPPORTED_OPTIONS = ("is_list", "compare", "is_complete")
 
+# By the head of a column, the format of its cells. The arrow leads from the figure
+# without the guard to that with it.
 COLUMNS = {
     "sessions": "{sessions:,}",
     "events": "{events:,}",
@@ -67,12 +73,18 @@ def run_fleet(
     output: Path | None = None,
     **options: Any,
 ) -> None:
-    """Replays sessions in several processes; prints their figures by agent.
+    """Replays all sessions of a database, and prints their figures by agent.
 
-    If `output` is set, an HTML page with the figures is written to it as well.
+    Args:
+        source: The database.
+        key: The names that the sessions must have; None in it allows any name.
+        config: The path of a settings file; None for the built-in settings.
+        as_json: Whether JSON is printed, with the figures of each session as well.
+        output: The HTML page to write; None for none.
+        options: Fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`.
     """
-    unsupported = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
-    if any(unsupported):
+    unsupported_values = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
+    if any(unsupported_values):
         raise CommandError("--all-sessions: no --list, --compare or --all")
 
     settings = ReplaySettings(read_settings(config), **options)
@@ -88,57 +100,108 @@ def run_fleet(
         write_page(output, "fleet.html", columns=COLUMNS, show=_format_cells, **found)
     if as_json:
         print(json.dumps(found, indent=2))
-        return
+    else:
+        _print_agents(agents, failed)
+        if output:
+            terminal.print_line(f"{output} is written", "bold")
 
+
+def _print_agents(agents: list[Row], failed: list[Row]) -> None:
+    """Prints a table of agents, and a line on each session that was not replayed."""
     columns: list[Any] = ["app", "agent"]
     columns += [number_column(name) for name in COLUMNS]
-    lines = [([row["app"], row["agent"], *_format_cells(row)], "") for row in agents]
+    no_style = ""
+    lines = list[tuple[list[str], str]]()
+    for row in agents:
+        cells = [row["app"], row["agent"], *_format_cells(row)]
+        lines.append((cells, no_style))
     terminal.print_table(columns, lines)
     for row in failed:
         terminal.print_line(" ".join(f"{name} {value}" for name, value in row.items()))
-    if output:
-        terminal.print_line(f"{output} is written", "bold")
+
+
+def _format_cells(row: Row) -> list[str]:
+    """Returns a cell for each of `COLUMNS`, such as "1,200 → 800"."""
+    costs = {name: format_cost(row[name]) for name in ("cost", "cost_guarded")}
+    figures = {**row, **costs}
+    return [form.format(**figures) for form in COLUMNS.values()]
 
 
 def _replay_in_processes(
     source: str, key: SessionKey, settings: ReplaySettings
 ) -> list[Row]:
-    """Replays the sessions that have the given names, on all CPUs."""
+    """Replays the sessions that have the names of `key`, on all CPUs."""
     listed = asyncio.run(recordings.list_sessions(source, key))
 
-    # Many small parts keep all processes busy until the end.
+    # Many small batches keep all processes busy until the end. Each has every nth
+    # session, since neighbors in the list may be long or short together.
     process_count = os.cpu_count() or 1
-    part_count = PARTS_PER_PROCESS * process_count
-    parts = [listed[start::part_count] for start in range(part_count)]
+    batch_count = BATCHES_PER_PROCESS * process_count
+    batches = [listed[first::batch_count] for first in range(batch_count)]
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(process_count, context) as pool:
         tasks = [
-            pool.submit(_replay_part, source, settings, part) for part in parts if part
+            pool.submit(_replay_batch, source, settings, batch)
+            for batch in batches
+            if batch
         ]
-        shown = terminal.show_progress(tasks, "Replaying")
-        return [row for task in shown for row in task.result()]
+        rows = list[Row]()
+        for task in terminal.show_progress(tasks, "Replaying"):
+            rows += task.result()
+        return rows
 
 
-def _format_cells(row: Row) -> list[str]:
-    costs = {name: format_cost(row[name]) for name in ("cost", "cost_guarded")}
-    return [form.format(**{**row, **costs}) for form in COLUMNS.values()]
+def _replay_batch(
+    source: str, settings: ReplaySettings, batch: list[ListedSession]
+) -> list[Row]:
+    """Replays some sessions in a process of its own."""
+    with terminal.quiet_logs(Console(stderr=True)):
+        return asyncio.run(_replay_sessions(source, settings, batch))
+
+
+async def _replay_sessions(
+    source: str, settings: ReplaySettings, batch: list[ListedSession]
+) -> list[Row]:
+    """Replays some sessions; returns a row for each agent of each session.
+
+    A session that cannot be replayed has one row with the reason.
+    """
+    rows = list[Row]()
+    async with recordings.open_source(source) as opened:
+        for listed in batch:
+            names = {"app": listed.app, "user": listed.user, "session": listed.session}
+            try:
+                session = await opened.load(listed)
+                agent_rows = await _measure(session, settings)
+                rows += [names | row for row in agent_rows]
+            except Exception as error:  # noqa: BLE001 - of whatever is stored there
+                # Other errors than ours may quote the conversation.
+                is_ours = isinstance(error, CommandError)
+                reason = str(error) if is_ours else type(error).__name__
+                rows.append({**names, "failed": reason[:MAX_REASON_CHARS]})
+    return rows
 
 
 def _add_up_agents(rows: list[Row]) -> list[Row]:
-    """Returns a row with the sums of each agent; if there are several, one of all."""
-    names = itemgetter("app", "agent")
-    agents = [
-        _add_up(app, agent, list(own))
-        for (app, agent), own in groupby(sorted(rows, key=names), names)
-    ]
+    """Returns a row with the sums of each agent, in the order of their names.
+
+    If there are several agents, the last row has the sums of all.
+    """
+    rows_by_agent: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        rows_by_agent.setdefault((row["app"], row["agent"]), []).append(row)
+
+    agents = list[Row]()
+    for app, agent in sorted(rows_by_agent):
+        agents.append(_add_up(app, agent, rows_by_agent[app, agent]))
     if len(agents) > 1:
         agents.append(_add_up("all", "", agents))
     return agents
 
 
 def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
-    """Adds up the figures of some rows; a sum is None if one of its summands is."""
+    """Returns a row with the sum of each figure; None if one row does not know it."""
     total: Row = {"app": app, "agent": agent}
     figures = [name for name in rows[0] if name not in ROW_NAMES]
     for figure in figures:
@@ -147,146 +210,152 @@ def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
     return total
 
 
-def _replay_part(
-    source: str, settings: ReplaySettings, part: list[ListedSession]
-) -> list[Row]:
-    """Replays some sessions in a process of its own; an error becomes a row."""
-    with terminal.quiet_logs(Console(stderr=True)):
-        return asyncio.run(_replay_all(source, settings, part))
-
-
-async def _replay_all(
-    source: str, settings: ReplaySettings, part: list[ListedSession]
-) -> list[Row]:
-    """Replays some sessions; returns a row for each agent, or one for an error."""
-    rows = list[Row]()
-    async with recordings.open_source(source) as opened:
-        for each in part:
-            names = {"app": each.app, "user": each.user, "session": each.session}
-            try:
-                session = await opened.load(each)
-                measured = await _measure(session, settings)
-                rows.extend(names | row for row in measured)
-            except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                # Other errors than ours may quote the conversation.
-                is_ours = isinstance(error, terminal.CommandError)
-                reason = str(error) if is_ours else type(error).__name__
-                rows.append({**names, "failed": reason[:MAX_REASON_CHARS]})
-    return rows
-
-
 async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
-    """Measures each agent of a session, without and with the guard."""
+    """Returns a row for each agent of a session, without the names of the session."""
     calls = list(list_calls(session, settings.agent))
-    known = list(_take_as_recorded(session, calls, settings))
-    if known and len(known) == len(calls):
-        replayed = Replayed(session.id, {}, known, has_cache=True)
+    unchanged = list(_list_unchanged(session, calls, settings))
+    if calls and len(unchanged) == len(calls):
+        # The figures of a row need neither the fixed tokens nor `has_cache`.
+        replayed = Replayed(session.id, {}, unchanged, has_cache=True)
     else:
-        kept = known[:-REPEATED_CALLS]
-        replayed = await replay_session(session, settings, kept)
+        # The last unchanged calls are replayed as well: see `REPEATED_CALLS`.
+        known_calls = unchanged[:-REPEATED_CALLS]
+        replayed = await replay_session(session, settings, known_calls)
 
-    rows = list[Row]()
-    for agent in dict.fromkeys(call.agent for call in replayed.calls):
-        own_calls = [call for call in replayed.calls if call.agent == agent]
-        own = replace(replayed, calls=own_calls)
-        without = own.without_guard
-        guarded = own.with_guard
-        row: Row = {
-            "agent": agent,
-            "sessions": 1,
-            "events": sum(1 for event in session.events if event.author == agent),
-            "calls": len(own_calls),
-            "compactions": guarded.compactions,
-        }
-        for name in ("over_window", "tokens", "cost"):
-            row[name] = getattr(without, name)
-            row[f"{name}_guarded"] = getattr(guarded, name)
-        rows.append(row)
-    return rows
+    agents = dict.fromkeys(call.agent for call in replayed.calls)  # Each agent once.
+    return [_describe_agent(agent, session, replayed) for agent in agents]
+
+
+def _describe_agent(agent: str, session: Session, replayed: Replayed) -> Row:
+    """Returns the figures of an agent's calls, without and with the guard."""
+    calls = [call for call in replayed.calls if call.agent == agent]
+    own_replayed = replace(replayed, calls=calls)
+    without = own_replayed.without_guard
+    guarded = own_replayed.with_guard
+    return {
+        "agent": agent,
+        "sessions": 1,
+        "events": sum(1 for event in session.events if event.author == agent),
+        "calls": len(calls),
+        "compactions": guarded.compactions,
+        "over_window": without.over_window,
+        "over_window_guarded": guarded.over_window,
+        "tokens": without.tokens,
+        "tokens_guarded": guarded.tokens,
+        "cost": without.cost,
+        "cost_guarded": guarded.cost,
+    }
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """The window and the prices of an agent's model."""
+    """The sizes and prices that hold for an agent with a model.
+
+    Attributes:
+        window_tokens: The context window.
+        quiet_tokens: The guard leaves smaller requests as they are.
+        costs: The prices of the model; None if they are unknown.
+    """
 
     window_tokens: int
-    quiet_tokens: float  # The guard leaves smaller requests as they are.
+    quiet_tokens: float
     costs: Costs | None
 
 
-def _take_as_recorded(
+def _list_unchanged(
     session: Session, calls: list[RecordedCall], settings: ReplaySettings
 ) -> Iterator[ReplayedCall]:
     """Yields the first calls as recorded, up to the first that a guard might change.
 
     A replay of these calls would take most of the time and find nothing.
     """
-    limits_of = dict[tuple[str, str], _Limits]()
+    limits_by_model = dict[tuple[str, str], _Limits]()
     for number, call in enumerate(calls, 1):
         agent = call.event.author
         model = settings.model or call.event.model_version or ""
-        if (agent, model) not in limits_of:
-            limits_of[agent, model] = _find_limits(session, settings, agent, model)
+        if (agent, model) not in limits_by_model:
+            limits_by_model[agent, model] = _find_limits(
+                session, settings, agent, model
+            )
 
-        limits = limits_of[agent, model]
-        tokens = call.prompt_tokens
-        if call.is_guarded or tokens >= limits.quiet_tokens:
+        limits = limits_by_model[agent, model]
+        is_large = call.prompt_tokens >= limits.quiet_tokens
+        # The count of a call that a guard has cut is not that of the whole request.
+        if call.is_guarded or is_large:
             return
+        yield _keep_as_recorded(number, call, limits)
 
-        usage = read_usage(call.event.usage_metadata)
-        bill = Bill(usage, price_calls([usage], limits.costs))
-        yield ReplayedCall(
-            number=number,
-            agent=agent,
-            contents=0,
-            estimated_tokens=None,
-            real_tokens=tokens,
-            whole_tokens=tokens,
-            whole_bill=bill,
-            window_tokens=limits.window_tokens,
-            threshold_tokens=None,
-            sent_contents=0,
-            sent_tokens=tokens,
-            sent_bill=bill,
-            compaction=None,
-            error_ratio=None,
-            pressure=None,
-            needed=[],
-            missing=[],
-        )
+
+def _keep_as_recorded(number: int, call: RecordedCall, limits: _Limits) -> ReplayedCall:
+    """Returns a call that is sent as it was recorded: both bills are the same.
+
+    Figures that no row has are 0, None or empty.
+    """
+    usage = read_usage(call.event.usage_metadata)
+    bill = Bill(usage, price_calls([usage], limits.costs))
+    return ReplayedCall(
+        number=number,
+        agent=call.event.author,
+        contents=0,
+        estimated_tokens=None,
+        real_tokens=call.prompt_tokens,
+        whole_tokens=call.prompt_tokens,
+        whole_bill=bill,
+        window_tokens=limits.window_tokens,
+        threshold_tokens=None,
+        sent_contents=0,
+        sent_tokens=call.prompt_tokens,
+        sent_bill=bill,
+        compaction=None,
+        error_ratio=None,
+        pressure=None,
+        needed=[],
+        missing=[],
+    )
 
 
 def _find_limits(
     session: Session, settings: ReplaySettings, agent: str, model: str
 ) -> _Limits:
-    """Returns the window and the prices that hold for an agent with a model."""
+    """Returns the sizes and prices that hold for an agent with a model."""
     guard = settings.guard
+    # A function that chooses a strategy, and None, have no window of their own.
     strategy: Any = settings.adapt(guard.agents.get(agent, guard.default))
     configured_tokens = getattr(strategy, "context_window", settings.window_tokens)
-    window = resolve_context_window(model, configured=configured_tokens)
-    window_tokens = window.tokens
-    costs = resolve_costs(model, guard.prices, None)
-    quiet_tokens = _find_quiet_tokens(session, strategy, window_tokens)
-    return _Limits(window_tokens, quiet_tokens, costs)
+    window_tokens = resolve_context_window(model, configured=configured_tokens).tokens
+    return _Limits(
+        window_tokens=window_tokens,
+        costs=resolve_costs(model, guard.prices, None),
+        quiet_tokens=_find_quiet_tokens(session, strategy, window_tokens),
+    )
 
 
 def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> float:
     """Returns the prompt tokens below which a strategy surely changes no request.
 
-    Infinity means that it changes no request, 0 that it may change each.
+    `strategy` is a strategy, a function that chooses one, or None.
     """
+    any_size = math.inf
+    no_size = 0.0
     if not strategy:
-        return math.inf
-    if type(strategy) not in (Threshold, SlidingWindow, Pipeline):
-        return 0.0  # A strategy of the user's own, or a function that chooses one.
-    if len(session.events) > getattr(strategy, "max_messages", math.inf):
-        return 0.0
+        return any_size  # The agent is not guarded.
 
+    # Nothing is known of a strategy of the user's own, nor of a function's choice.
+    if type(strategy) not in (Threshold, SlidingWindow, Pipeline):
+        return no_size
+
+    # A sliding window compacts when there are too many messages, however small.
+    most_messages = getattr(strategy, "max_messages", math.inf)
+    if len(session.events) > most_messages:
+        return no_size
+
+    # A preview shortens a long tool result from its first request on.
     preview = strategy.preview(window_tokens, has_recall=True)
     contents = [event.content for event in session.events if event.content]
     if preview and any(preview(content) for content in contents):
-        return 0.0
+        return no_size
 
-    # A strategy with `ahead` writes summaries from this part of the threshold on.
+    # With `ahead`, a summary is written from that part of the threshold on.
     threshold_tokens = plan_strategy(strategy, window_tokens).threshold_tokens
-    return QUIET_RATIO * threshold_tokens * (strategy.ahead or 1)
+    earliest_ratio = strategy.ahead or 1
+    return QUIET_RATIO * threshold_tokens * earliest_ratio

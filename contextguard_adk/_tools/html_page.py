@@ -22,9 +22,16 @@ LIBRARY = "vendor/chart.umd.min.js"
 
 
 def write_page(output: Path, name: str, **values: Any) -> None:
-    """Renders a template of `page/` with values, and writes it to a file."""
+    """Fills in a template, and writes the page to a file.
+
+    Args:
+        output: The file to write.
+        name: The template in the folder `page/`: "report.html" or "fleet.html".
+        values: The variables of the template.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    environment.policies["json.dumps_kwargs"] = {}  # Keeps the order of the facts.
+    # By default jinja sorts the keys of JSON, but the page shows them in their order.
+    environment.policies["json.dumps_kwargs"] = {}
     environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
 
     template = environment.from_string(_read_file(f"page/{name}"))

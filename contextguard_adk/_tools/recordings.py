@@ -1,4 +1,12 @@
-"""Reads recorded ADK sessions, from an export or a database; never writes to one."""
+"""Reads recorded ADK sessions; never writes to where they are stored.
+
+A source of sessions, as a user gives it, is one of these:
+
+- the path of a JSON export, which has one session
+- the path of an SQLite file, as `adk web` keeps its sessions
+- the URL of a database of ADK's `DatabaseSessionService`
+- the URL of Agent Engine: "agentengine://…"
+"""
 
 from __future__ import annotations
 
@@ -23,7 +31,10 @@ from contextguard_adk.records import METADATA_KEY
 
 _ENGINE = "agentengine://"
 
+MAX_REASON_CHARS = 200
+
 _Query = Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
+"""Runs a query in SQL with the values of its `:name` places; returns the rows."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,11 @@ class SessionKey:
     app: str | None = None
     user: str | None = None
     session: str | None = None
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The names that the user gave, by their fields."""
+        return {field: name for field, name in vars(self).items() if name}
 
 
 @dataclass(frozen=True)
@@ -79,37 +95,39 @@ class RecordedCall:
 
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
-    """Lists the sessions that have the given names, the newest first."""
-    async with open_source(source) as found:
-        return await found.list(key)
+    """Lists the sessions that have the names of `key`, the newest first."""
+    async with open_source(source) as opened:
+        return await opened.list(key)
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
-    """Reads the newest session that has the given names, if possible one with events.
+    """Loads the newest session that has the names of `key`, if possible with events.
 
-    Raises a `CommandError` if no session has the names.
+    Raises:
+        CommandError: No session has the names.
     """
     async with open_source(source) as opened:
         listed = await opened.list(key)
         if listed:
-            # Agent Engine does not tell the number: it is None.
-            with_events = [each for each in listed if each.events != 0]
-            newest = with_events[0] if with_events else listed[0]
-            return await opened.load(newest)
+            # A session with an unknown number of events, which is None, may have some.
+            not_empty = [each for each in listed if each.events != 0]
+            newest_first = not_empty or listed
+            return await opened.load(newest_first[0])
 
-    given = [f"{name} {value!r}" for name, value in vars(key).items() if value]
-    whose = ", ".join(given) or "anybody"
-    raise CommandError(f"no session of {whose}: --list shows all there are")
+    given = ", ".join(f"{field} {name!r}" for field, name in key.given.items())
+    raise CommandError(
+        f"no session of {given or 'anybody'}: --list shows all there are"
+    )
 
 
 def describe_session(session: Session) -> ListedSession:
     """Returns a loaded session's names, time and number of events."""
-    newest = max((event.timestamp for event in session.events), default=0.0)
+    last_event_time = max((event.timestamp for event in session.events), default=0.0)
     return ListedSession(
         app=session.app_name,
         user=session.user_id,
         session=session.id,
-        updated=read_time(session.last_update_time or newest),
+        updated=read_time(session.last_update_time or last_event_time),
         events=len(session.events),
     )
 
@@ -131,33 +149,37 @@ class _Export:
 class _Service:
     """The sessions of one of ADK's session services.
 
-    A service lists the sessions of one app only. A query of its tables, where it has
-    tables, lists those of all apps.
+    Attributes:
+        service: The service, which can list only the sessions of one app.
+        query: Queries the tables of the service, which tell the sessions of all apps;
+            None for a service without tables.
     """
 
     service: BaseSessionService
     query: _Query | None = None
 
     async def list(self, key: SessionKey) -> list[ListedSession]:
-        """Lists the sessions that have the given names, the newest first."""
-        rows = await self._list_rows(key)
-        listed = [
-            ListedSession(app, user, session, read_time(updated), events)
-            for app, user, session, updated, events in rows
-        ]
+        """Lists the sessions that have the names of `key`, the newest first."""
+        listed: Sequence[ListedSession]
+        if self.query:
+            listed = await _query_sessions(self.query, key)
+        else:
+            listed = await self._ask_service(key)
         return sorted(listed, key=lambda each: each.updated, reverse=True)
 
-    async def _list_rows(self, key: SessionKey) -> Sequence[Sequence[Any]]:
-        """Returns a row for each session: app, user, id, time, and number of events."""
-        if self.query:
-            given = {name: value for name, value in vars(key).items() if value}
-            conditions = [f" AND {_COLUMNS[name]} = :{name}" for name in given]
-            return await self.query(_LISTING.format("".join(conditions)), given)
-
+    async def _ask_service(self, key: SessionKey) -> Sequence[ListedSession]:
+        """Lists the sessions of one app by the service, in any order."""
+        # ADK asks for a name, but Agent Engine has its app in the source.
         app = key.app or "app"
         found = await self.service.list_sessions(app_name=app, user_id=key.user)
         return [
-            (app, each.user_id, each.id, each.last_update_time, None)
+            ListedSession(
+                app=app,
+                user=each.user_id,
+                session=each.id,
+                updated=read_time(each.last_update_time),
+                events=None,
+            )
             for each in found.sessions
             if key.session in (None, each.id)
         ]
@@ -166,7 +188,7 @@ class _Service:
         session = await self.service.get_session(
             app_name=listed.app, user_id=listed.user, session_id=listed.session
         )
-        if session is None:  # It has been deleted since.
+        if session is None:  # It has been deleted since it was listed.
             raise CommandError(f"there is no session {listed.session!r}")
         return session
 
@@ -181,24 +203,39 @@ SELECT app_name, user_id, id, update_time, (
 _COLUMNS = {"app": "app_name", "user": "user_id", "session": "id"}
 
 
-def read_time(value: float | str | datetime) -> datetime:
-    """Reads a time: the seconds since 1970, a text in ISO format, or a datetime.
+async def _query_sessions(query: _Query, key: SessionKey) -> list[ListedSession]:
+    """Lists the sessions that have the names of `key`, in any order."""
+    conditions = [f" AND {_COLUMNS[field]} = :{field}" for field in key.given]
+    rows = await query(_LISTING.format("".join(conditions)), key.given)
+    return [
+        ListedSession(app, user, session, read_time(updated), event_count)
+        for app, user, session, updated, event_count in rows
+    ]
 
-    A time without a zone is in UTC. An invalid one counts as the beginning of 1970.
+
+def read_time(value: float | str | datetime) -> datetime:
+    """Returns a time in UTC, from seconds since 1970, an ISO text, or a datetime.
+
+    A time without a zone is taken as UTC, an invalid one as the beginning of 1970.
     """
     try:
         if isinstance(value, int | float):
             return datetime.fromtimestamp(value, UTC)
 
         time = datetime.fromisoformat(value) if isinstance(value, str) else value
-        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+        if time.tzinfo is None:
+            return time.replace(tzinfo=UTC)
+        return time.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(0, UTC)
 
 
 @asynccontextmanager
 async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
-    """Opens a JSON export, an SQLite file, a database, or Agent Engine's sessions."""
+    """Opens a source of sessions; see the head of this file for its forms.
+
+    Every error becomes a `CommandError`, also one of the `with` block, which reads.
+    """
     try:
         if source.startswith(_ENGINE):
             yield _open_engine(source)
@@ -219,7 +256,7 @@ async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
 
 @asynccontextmanager
 async def _open_file(source: str) -> AsyncIterator[_Export | _Service]:
-    """Opens an SQLite file or a JSON export, by its content."""
+    """Opens an SQLite file or a JSON export: the content tells which one it is."""
     path = Path(source)
     data = path.read_bytes()
     if data.startswith(b"SQLite format 3\0"):
@@ -231,23 +268,23 @@ async def _open_file(source: str) -> AsyncIterator[_Export | _Service]:
 
 def _explain_missing(source: str) -> str:
     """Says which extra of ADK a source needs."""
-    need = "databases need SQLAlchemy"
-    extra = "db"
     if source.startswith(_ENGINE):
-        need = "Agent Engine needs Google's client"
-        extra = "gcp"
-    return f"{need}: pip install 'google-adk[{extra}]'"
+        return "Agent Engine needs Google's client: pip install 'google-adk[gcp]'"
+    return "databases need SQLAlchemy: pip install 'google-adk[db]'"
 
 
 def _explain_failure(source: str, error: Exception) -> str:
     """Says in one line why a source cannot be read."""
     name = source
-    if "://" in source and not source.startswith(_ENGINE):
+    is_database_url = "://" in source and not source.startswith(_ENGINE)
+    if is_database_url:
         name = "the database"  # Its URL may have a password.
 
+    # SQLAlchemy keeps the error of the database's client as `orig`.
     cause = getattr(error, "orig", None) or error.__cause__ or error
-    text = " ".join(f"{type(cause).__name__}: {cause}".split())[:200]
-    reason = getattr(cause, "strerror", None) or text
+    text = " ".join(f"{type(cause).__name__}: {cause}".split())
+    # An error of the operating system has a short text, as "Permission denied".
+    reason = getattr(cause, "strerror", None) or text[:MAX_REASON_CHARS]
     return f"{name} cannot be read: {reason}"
 
 
@@ -260,15 +297,10 @@ def _open_engine(source: str) -> _Service:
 
 def _read_export(source: str, data: bytes) -> Session:
     """Reads a session from JSON, with field names of ADK's web server or of Python."""
-    try:
-        # Half of a surrogate pair, which no file can hold, becomes a question mark.
-        text = json.dumps(json.loads(data), ensure_ascii=False)
-        raw: object = json.loads(text.encode(errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"{source}: not JSON: {error}") from error
-
+    raw = _parse_json(source, data)
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
         raise CommandError(f"{source}: not an ADK session: it has no list of events")
+
     try:
         return Session(
             id=str(raw.get("id") or "session"),
@@ -278,26 +310,47 @@ def _read_export(source: str, data: bytes) -> Session:
             events=[Event.model_validate(item) for item in raw["events"]],
         )
     except ValidationError as error:
-        problem = error.errors()[0]
-        field = ".".join(str(step) for step in problem["loc"])
-        reason = f"{field}: {problem['msg']}"
+        first_problem = error.errors()[0]
+        field = ".".join(str(key) for key in first_problem["loc"])
+        reason = f"{field}: {first_problem['msg']}"
         raise CommandError(f"{source}: not an ADK session: {reason}") from error
+
+
+def _parse_json(source: str, data: bytes) -> object:
+    """Returns the value of a JSON text; all its strings can be written to files."""
+    try:
+        value = json.loads(data)
+        # UTF-8 has no form for half of a surrogate pair: it becomes a question mark.
+        encodable = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+        cleaned: object = json.loads(encodable)
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{source}: not JSON: {error}") from error
+    return cleaned
 
 
 @asynccontextmanager
 async def _open_url(url: str) -> AsyncIterator[_Service]:
-    """Opens a database for reading only."""
+    """Opens the database of a URL for reading only."""
     import sqlalchemy
-    from google.adk.sessions import DatabaseSessionService
 
     parsed = sqlalchemy.make_url(url)
     path = Path(parsed.database or "")
     if parsed.get_backend_name() == "sqlite" and not path.is_file():
         raise CommandError(f"{path}: no such file")
-    if parsed.drivername == "sqlite":  # The form that `adk web` takes.
-        async with _open_sqlite_file(path) as database:
-            yield database
-        return
+
+    # A URL without a driver, as "sqlite:///file", is one of `adk web`. A URL with a
+    # driver, as "sqlite+aiosqlite:///file", is one of `DatabaseSessionService`.
+    is_of_adk_web = parsed.drivername == "sqlite"
+    opened = _open_sqlite_file(path) if is_of_adk_web else _open_database(url)
+    async with opened as database:
+        yield database
+
+
+@asynccontextmanager
+async def _open_database(url: str) -> AsyncIterator[_Service]:
+    """Opens a database by ADK's `DatabaseSessionService`, for reading only."""
+    import sqlalchemy
+    from google.adk.sessions import DatabaseSessionService
 
     service = DatabaseSessionService(url)
     engine = service.db_engine
@@ -321,16 +374,21 @@ _WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE)\b")
 def _replace_write(
     connection: object, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
-    """Returns a statement that reads with its parameters, "SELECT 1" for another one.
+    """Returns the SQL to run in place of a statement, and its parameters.
 
-    ADK makes missing tables before it reads. A statement is judged by its first word. A
-    WITH, which may begin a reading or a writing statement, is judged by all its words.
+    A statement that reads stays as it is. Any other one, such as ADK's CREATE TABLE for
+    a missing table, becomes "SELECT 1". SQLAlchemy calls this function before it runs a
+    statement.
     """
     text = statement.lstrip().upper()
     is_reading = text.startswith(_READING)
+    # A WITH may begin a reading or a writing statement.
     if text.startswith("WITH") and _WRITING.search(text):
         is_reading = False
-    return (statement, parameters) if is_reading else ("SELECT 1", ())
+
+    if not is_reading:
+        return "SELECT 1", ()
+    return statement, parameters
 
 
 _PICKLED = (
@@ -340,63 +398,83 @@ _PICKLED = (
 _COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
 # SQLite stores the start of a definition in this spelling, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
+# The tables that ADK reads, with their indexes and triggers. An item that SQLite has
+# made by itself has no definition.
 _READ = ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
-_OF_READ = f"WHERE lower(made.tbl_name) IN {_READ}"
+_DEFINITIONS = f"""
+SELECT tbl_name, sql FROM sqlite_master
+WHERE lower(tbl_name) IN {_READ} AND sql NOT NULL
+"""
+# The column `hidden` is 0 for a plain column, and more for a generated one or one of a
+# virtual table.
+_TABLE_COLUMNS = f"""
+SELECT lower(items.name), lower(columns.name), columns.hidden
+FROM sqlite_master AS items, pragma_table_xinfo(items.name) AS columns
+WHERE lower(items.tbl_name) IN {_READ}
+"""
 
 
 def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
-    """Refuses a file with tables that compute their values or hold pickles.
+    """Refuses a file whose tables compute their values or hold pickles.
 
-    Computed tables are views and virtual tables, and those with generated columns.
+    Tables that compute their values are views, virtual tables, and tables with
+    generated columns.
+
+    Args:
+        path: The file, which an error names.
+        copy: A copy of the file.
     """
-    definitions = copy.execute(
-        f"SELECT tbl_name, sql FROM sqlite_master AS made {_OF_READ} AND sql NOT NULL"
-    )
-    for table, sql in definitions:
-        if not _PLAIN.match(str(sql)):
+    for table, definition in copy.execute(_DEFINITIONS):
+        if not _PLAIN.match(str(definition)):
             raise CommandError(_COMPUTED.format(path, table))
 
-    columns = copy.execute(
-        "SELECT lower(made.name), lower(columns.name), columns.hidden FROM "
-        f"sqlite_master AS made, pragma_table_xinfo(made.name) AS columns {_OF_READ}"
-    ).fetchall()
+    columns = copy.execute(_TABLE_COLUMNS).fetchall()
     for table, _, hidden in columns:
-        if hidden:  # SQLite hides generated columns, and those of virtual tables.
+        if hidden:
             raise CommandError(_COMPUTED.format(path, table))
+
     # Only ADK before 1.22 has the column `actions`.
-    if ("events", "actions", 0) in columns:
+    plain_actions_column = ("events", "actions", 0)
+    if plain_actions_column in columns:
         raise CommandError(_PICKLED.format(path))
 
 
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
-    """Opens a copy of an SQLite file: ADK's service makes missing tables in a file."""
+    """Opens a copy of an SQLite file.
+
+    The file itself must not change, but ADK's service makes the tables that it lacks.
+    """
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:
-        name = str(Path(folder) / "session.db")
-        # The service is made before the file is there: ADK checks a file that exists,
+        copy_path = str(Path(folder) / "session.db")
+        # The service is made before the copy is there: ADK checks a file that exists,
         # and leaves the connection open.
-        service = SqliteSessionService(name)
+        service = SqliteSessionService(copy_path)
 
-        with closing(sqlite3.connect(name)) as copy:
-            address = f"{path.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, uri=True)) as file:
-                file.backup(copy)
+        with closing(sqlite3.connect(copy_path)) as copy:
+            read_only_uri = f"{path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(read_only_uri, uri=True)) as original:
+                original.backup(copy)
             _check_tables(path, copy)
 
             async def query(text: str, values: dict[str, str]) -> list[Sequence[Any]]:
                 return copy.execute(text, values).fetchall()
 
             if is_by_database_service(copy):
-                async with _open_url(f"sqlite+aiosqlite:///{name}") as database:
+                url = f"sqlite+aiosqlite:///{copy_path}"
+                async with _open_database(url) as database:
                     yield database
             else:
                 yield _Service(service, query)
 
 
 def is_by_database_service(file: sqlite3.Connection) -> bool:
-    """Whether `DatabaseSessionService` has written a file, or ADK's other service."""
+    """Whether `DatabaseSessionService` has written a file of sessions.
+
+    It writes times as texts; `SqliteSessionService`, which `adk web` uses, as numbers.
+    """
     query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
     return file.execute(query).fetchall() == [("text",)]
 
