@@ -121,8 +121,8 @@ def parse_overflow(
 
     Args:
         error: The error that the call raised. The errors linked to it are read as well.
-        contents: The messages of the request, which the error may quote. A quotation
-            alone is an overflow only with `is_quotation`.
+        contents: The messages of the request, which the error may quote. If all that
+            tells of an overflow may be quoted, the result has `is_quotation`.
         sent_tokens: The estimated size of the request. A rate limit is compared with it
             if the provider does not name the size.
     """
@@ -195,7 +195,7 @@ class _ErrorChain:
         2. the members of an `ExceptionGroup`
         3. the error in whose handling this one was raised
         """
-        # Links may form a circle.
+        # Errors may be linked in a circle.
         is_read_before = id(error) in self._seen_ids
         if is_read_before or len(self._seen_ids) >= _MOST_ERRORS:
             return None
@@ -205,12 +205,14 @@ class _ErrorChain:
         own_reading = _read_error(error, self._sent)
         cause_readings = self._read_linked(error, "__cause__")
         stream_readings = self._read_linked(error, "original_exception")
-        reading = _choose_for_one([own_reading, *cause_readings, *stream_readings])
+        reading = _choose_within_failure(
+            [own_reading, *cause_readings, *stream_readings]
+        )
         if reading is not None:
             return reading
 
         member_readings = self._read_linked(error, "exceptions")
-        member_reading = _choose_for_several(member_readings)
+        member_reading = _choose_between_failures(member_readings)
         if member_reading is not None:
             return member_reading
 
@@ -218,14 +220,14 @@ class _ErrorChain:
         if _attribute(error, "__suppress_context__"):
             return None
         context_readings = self._read_linked(error, "__context__")
-        return _choose_for_several(context_readings)
+        return _choose_between_failures(context_readings)
 
     def _read_linked(self, error: BaseException, name: str) -> list[_Reading]:
         """Returns the readings of the errors in an attribute of an error."""
         return [self.read(linked) for linked in _errors_in(error, name)]
 
 
-def _choose_for_one(readings: list[_Reading]) -> _Reading:
+def _choose_within_failure(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of an error and the errors that it wraps.
 
     They tell of the same failure. The first of these decides: the overflow of a rate
@@ -239,7 +241,7 @@ def _choose_for_one(readings: list[_Reading]) -> _Reading:
     return _find_fullest(readings)
 
 
-def _choose_for_several(readings: list[_Reading]) -> _Reading:
+def _choose_between_failures(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of separate failures.
 
     One overflow among them is enough. Without an overflow, a refusal decides.
