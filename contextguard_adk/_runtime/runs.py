@@ -224,7 +224,7 @@ class Run:
             state: The session state of the run.
         """
         scope = branch_scope(event)
-        delta = self.writes.take(scope, state) | event.actions.state_delta
+        delta = self.writes.pop_pending(scope, state) | event.actions.state_delta
         if delta:
             # ADK's web page labels an event by its first key. So the line about the
             # last compaction comes first.
