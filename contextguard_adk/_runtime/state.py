@@ -73,7 +73,6 @@ _MAX_LISTED_SCOPES = 4 * MAX_SCOPES
 # `adk web` shows the values of an event in their order, so these come first.
 _FOR_PEOPLE = COMPACTED_KEY, USAGE_KEY, PIN_KEY
 
-# '{"version": 3, …' -> 3
 _VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
 
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
@@ -256,34 +255,26 @@ class AgentState:
     def record(self) -> AgentRecord:
         """The record, which holds everything beside the documented keys.
 
-        The record is empty if none is stored, or if the stored one cannot be read. An
-        empty record has the version of the stored one: if a later release has stored
-        it, nobody overwrites it.
+        The record is empty if none is stored, or if the stored one cannot be read.
         """
         key, stored = self._find_entry("record")
         if stored is None:
             return AgentRecord(version=VERSION)
 
-        # The version can be read even if the form of a later release is unknown.
-        match = _VERSION.match(stored) if isinstance(stored, str) else None
-        stored_version = int(match[1]) if match else VERSION
-        record = AgentRecord(version=max(stored_version, VERSION))
-        is_read = False
-        text = _validate(key, "record", stored)
-        if text:
-            try:
-                record = AgentRecord.model_validate_json(text)
-                is_read = True
-            except (ValidationError, RecursionError):
-                if stored_version <= VERSION:
-                    _warn(key, stored, "a record of this version")
+        stored_record = _parse_record(key, stored)
+        if stored_record is not None:
+            record = stored_record
+            use = "is used"
+        else:
+            # With the version of a later release it is not written (`is_newer`).
+            record = AgentRecord(version=_read_version(stored))
+            use = "cannot be read"
 
         if record.is_newer:
             message = (
                 "Session state %r is of version %d, from a later release, and %s. It "
                 "stays as it is; requests are cut where they do not fit."
             )
-            use = "is used" if is_read else "cannot be read"
             warn_once(logger, message, key, record.version, use)
         return record
 
@@ -481,6 +472,36 @@ def _validate(key: str, name: str, value: object) -> Any:
         if not is_removed:
             _warn(key, value, "another one, or a smaller one,")
         return None
+
+
+def _parse_record(key: str, stored: object) -> AgentRecord | None:
+    """Returns a stored record; None if it cannot be read.
+
+    It warns about the key, unless the record is from a later release.
+
+    Args:
+        key: The key of the record.
+        stored: The value under the key.
+    """
+    text = _validate(key, "record", stored)
+    if not text:
+        return None
+
+    try:
+        return AgentRecord.model_validate_json(text)
+    except (ValidationError, RecursionError):
+        if _read_version(stored) == VERSION:
+            _warn(key, stored, "a record of this version")
+        return None
+
+
+def _read_version(stored: object) -> int:
+    """Returns the version of a record that cannot be read; `VERSION` if it is lower.
+
+    '{"version": 3, …' -> 3
+    """
+    match = _VERSION.match(stored) if isinstance(stored, str) else None
+    return max(VERSION, int(match[1])) if match else VERSION
 
 
 def _put_lines_first(values: dict[str, Any]) -> dict[str, Any]:
