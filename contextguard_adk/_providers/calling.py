@@ -175,7 +175,8 @@ def is_transient(error: BaseException) -> bool:
 
 def read_status(error: BaseException) -> int | None:
     """Returns the HTTP status of a provider's error; None if it has none."""
-    response = getattr(error, "response", None)  # httpx's own errors only have this.
+    # Each client has its own name for the status. An error of httpx has only a response.
+    response = getattr(error, "response", None)
     candidates = (
         getattr(error, "status_code", None),
         getattr(error, "code", None),

@@ -67,7 +67,7 @@ class Client(NamedTuple):
 
     Attributes:
         llm: The model as ADK calls it; of a `FallbackModel` the first that it asks.
-        class_names: The names of its class and of those that it derives from.
+        class_names: The names of its class and of all base classes.
     """
 
     llm: object
@@ -149,7 +149,7 @@ class Client(NamedTuple):
 
 
 def _positive_int(value: object) -> int | None:
-    """Returns a value that a user has set if it is an int above 0, else None."""
+    """Returns a value if it is an int above 0, else None."""
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -177,7 +177,7 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     arguments = Client.of(llm).litellm_arguments
     thinking_config = config.thinking_config
     thinking_argument = arguments.get("thinking")
-    asked_tokens: object
+    asked_tokens: object  # An argument may hold anything.
     if thinking_config and thinking_config.thinking_budget is not None:
         asked_tokens = thinking_config.thinking_budget
     elif isinstance(thinking_argument, Mapping):

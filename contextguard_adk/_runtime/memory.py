@@ -359,9 +359,8 @@ class PendingSummary:
             elif not self.tasks.is_queued(task):
                 await asyncio.wait([task], timeout=timeout_seconds)
 
-            # `_forget` has removed the task if it has ended.
-            has_ended = self.task is not task
-            if not has_ended:
+            # `_forget` removes a task that has ended, so this one is late or queued.
+            if self.task is task:
                 self.task = None
                 task.cancel()
 

@@ -195,8 +195,8 @@ class Run:
         replaced = paid.replaced
         earlier = memory.facts.unconfirmed
         if earlier is not None:
-            # No event has carried the earlier summary, so the session still has the
-            # one that the earlier summary replaced.
+            # No event is known to have carried the earlier summary. So the session may
+            # still have the one that the earlier summary replaced.
             replaced = earlier.replaced
 
         unconfirmed = replace(
@@ -217,7 +217,7 @@ class Run:
             self.metadata.setdefault(key, {})[name] = value
 
     def add_writes_to(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Adds the state values and the metadata to an event that wait for it.
+        """Adds to an event the state values and the metadata that wait for it.
 
         Args:
             event: An event that is not partial.
