@@ -175,7 +175,7 @@ def is_transient(error: BaseException) -> bool:
 
 def read_status(error: BaseException) -> int | None:
     """Returns the HTTP status of a provider's error; None if it has none."""
-    # Each client has its own name for the status. An error of httpx has only a response.
+    # Each client names the status in its own way. httpx's errors only have a response.
     response = getattr(error, "response", None)
     candidates = (
         getattr(error, "status_code", None),
