@@ -336,12 +336,13 @@ class AgentState:
             return
 
         self._run.write(self._scope, key, value)
-        # This state may be another dict than that of the run. In a callback it is the
-        # same one, but values of the callback's own event may hide it.
+        # In a callback the values of its own event hide those of the run. Elsewhere the
+        # run has another dict than this state.
         if self._values.get(key) != value:
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:
+        """Puts a record in place of the stored one."""
         self.record = record
         self.write("record", record.model_dump_json(exclude_none=True))
 
@@ -378,6 +379,7 @@ class AgentState:
         for scope in oldest_scopes:
             old = AgentState(self._state, self.agent, self._is_namespaced, scope)
             is_at_work = old.owner in self._run.owners
+            # A record of a later release is not cleared.
             if not is_at_work and not old.record.is_newer:
                 scopes.remove(scope)
                 self._clear(old)
