@@ -48,7 +48,7 @@ MAX_NAME_CHARS = 500
 """Longer names of models are not looked up part by part; none has 200."""
 
 _CHAT_MODES = ("chat", "responses", "completion")
-# "us." and "anthropic." of "us.anthropic.claude-…"; not the "3." of "claude-3.5".
+# "us." and "anthropic." of "us.anthropic.claude-…".
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")
 # The last date, version or tag of a name.
 _SUFFIX = re.compile(
