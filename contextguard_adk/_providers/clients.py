@@ -187,7 +187,9 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
         asked_tokens = _EFFORT_TOKENS.get(effort)
 
     # Gemini's -1 leaves the number to the model.
-    return _positive_int(asked_tokens) or 0
+    if isinstance(asked_tokens, int) and asked_tokens > 0:
+        return asked_tokens
+    return 0
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
