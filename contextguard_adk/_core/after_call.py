@@ -113,7 +113,7 @@ async def take_answer(
     _learn(event)
     if may_lose_event:
         _, scope = key
-        context.state.update(run.writes.give(scope, invocation.session.state))
+        context.state.update(run.writes.give_once(scope, invocation.session.state))
 
     if call.is_reported:
         return
@@ -334,7 +334,7 @@ def _describe(event: Answered) -> CallRecord:
     usage = event.usage
 
     costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
-    summary_usage, summary_cost = call.memory.take_summary_costs()
+    summary_usage, summary_cost = call.memory.pop_summary_costs()
     return CallRecord(
         **vars(call.origin),
         estimated_tokens=call.estimated_tokens,

@@ -95,11 +95,11 @@ def _as_if_due(turn: Turn) -> Turn:
 async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
     """Writes a summary, and puts it on the shelf until a compaction is due.
 
-    Nothing goes on the shelf if there is no place for the task, if the user's function
+    Nothing goes on the shelf if there is no slot for the task, if the user's function
     puts the compaction off, or if no model has written a summary.
     """
-    has_place = await payer.guard.tasks.take_place()
-    if not has_place:
+    has_slot = await payer.guard.tasks.acquire_slot()
+    if not has_slot:
         return
     planned = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
     if planned is None:

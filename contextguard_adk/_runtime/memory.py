@@ -252,7 +252,7 @@ class SummaryTasks:
         task.add_done_callback(self._forget)
         return task
 
-    async def take_place(self) -> bool:
+    async def acquire_slot(self) -> bool:
         """Waits for a slot for the current task, which keeps the slot until it ends.
 
         Returns:
@@ -435,7 +435,7 @@ class AgentMemory:
             summary_cost=add_costs((facts.summary_cost, cost)),
         )
 
-    def take_summary_costs(self) -> tuple[Usage, float | None]:
+    def pop_summary_costs(self) -> tuple[Usage, float | None]:
         """Returns the tokens and the price of summary calls; sets both to zero."""
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)

@@ -120,7 +120,7 @@ class RunWrites:
     Attributes:
         state: The run's own copy of session state, which all its callbacks read.
         pending: The values that no event has carried yet, by scope and key.
-        given: The keys of pending values that `give` has returned already.
+        given: The keys of pending values that `give_once` has returned already.
         owners: The owners that are at work in a branch.
     """
 
@@ -155,7 +155,7 @@ class RunWrites:
                     popped[key] = value
         return _put_lines_first(popped)
 
-    def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    def give_once(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the pending values of a scope that it has not returned before.
 
         They stay pending, because ADK may drop the event that carries them. A value
