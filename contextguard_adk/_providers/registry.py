@@ -332,12 +332,14 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
     # Some entries name their window, and not their output limit, in `max_tokens`. No
     # output limit is above the window.
     output_limit = fields.get("max_output_tokens") or fields.get("max_tokens")
-    has_output_limit = _is_positive_int(output_limit)
+    output_tokens: int | None = None
+    if _is_positive_int(output_limit):
+        output_tokens = min(output_limit, window)
     return _Entry(
         window_tokens=window,
         has_reasoning=fields.get("supports_reasoning") is True,
         name=name,
-        output_tokens=min(output_limit, window) if has_output_limit else None,
+        output_tokens=output_tokens,
         costs=_read_costs(name, fields),
     )
 
