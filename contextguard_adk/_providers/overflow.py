@@ -404,10 +404,11 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     output_tokens = _read_group(match, "output")
     if output_tokens is None:
         output_tokens = _find_count(OUTPUTS, near_text)
-    prompt_tokens = _read_group(match, "prompt")
-    if prompt_tokens is None:
-        prompt_tokens = _find_count(PROMPTS, near_text)
-    if prompt_tokens is None:
+    named_tokens = _read_group(match, "prompt")
+    if named_tokens is None:
+        named_tokens = _find_count(PROMPTS, near_text)
+    prompt_tokens = named_tokens
+    if named_tokens is None:
         prompt_tokens = _derive_prompt(near_text, limit_tokens, output_tokens or 0)
 
     is_limit_of_sum = output_tokens is not None or bool(SUM.search(near_text))
