@@ -166,7 +166,7 @@ def _record_response(
         # The event may not reach the guard's callback for events. So ADK is given the
         # values of session state here.
         _, scope = call_key(context)
-        context.state.update(run.writes.give(scope, invocation.session.state))
+        context.state.update(run.writes.give_once(scope, invocation.session.state))
     return event
 
 
@@ -379,7 +379,7 @@ def _describe(event: Answered) -> CallRecord:
     usage = event.usage
 
     costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
-    summary_usage, summary_cost = call.memory.take_summary_costs()
+    summary_usage, summary_cost = call.memory.pop_summary_costs()
     return CallRecord(
         **vars(call.origin),
         estimated_tokens=call.estimated_tokens,

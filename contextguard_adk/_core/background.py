@@ -108,8 +108,8 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
         threshold_tokens: The real threshold, of which the user's function is told.
     """
     # Only a few summaries are written ahead of time at once.
-    has_place = await payer.guard.tasks.take_place()
-    if not has_place:
+    has_slot = await payer.guard.tasks.acquire_slot()
+    if not has_slot:
         return
     allowed_turn = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
     if allowed_turn is None:

@@ -1,6 +1,6 @@
-"""Calls a client so that it can neither end nor delay a turn, and calls it again.
+"""Calls a model's client so that the client can neither end nor delay a turn.
 
-A call runs in a task of its own. It is tried again after a failure that may soon pass.
+A call runs in a task of its own. After a transient error it is made again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRACE_SECONDS = 1.0
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 529})
 _TIMEOUT_STATUSES = frozenset({408, 504})
 
-# The classes of clients' exceptions that carry no status.
+# Parts of the names of exception classes, for exceptions without a status.
 _TRANSIENT_NAME = re.compile(
     r"Timeout|Connect|RateLimit|Overloaded|ServiceUnavailable|InternalServer"
     r"|ServerDisconnected|RemoteProtocol|(Read|Write)Error"
@@ -51,7 +51,7 @@ class Closing(aclosing[Any]):
 
     async def __aexit__(self, *error: object) -> None:
         """Closes the generator."""
-        # Python 3.11 says of a generator that was dropped that it still runs.
+        # Python 3.11 raises if the generator was dropped, as if it still ran.
         with suppress(RuntimeError):
             await super().__aexit__(*error)
 
@@ -61,17 +61,17 @@ class BrokenCallError(Exception):
 
 
 async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
-    """Awaits a client's call in a task of its own, and returns its result.
+    """Awaits a client's call in a task of its own, and returns the client's answer.
 
-    If the caller is cancelled, this ends at once, even if the client ignores that its
-    task is cancelled. An `Exception` or a `KeyboardInterrupt` of the client is raised
-    unchanged.
+    If the caller is cancelled, so is the call. The caller does not wait for the end of
+    the call, because a client may swallow its cancellation.
 
     Raises:
-        BrokenCallError: The client has cancelled itself, or raised something that is
-            neither of these.
+        Exception: The client raised it.
+        KeyboardInterrupt: The client raised it.
+        BrokenCallError: The client raised anything else, or cancelled itself.
     """
-    work = _contain(ask)
+    work = _ask_without_exit(ask)
     task = asyncio.create_task(work)
     # If the user closes the loop during the call, asyncio would report the task.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -80,37 +80,50 @@ async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         task.cancel()
-        # Nobody waits for the task any more: asyncio would report its error.
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        task.add_done_callback(_ignore_error)
         loop = asyncio.get_running_loop()
         loop.call_later(GRACE_SECONDS, _end_stubborn, task, work)
         raise
 
     if task.cancelled():
         raise BrokenCallError("CancelledError")
-
     error = task.exception()
-    if error is None or isinstance(error, Exception | KeyboardInterrupt):
+    if error is None:
         return task.result()
+    if isinstance(error, Exception | KeyboardInterrupt):
+        raise error
     raise BrokenCallError(type(error).__name__) from error
 
 
-async def _contain(ask: Callable[[], Awaitable[T]]) -> T:
-    """Awaits the call; a `SystemExit`, which would stop the event loop, is replaced."""
+async def _ask_without_exit(ask: Callable[[], Awaitable[T]]) -> T:
+    """Awaits the call; replaces a `SystemExit`, which would stop the event loop."""
     try:
         return await ask()
     except SystemExit as error:
         raise BrokenCallError("SystemExit") from error
 
 
+def _ignore_error(task: asyncio.Task[Any]) -> None:
+    """Reads the error of a task, because asyncio reports errors that nobody reads."""
+    if not task.cancelled():
+        task.exception()
+
+
 def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> None:
-    """Ends a call that has swallowed its cancellation."""
+    """Ends a call that has swallowed its cancellation.
+
+    Args:
+        task: The task of the call.
+        work: The coroutine that the task runs.
+    """
     if task.done():
         return
 
+    # A second cancellation alone might be swallowed, too. A closed coroutine cannot
+    # swallow anything: the cancellation only wakes the task, which ends.
     with suppress(Exception):  # The client may raise anything as it is closed.
         work.close()
-    task.cancel()  # This wakes the task, which finds its work closed and ends.
+    task.cancel()
 
 
 async def call_with_retries(
@@ -118,11 +131,11 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, and makes it again after transient errors.
+    """Makes a call, and makes it again after transient errors, at most three times.
 
-    There are at most three tries. Before the next one it waits as long as the provider
-    asks. If the provider asks for no delay, it waits one second before the second try
-    and two before the third, each with a jitter of up to a second.
+    Between two tries it waits as long as the provider asks. If the provider names no
+    delay, it waits one second before the second try and two before the third, and up to
+    a second more by chance.
 
     Args:
         make_call: Makes the call. It must be a coroutine function or a `partial` of
@@ -147,21 +160,23 @@ async def call_with_retries(
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same call may succeed a moment later."""
     status = read_status(error)
-    # A request that is too long never succeeds. Ollama and llama.cpp refuse it with
-    # 500, and a rate limit below its size refuses it with 429.
-    if status in (None, 429, 500) and parse_overflow(error) is not None:
+    # A request that is too long never succeeds. Most providers refuse it with another
+    # status. Ollama and llama.cpp use 500. A rate limit below the size uses 429.
+    may_be_overflow = status in (None, 429, 500)
+    if may_be_overflow and parse_overflow(error) is not None:
         return False
 
     if status is not None:
         return status in _TRANSIENT_STATUSES
 
-    class_names = " ".join(base.__name__ for base in type(error).__mro__)
-    return _TRANSIENT_NAME.search(class_names) is not None
+    class_names = [base.__name__ for base in type(error).__mro__]
+    return _TRANSIENT_NAME.search(" ".join(class_names)) is not None
 
 
 def read_status(error: BaseException) -> int | None:
     """Returns the HTTP status of a provider's error; None if it has none."""
-    response = getattr(error, "response", None)  # httpx's own errors only have this.
+    # Each client names the status in its own way. httpx's errors only have a response.
+    response = getattr(error, "response", None)
     candidates = (
         getattr(error, "status_code", None),
         getattr(error, "code", None),
@@ -169,15 +184,14 @@ def read_status(error: BaseException) -> int | None:
         getattr(response, "status_code", None),
     )
     for candidate in candidates:
-        digits = str(candidate)
-        # Python refuses to read thousands of digits.
-        if len(digits) == 3 and digits.isdecimal() and 400 <= int(digits) < 600:
-            return int(digits)
+        text = str(candidate)  # Some errors hold the status as a text.
+        if re.fullmatch(r"[45]\d\d", text):
+            return int(text)
     return None
 
 
 def name_error(error: BaseException) -> str:
-    """Returns the reason why a summary failed, in one word.
+    """Returns the reason why a summary failed, such as "timeout".
 
     The word is never taken from the error, which may quote the conversation.
     """
@@ -187,35 +201,45 @@ def name_error(error: BaseException) -> str:
         return "overflow"
 
     status = read_status(error)
-    is_named_timeout = status is None and "Timeout" in type(error).__name__
-    if is_named_timeout or status in _TIMEOUT_STATUSES:
+    if status is None and "Timeout" in type(error).__name__:
+        return "timeout"
+    if status in _TIMEOUT_STATUSES:
         return "timeout"
     if status == 429:
         return "rate_limit"
     if status is not None and status < 500:
         return "refused"
-    return "unavailable" if is_transient(error) else "other"
+    if is_transient(error):
+        return "unavailable"
+    return "other"
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:
-    """Returns how long to wait after a failure; 0 if it was not transient."""
+    """Returns how long tenacity is to wait before the next try.
+
+    `is_worth_another` may allow another try after an error that is not transient. For
+    such an error a wait changes nothing, and the result is 0.
+    """
     error = state.outcome.exception() if state.outcome else None
     if error is None or not is_transient(error):
         return 0.0
 
-    seconds = _read_retry_after(error)
-    return _BACKOFF(state) if seconds is None else seconds
+    asked_seconds = _read_retry_after(error)
+    return _BACKOFF(state) if asked_seconds is None else asked_seconds
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    """Returns how many seconds a provider asks to wait; None if it names no delay."""
-    # LiteLLM keeps the headers beside the response.
+    """Returns how many seconds a provider asks to wait; None if it names no delay.
+
+    The delay stands in a header of the response, or else in the text of the error.
+    """
+    # LiteLLM keeps the headers in an attribute of its own.
     headers = getattr(error, "litellm_response_headers", None)
     if not headers:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", {})
 
-    # An unreadable header is ignored: the body may still name the delay.
+    # A header may hold anything. One that cannot be read is ignored.
     with suppress(AttributeError, OverflowError, TypeError, ValueError):
         for name, value in headers.items():
             if name.lower() == "retry-after":
@@ -226,11 +250,13 @@ def _read_retry_after(error: BaseException) -> float | None:
 
 
 def _read_seconds(retry_after: str) -> float:
-    """Returns the seconds that a header `Retry-After` asks for.
+    """Returns the seconds to wait from now that a header `Retry-After` asks for.
 
-    It holds a number, as in "30", or a date: "Wed, 21 Oct 2026 07:28:00 GMT".
+    The header holds a number, as in "30", or a date: "Wed, 21 Oct 2026 07:28:00 GMT".
     """
     if re.fullmatch(r"\s*\d+(\.\d+)?\s*", retry_after):
         return float(retry_after)
+
     wanted_time = parsedate_to_datetime(retry_after).timestamp()
-    return max(0.0, wanted_time - time.time())
+    wait_seconds = wanted_time - time.time()
+    return max(0.0, wait_seconds)  # The date may have passed.

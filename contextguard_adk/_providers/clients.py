@@ -1,7 +1,8 @@
 """ADK's model classes as clients: how they spell results, and what they reserve.
 
 A client is the object of ADK that sends a model's requests. The facts were read in ADK
-2.0 to 2.13. A class is known by its name, so that none is imported.
+2.0 to 2.13. A class is recognized by its name, because an import would load the SDK of
+its provider.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from contextguard_adk.records import Usage
 
 _NAMED_CLIENTS = ("LiteLlm", "AnthropicLlm", "Gemini")
 
-# What LiteLLM makes of `reasoning_effort` for models that take a number.
+# The tokens of thoughts that LiteLLM sends for each `reasoning_effort`, to models that
+# take a number.
 _EFFORT_TOKENS = {
     "minimal": 128,
     "low": 1_024,
@@ -40,7 +42,7 @@ _LITELLM_OUTPUT_TOKENS = 128_000
 # The providers in whose API, by LiteLLM, Claude needs a number of output tokens.
 _LITELLM_CLAUDE_PROVIDERS = ("", "anthropic", "vertex_ai", "azure_ai")
 
-# Ways to choose tools that still let the model answer in plain text.
+# Modes of `FunctionCallingConfig` that let the model answer without a tool call.
 _FREE_MODES = (None, "AUTO", "VALIDATED", "MODE_UNSPECIFIED")
 
 
@@ -65,7 +67,7 @@ class Client(NamedTuple):
 
     Attributes:
         llm: The model as ADK calls it; of a `FallbackModel` the first that it asks.
-        class_names: The names of its class and of those that it derives from.
+        class_names: The names of its class and of all base classes.
     """
 
     llm: object
@@ -82,13 +84,14 @@ class Client(NamedTuple):
         if "FallbackModel" not in class_names:
             return cls(llm, class_names)
 
+        # ADK makes no `FallbackModel` without models.
         models = getattr(llm, "models", [None])
         first_model = _make_model(models[0])
         return cls.of(first_model)
 
     @property
     def name(self) -> str:
-        """The class of ADK that sends the requests, else the class of the model."""
+        """One of `_NAMED_CLIENTS`; for any other client the name of its own class."""
         for name in _NAMED_CLIENTS:
             if name in self.class_names:
                 return name
@@ -108,22 +111,17 @@ class Client(NamedTuple):
         if config.max_output_tokens:
             return config.max_output_tokens
 
-        argument_limits: list[object] = []
         if "AnthropicLlm" in self.class_names:
-            # Its field has a default, which is no choice of the user.
+            # The field has a default, which is no choice of the user.
             fields_set_by_user = getattr(self.llm, "model_fields_set", ())
             if "max_tokens" in fields_set_by_user:
-                argument_limits = [getattr(self.llm, "max_tokens", None)]
-        elif "LiteLlm" in self.class_names:
-            arguments = self.litellm_arguments
-            argument_limits = [
-                arguments.get("max_completion_tokens"),
-                arguments.get("max_tokens"),
-            ]
+                return _positive_int(getattr(self.llm, "max_tokens", None))
 
-        for limit in argument_limits:
-            if isinstance(limit, int) and limit > 0:
-                return limit
+        elif "LiteLlm" in self.class_names:
+            for name in ("max_completion_tokens", "max_tokens"):
+                limit_tokens = _positive_int(self.litellm_arguments.get(name))
+                if limit_tokens is not None:
+                    return limit_tokens
         return None
 
     def default_output_tokens(
@@ -131,30 +129,35 @@ class Client(NamedTuple):
     ) -> int | None:
         """Returns the output limit that the client sends if the user has chosen none.
 
-        Anthropic's API is the only one that demands a limit. For other models the
-        client sends none, and the result is None.
+        Only Anthropic's API demands a limit. So a client sends one to Claude alone. For
+        other models the result is None.
 
         Args:
             model: The name of the model.
             registry: Knows the output limits of models; None asks LiteLLM's table.
         """
         if "AnthropicLlm" in self.class_names:
-            limit = getattr(self.llm, "max_tokens", None)
-            return limit if isinstance(limit, int) and limit > 0 else None
+            return _positive_int(getattr(self.llm, "max_tokens", None))
+        if "LiteLlm" not in self.class_names:
+            return None
 
-        if "LiteLlm" in self.class_names:
-            # "vertex_ai/claude-opus-4-1" -> "vertex_ai", "claude-opus-4-1"
-            provider, _, name = model.lower().rpartition("/")
-            if provider in _LITELLM_CLAUDE_PROVIDERS and "claude" in name:
-                return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS
+        # "vertex_ai/claude-opus-4-1" -> "vertex_ai", "claude-opus-4-1"
+        provider, _, name = model.lower().rpartition("/")
+        if provider in _LITELLM_CLAUDE_PROVIDERS and "claude" in name:
+            return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS
         return None
 
 
+def _positive_int(value: object) -> int | None:
+    """Returns a value if it is an int above 0, else None."""
+    return value if isinstance(value, int) and value > 0 else None
+
+
 def json_form(llm: object) -> JsonForm:
-    """Returns the form in which a model's client spells payloads.
+    """Returns how a model's client spells payloads as JSON.
 
     A payload is the arguments of a call, or the result of a tool. Unknown clients are
-    assumed to spell it as compact JSON.
+    assumed to spell payloads as compact JSON.
     """
     for name in Client.of(llm).class_names:
         if name in _FORMS:
@@ -165,21 +168,18 @@ def json_form(llm: object) -> JsonForm:
 def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
     """Returns how many tokens of thoughts a call asks for; 0 if it names no number.
 
-    An output limit must be above this number. The number stands in the first of these
-    places that has one:
+    The first of these that is set decides:
 
-    1. in the request's config, as `thinking_budget`
-    2. in the argument `thinking` of `LiteLlm`, as `budget_tokens`
-    3. behind the argument `reasoning_effort` of `LiteLlm`, if it has no `thinking`
+    1. `thinking_budget` in the request's config
+    2. `budget_tokens` in the argument `thinking` of `LiteLlm`
+    3. the argument `reasoning_effort` of `LiteLlm`
     """
-    thinking_config = config.thinking_config
-    config_tokens = thinking_config.thinking_budget if thinking_config else None
-
     arguments = Client.of(llm).litellm_arguments
+    thinking_config = config.thinking_config
     thinking_argument = arguments.get("thinking")
-    asked_tokens: object
-    if config_tokens is not None:
-        asked_tokens = config_tokens
+    asked_tokens: object  # An argument may hold anything.
+    if thinking_config and thinking_config.thinking_budget is not None:
+        asked_tokens = thinking_config.thinking_budget
     elif isinstance(thinking_argument, Mapping):
         asked_tokens = thinking_argument.get("budget_tokens")
     else:
@@ -187,23 +187,25 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
         asked_tokens = _EFFORT_TOKENS.get(effort)
 
     # Gemini's -1 leaves the number to the model.
-    return max(0, asked_tokens) if isinstance(asked_tokens, int) else 0
+    if isinstance(asked_tokens, int) and asked_tokens > 0:
+        return asked_tokens
+    return 0
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
     """Returns whether the model is sure to be free to answer in plain text.
 
-    It is not in these cases:
+    These may keep it from a plain answer:
 
-    - A schema decides the form of its answer.
-    - It has to call a tool.
-    - There are tools other than declared functions, which may decide the form.
+    - a tool that is no declared function, because it may decide the form of the answer
+    - a schema of the answer
+    - the order to call a tool
     """
     config = request.config
     for tool in config.tools or ():
         if not isinstance(tool, types.Tool):
             return False
-        # Iterating over a Pydantic model yields its fields: one for each kind of tool.
+        # A Pydantic model yields its fields. Here each field is a kind of tool.
         set_fields = [name for name, value in tool if value is not None]
         if set_fields != ["function_declarations"]:
             return False
@@ -213,9 +215,9 @@ def answers_freely(request: LlmRequest, agent: object) -> bool:
     if getattr(agent, "output_schema", None) is not None:
         return False
 
-    calling = config.tool_config and config.tool_config.function_calling_config
-    mode = calling.mode if calling else None
-    return mode in _FREE_MODES
+    if not config.tool_config or not config.tool_config.function_calling_config:
+        return True
+    return config.tool_config.function_calling_config.mode in _FREE_MODES
 
 
 def read_tokens(reported: int | None) -> int:
@@ -232,28 +234,28 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
     tool_use_tokens = read_tokens(reported.tool_use_prompt_token_count)
     sent_tokens = message_tokens + tool_use_tokens
     cached_tokens = read_tokens(reported.cached_content_token_count)
+    # A prompt is at least as large as its cached part.
+    prompt_tokens = max(sent_tokens, cached_tokens)
+
+    # `LiteLlm` counts thoughts among the candidates, Gemini and Claude apart from the
+    # candidates. The total includes thoughts in both cases, so it is used if possible.
     candidate_tokens = read_tokens(reported.candidates_token_count)
     total_tokens = read_tokens(reported.total_token_count)
-
-    # `LiteLlm` reports thoughts as a part of the candidates, Gemini and Claude beside
-    # them. The total includes them in both cases.
-    if total_tokens and sent_tokens:
+    if total_tokens > 0 and sent_tokens > 0:
         output_tokens = max(candidate_tokens, total_tokens - sent_tokens)
     else:
         thought_tokens = read_tokens(reported.thoughts_token_count)
         output_tokens = candidate_tokens + thought_tokens
-
-    # A prompt is at least as large as the part of it that was cached.
-    prompt_tokens = max(sent_tokens, cached_tokens)
     return Usage(prompt_tokens, cached_tokens, output_tokens)
 
 
 def list_models(llm: object) -> list[object]:
-    """Returns the models that a model may ask.
+    """Returns the models that may answer a request to a model.
 
-    These are the models of ADK's `FallbackModel`. Any other model asks only itself.
+    For ADK's `FallbackModel` these are all its models, for any other only itself.
     """
-    if all(base.__name__ != "FallbackModel" for base in type(llm).__mro__):
+    class_names = [base.__name__ for base in type(llm).__mro__]
+    if "FallbackModel" not in class_names:
         return [llm]
     return [_make_model(model) for model in getattr(llm, "models", [])]
 
@@ -265,30 +267,30 @@ def _make_model(model: object) -> object:
 
 
 def _spell_for_claude(response: dict[str, Any]) -> str:
-    """Spells a result as ADK's Claude class does. Its JSON is ASCII.
+    """Spells a result of a tool as ADK's Claude class does.
 
-    The class sends one of these:
-
-    - The texts of an MCP result, which stand under "content".
-    - The value under "result", if this is the only key: ADK wraps other values than
-      dicts so.
-    - Else the whole result.
+    - {"content": [{"type": "text", "text": "18 °C"}]}, an MCP result -> 18 °C
+    - {"result": 18}, because ADK wraps values so that are no dicts -> 18
+    - {"degrees": 18}, as any other dict -> {"degrees": 18}
     """
     content = response.get("content")
     if content and isinstance(content, list):
-        return "\n".join(str(_read_block(block)) for block in content)
+        block_texts = [str(_read_block(block)) for block in content]
+        return "\n".join(block_texts)
     if content and isinstance(content, str):
         return content
 
-    # ADK 2.0 leaves out the keys beside "result". They are measured as newer releases
-    # send them, so that for 2.0 the measure may be too high, but not too low.
+    # If there are other keys beside "result", ADK 2.0 leaves them out. Newer releases
+    # send all keys. So for ADK 2.0 the measure may be too high, but not too low.
     is_wrapped = response.keys() == {"result"} and response["result"] is not None
-    sent: object = response["result"] if is_wrapped else response
-    return json.dumps(sent) if isinstance(sent, dict | list) else str(sent)
+    value: object = response["result"] if is_wrapped else response
+    if isinstance(value, dict | list):
+        return json.dumps(value)  # The class sends JSON in ASCII.
+    return str(value)
 
 
 def _read_block(block: object) -> object:
-    """Returns the text of a text block of an MCP result; other blocks as they are."""
+    """Returns the text of a block of an MCP result; a block without text as it is."""
     if isinstance(block, dict) and block.get("type") == "text":
         return block.get("text", block)
     return block

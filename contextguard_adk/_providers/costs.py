@@ -54,6 +54,7 @@ class Costs(Settings):
         cached_price = self.input if self.cached_input is None else self.cached_input
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
 
+        # Prices are those of a million tokens.
         microdollars = uncached_tokens * self.input
         microdollars += usage.cached_tokens * cached_price
         microdollars += usage.output_tokens * self.output
@@ -68,13 +69,20 @@ GPT-5 and Gemini 2.5 Pro have these ratios. Claude's output costs 5, Gemini 2.5 
 
 
 def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
-    """Returns the price of some calls in dollars; no calls cost 0.
+    """Returns the price of some calls in dollars; 0 without calls.
 
-    None means unknown: the price is not known, or a call reported no usage.
+    Args:
+        usages: The tokens of each call.
+        costs: The prices of the model; None if unknown.
+
+    Returns:
+        The price; None if the prices are unknown, or if a call reported no tokens.
     """
     if not usages:
         return 0.0
-    if costs is None or Usage() in usages:
+
+    unreported = Usage()  # All tokens are 0.
+    if costs is None or unreported in usages:
         return None
     return sum(costs.price(usage) for usage in usages)
 

@@ -1,6 +1,7 @@
 """Lists the images and files that ADK's model classes and the APIs behind them take.
 
-A place is the message in which a file is sent: the user's, or a tool's result.
+A medium is an image or another file in a part of a message. It is sent as bytes
+(`inline_data`) or as an address (`file_data`).
 
 The facts were read in ADK 2.0 to 2.13 and in the documentation of the APIs. Types that
 only some versions or models of a row take are left out, and so are addresses that may
@@ -19,7 +20,7 @@ from google.genai import types
 from contextguard_adk._providers.clients import list_models
 
 Place = Literal["user", "result"]
-"""A message of the user, or a tool's result."""
+"""Where a medium is sent: in a message of the user, or in a tool's result."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Row:
-    """The images and files that a client takes in each place."""
+    """The images and files that a client takes in each `Place`."""
 
     user: Taken
     result: Taken = field(default_factory=Taken)
@@ -66,7 +67,7 @@ ROWS: Mapping[str, Row] = {
     "Gemini": Row(Taken(_OF_GEMINI)),
     "Gemini on Vertex AI": Row(Taken(_OF_GEMINI, {"gs://": _OF_GEMINI})),
     "Gemma": Row(_SOME_IMAGES),
-    # It raises on any other file of the user, and drops it from results.
+    # The class raises on any other file of the user, and drops it from results.
     "AnthropicLlm": Row(_OF_CLAUDE, _OF_CLAUDE),
     # LiteLlm sends the files of a result as the user's. It decodes text/* itself.
     "LiteLlm": Row(_SOME_IMAGES, _SOME_IMAGES),
@@ -81,25 +82,28 @@ ROWS: Mapping[str, Row] = {
     "LiteLlm vertex_ai gemini": Row(
         Taken(_LITELLM_GEMINI.inline, {"gs://": _OF_GEMINI}), _LITELLM_GEMINI
     ),
-    # It takes texts alone.
+    # DeepSeek takes texts alone.
     "LiteLlm deepseek": Row(Taken()),
-    # It refuses a message of the user after a result, and a file would stand in one.
+    # Mistral refuses a message of the user after a result. LiteLlm would put a file in
+    # such a message.
     "LiteLlm mistral": Row(Taken()),
     # These two leave out the files of a result.
     "OpenAIResponsesLlm": Row(Taken(_IMAGES_AND_GIF | _PDF, {"file-": _PDF})),
     "OpenAILlm": Row(_CHAT_IMAGES),
-    # It sends every file as an image.
+    # The class sends every file as an image.
     "ApigeeLlm chat": Row(_SOME_IMAGES, _SOME_IMAGES),
     # Any other class.
     "": Row(Taken(_IMAGES_AND_GIF | _PDF)),
 }
-"""By the names that `name_media_clients` returns."""
+"""The images and files that clients take, by the names of `name_media_clients`."""
 
+# The rows of the providers to which LiteLlm sends no addresses.
 _LITELLM_WITHOUT_ADDRESSES = (
     "LiteLlm anthropic",
     "LiteLlm vertex_ai",
     "LiteLlm vertex_ai claude",
 )
+# The MIME types of bytes that LiteLlm sends. It raises on others.
 _LITELLM_TYPE_BEGINNINGS = ("text/", "image/", "audio/", "video/")
 _LITELLM_FILES = _PDF | {
     "application/msword",
@@ -114,16 +118,17 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
     """Returns whether a client is known to take an image or a file in a place.
 
     Args:
-        client: What `name_media_clients` returned.
-        place: Where the part would stand.
-        part: One with `inline_data` or `file_data`.
+        client: A name that `name_media_clients` returned.
+        place: Where the medium would be sent.
+        part: A part with a medium.
     """
     row = ROWS[client]
     taken = row.user if place == "user" else row.result
 
     blob = part.inline_data
     if blob is not None:
-        return bool(blob.data) and blob.mime_type in taken.inline
+        has_bytes = bool(blob.data)
+        return has_bytes and blob.mime_type in taken.inline
 
     file = part.file_data
     if file is None or not file.file_uri:
@@ -137,11 +142,12 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
 def refuses_media(client: str, part: types.Part) -> bool:
     """Returns whether ADK's class is known to raise on a file of the user.
 
-    False does not mean that the file is taken: the API behind the class may refuse it.
+    Only `AnthropicLlm` and `LiteLlm` check files. A file on which no class raises may
+    still be refused by the API behind it.
 
     Args:
-        client: What `name_media_clients` returned.
-        part: One with `inline_data` or `file_data`.
+        client: A name that `name_media_clients` returned.
+        part: A part with a medium.
     """
     if client == "AnthropicLlm":
         return _claude_refuses(part)
@@ -150,29 +156,28 @@ def refuses_media(client: str, part: types.Part) -> bool:
 
     blob = part.inline_data
     if blob and blob.data and blob.mime_type:
-        mime_type = _plain(blob.mime_type)
-        is_medium = mime_type.startswith(_LITELLM_TYPE_BEGINNINGS)
-        return not is_medium and mime_type not in _LITELLM_FILES
+        mime_type = _without_parameters(blob.mime_type).lower()
+        is_sent_by_kind = mime_type.startswith(_LITELLM_TYPE_BEGINNINGS)
+        return not is_sent_by_kind and mime_type not in _LITELLM_FILES
 
     file = part.file_data
     if file and file.file_uri:
-        return _refuses_address(client, file.file_uri, _plain(file.mime_type or ""))
+        mime_type = _without_parameters(file.mime_type or "").lower()
+        return _refuses_address(client, file.file_uri, mime_type)
     return False
 
 
 def _claude_refuses(part: types.Part) -> bool:
     """Returns whether ADK's Claude class raises on a file.
 
-    It takes only bytes, of PDF and of some images, and only if their MIME type is in
-    lower case.
+    The class takes only the bytes of a PDF or of some images. It does not know a MIME
+    type with capitals.
     """
     blob = part.inline_data
     if blob is None or blob.data is None:
         return True
-    mime_type = blob.mime_type or ""
-    # "image/png; name=a.png" -> "image/png"
-    plain_type = mime_type.partition(";")[0].strip()
-    return plain_type not in _OF_CLAUDE.inline
+    mime_type = _without_parameters(blob.mime_type or "")
+    return mime_type not in _OF_CLAUDE.inline
 
 
 def _refuses_address(client: str, address: str, mime_type: str) -> bool:
@@ -186,35 +191,36 @@ def _refuses_address(client: str, address: str, mime_type: str) -> bool:
         return True
 
     if client == "LiteLlm openai":
-        is_id = address.startswith(("file-", "assistant-"))
+        if address.startswith(("file-", "assistant-")):  # These are ids of files.
+            return False
         is_link = address.startswith(("http://", "https://"))
-        is_visual = mime_type.startswith(("image/", "video/"))
-        return not is_id and not (is_link and is_visual)
+        is_image_or_video = mime_type.startswith(("image/", "video/"))
+        return not (is_link and is_image_or_video)
 
-    # This type stands for bytes of which nothing is known.
+    # This type stands for bytes of an unknown kind.
     return mime_type == "application/octet-stream"
 
 
-def _plain(mime_type: str) -> str:
-    """Returns a MIME type in lower case and without parameters."""
-    return mime_type.partition(";")[0].strip().lower()
+def _without_parameters(mime_type: str) -> str:
+    """Returns a MIME type alone: "image/png; name=a.png" -> "image/png"."""
+    return mime_type.partition(";")[0].strip()
 
 
 def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
     """Returns the names of the rows of `ROWS` for a model.
 
-    There is one for each model that a `FallbackModel` may ask, and one for any other
-    model.
+    A `FallbackModel` has a row for each model that it may ask. Any other model has one
+    row.
 
     Args:
         llm: The model as ADK calls it; None if it is not known.
-        model: The name of the model that the request goes to.
+        model: The name of the model in the request.
     """
     row_names: list[str] = []
     for asked_llm in list_models(llm):
         if asked_llm is llm:
             asked_model = model
-        else:  # One of a `FallbackModel`, which has a name of its own.
+        else:  # A model of a `FallbackModel` has a name of its own.
             asked_model = str(getattr(asked_llm, "model", ""))
         row_names.append(_name_row(asked_llm, asked_model))
 
@@ -224,20 +230,26 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
 
 
 def _name_row(llm: object, model: str) -> str:
-    """Names the row for a model by its class; "" for a class that has none."""
+    """Names the row for a model by its class; "" for a class that has none.
+
+    Of a class that derives from several of these, the first decides.
+    """
     class_names = [base.__name__ for base in type(llm).__mro__]
     if "LiteLlm" in class_names:
         return _name_litellm_row(model.lower())
 
     if "ApigeeLlm" in class_names:
-        api_type = getattr(getattr(llm, "_api_type", None), "value", "")
-        return "ApigeeLlm chat" if api_type == "chat_completions" else "Gemini"
+        # Apigee is a gateway. It speaks OpenAI's chat API or Gemini's API.
+        api_type = getattr(llm, "_api_type", None)  # An enum of ADK.
+        is_chat = getattr(api_type, "value", "") == "chat_completions"
+        return "ApigeeLlm chat" if is_chat else "Gemini"
 
-    # Before "Gemini": ADK's class for Gemma on Google's API derives from both.
+    # ADK's class for Gemma on Google's API derives from `Gemini` as well.
     if "GemmaFunctionCallingMixin" in class_names:
         return "Gemma"
 
     if "Gemini" in class_names:
+        # "projects/…" is the address of a model on Vertex AI.
         is_on_vertex = _uses_vertex() or model.startswith("projects/")
         return "Gemini on Vertex AI" if is_on_vertex else "Gemini"
 
@@ -250,9 +262,11 @@ def _name_row(llm: object, model: str) -> str:
 def _name_litellm_row(model: str) -> str:
     """Names the row for a model of LiteLlm: by provider and family, else by provider.
 
+    "vertex_ai/claude-opus-4-1" -> "LiteLlm vertex_ai claude"
+    "openai/gpt-5" -> "LiteLlm openai"
+
     Args:
-        model: The name of the model in lower case, such as
-            "vertex_ai/claude-opus-4-1" for the row "LiteLlm vertex_ai claude".
+        model: The name of the model in lower case.
     """
     provider = _find_provider(model)
     for family in ("gemini", "claude"):
@@ -266,14 +280,13 @@ def _name_litellm_row(model: str) -> str:
 
 def _find_provider(model: str) -> str:
     """Finds the provider in the name of a model as ADK does; "" if it names none."""
-    provider, slash, _ = model.partition("/")
-    if slash:
+    if "/" in model:
+        provider = model.partition("/")[0]
         return "openai" if provider == "azure" else provider
 
-    # Names without a provider.
-    if "azure" in model or model.startswith(("gpt-", "o1")):
-        return "openai"
-    return ""
+    # ADK knows these names without a provider.
+    is_openai = "azure" in model or model.startswith(("gpt-", "o1"))
+    return "openai" if is_openai else ""
 
 
 def _uses_vertex() -> bool:

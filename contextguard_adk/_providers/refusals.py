@@ -1,4 +1,7 @@
-"""Recognizes a provider's refusal of a history for its form, apart from its length."""
+"""Recognizes errors by which a provider refuses a history for its form.
+
+Errors about the length of a history are recognized in `overflow.py`.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,15 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
 
     Args:
         error: The error that the call raised.
-        contents: The contents of the request. A wording that stands in one of them does
-            not count: the error may quote it.
+        contents: The contents of the request. Words that stand in one of them do not
+            count, because the error may quote the request.
     """
     if isinstance(error, UnicodeDecodeError):
         # ADK's Claude class could not decode the signature of another client.
         return "thoughts"
 
-    # A refusal has the status of an invalid request, or none that can be read.
-    if read_status(error) not in (None, 400, 422):
+    # 400 and 422 stand for an invalid request. Some clients raise without a status.
+    if read_status(error) not in (400, 422, None):
         return ""
 
     message = str(error)
@@ -65,8 +68,8 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
         if match is None:
             continue
 
-        found_words = match[0].encode()
-        is_quotation = any(found_words in part_text(part) for part in parts)
+        words = match[0].encode()
+        is_quotation = any(words in part_text(part) for part in parts)
         if not is_quotation:
             return kind
     return ""

@@ -1,7 +1,7 @@
 """Finds the context window, the output limit and the prices of a model by its name.
 
-The table is the list of models in litellm's package. A key is a name in the spelling in
-which the table is indexed.
+The table is the list of models in litellm's package. It is indexed by keys: a key is
+the name of a model, or a part of the name, in lower case and with "-" for each ".".
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ MAX_NAME_CHARS = 500
 """Longer names of models are not looked up part by part; none has 200."""
 
 _CHAT_MODES = ("chat", "responses", "completion")
-# As in `us.anthropic.claude-…`.
+# "us." and "anthropic." of "us.anthropic.claude-…".
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")
+# The last date, version or tag of a name.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
         | -\d{4}-\d\d-\d\d | -\d{8} | -\d\d-\d{4} | -\d\d-\d\d  # -2024-08-06  -05-20
@@ -57,17 +58,20 @@ _SUFFIX = re.compile(
         | -latest | -preview | -exp | -experimental )$""",
     re.VERBOSE,
 )
-# The fields of `Costs`, and the fields of the table that say them for one token.
+# The fields of `Costs`, each with the field of the table that has the same price for
+# one token.
 _PRICES = {
     "input": "input_cost_per_token",
     "output": "output_cost_per_token",
     "cached_input": "cache_read_input_token_cost",
 }
+# A tier: other prices for prompts above a number of thousands of tokens.
 _TIER = re.compile(rf"{_PRICES['input']}_above_(\d+)k_tokens")
-# Begins the keys of names without a provider.
+# The beginning of keys that hold for a model of any provider.
 _ANY_PROVIDER = "*/"
 # "claude-3.5-haiku" and "claude-3-5-haiku" have the same key.
 _KEY_SPELLING = str.maketrans(".", "-")
+# Local servers. For other providers a price of 0 in the table is a missing price.
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
 
 
@@ -90,7 +94,15 @@ class ResolvedWindow:
 
 
 class _Entry(NamedTuple):
-    """An entry of the table; `name` is the name of the model there."""
+    """An entry of the table.
+
+    Attributes:
+        window_tokens: The context window.
+        has_reasoning: Whether the model can think before it answers.
+        name: The name of the model in the table.
+        output_tokens: The most tokens that the model can write; None if unknown.
+        costs: The prices; None if unknown.
+    """
 
     window_tokens: int
     has_reasoning: bool
@@ -107,12 +119,14 @@ class LitellmRegistry:
     A name is looked up as written, then without its prefixes from the left. If none of
     these names is found, the same is tried without its date, version or tag.
 
-    A name without a provider may stand for the entries of several. Then the smallest
-    window counts that is at least a quarter of the low median, and the smallest output
-    limit by the same rule. Prices are known if all of these providers ask the same. The
-    prices of a provider that is named, but not in the table, are unknown.
+    A name without a provider may stand for the entries of several providers, which are
+    merged:
 
-    Only local servers are free: other zeros in the table are missing prices.
+    - The smallest window counts, except windows below a quarter of the low median,
+      which are taken for mistakes. The output limit is found by the same rule.
+    - The prices are known if all of these providers ask the same.
+
+    If the name has a provider that is not in the table, the prices are unknown.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -156,32 +170,31 @@ class LitellmRegistry:
             entry = table.get(name.translate(_KEY_SPELLING))
             if entry is None:
                 continue
-            if _has_price_for(entry, model, name):
-                return entry
-            return entry._replace(costs=None)
+
+            is_of_any_provider = name.startswith(_ANY_PROVIDER)
+            if is_of_any_provider and _names_other_provider(model, entry):
+                return entry._replace(costs=None)
+            return entry
         return None
 
 
-def _has_price_for(entry: _Entry, model: str, found_name: str) -> bool:
-    """Returns whether the prices of an entry hold for a model.
+def _names_other_provider(model: str, entry: _Entry) -> bool:
+    """Returns whether a model's name has another provider than an entry.
 
-    They do not if the model names another provider than the entry.
+    "together/llama-4" has another one than the entry "groq/llama-4". "llama-4" names no
+    provider.
 
     Args:
-        entry: The entry.
         model: The name of the model, as it was asked for.
-        found_name: The candidate name by which the entry was found.
+        entry: The entry that was found for the name.
     """
-    is_for_any_provider = found_name.startswith(_ANY_PROVIDER)
     asked_name = model.strip().lower()
-    names_provider = "/" in asked_name
-    if not is_for_any_provider or not names_provider:
-        return True
+    if "/" not in asked_name:
+        return False
 
-    # "vertex_ai/claude-opus-4-1" -> "vertex_ai"
     entry_provider = entry.name.partition("/")[0]
-    # Not equal: "ollama_chat" is the provider "ollama".
-    return asked_name.startswith(entry_provider)
+    # Only the beginning is compared: "ollama_chat" is the provider "ollama".
+    return not asked_name.startswith(entry_provider)
 
 
 def _candidate_names(model: str) -> Iterator[str]:
@@ -194,11 +207,11 @@ def _candidate_names(model: str) -> Iterator[str]:
     while name:
         names = _without_prefixes(name)
         yield from names
-        if "/" not in name:  # ADK itself sends such names to Google.
+        if "/" not in name:  # ADK sends a model without a provider to Google.
             yield f"gemini/{name}"
         yield _ANY_PROVIDER + names[-1]
 
-        # The same without its last date, version or tag, until it has none.
+        # Next come the names without the last date, version or tag.
         suffix = _SUFFIX.search(name)
         name = name[: suffix.start()] if suffix else ""
 
@@ -214,7 +227,8 @@ def _without_prefixes(name: str) -> list[str]:
         _, _, without_provider = names[-1].partition("/")
         names.append(without_provider)
     while prefix := _VENDOR_PREFIX.match(names[-1]):
-        names.append(names[-1][prefix.end() :])
+        without_prefix = names[-1][prefix.end() :]
+        names.append(without_prefix)
     return names
 
 
@@ -222,7 +236,7 @@ def _without_prefixes(name: str) -> list[str]:
 def _load_table(path: Path | None) -> dict[str, _Entry]:
     """Reads and indexes a table once per process.
 
-    A file that cannot be used is replaced by the table of the imported litellm. If the
+    If the file cannot be used, litellm is imported, and its table is used. If the
     import fails as well, the table is empty.
 
     Args:
@@ -251,7 +265,7 @@ def _packaged_path() -> Path:
     """Returns the path of the table in litellm's package, without importing litellm."""
     spec = importlib.util.find_spec("litellm")
     origin = spec.origin if spec else None
-    # Without a package the file is looked for, and missed, in the current folder.
+    # Without a package the result is a path to no file, and to read it fails.
     package_file = Path(origin or "no litellm package")
     return package_file.with_name("model_prices_and_context_window_backup.json")
 
@@ -262,38 +276,37 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     An entry has up to three keys. For "openai/gpt-4o-2024-08-06" these are:
 
     - its full name: "openai/gpt-4o-2024-08-06"
-    - the last part of its name, for any provider: "*/gpt-4o-2024-08-06"
-    - the same without date, version and tag: "*/gpt-4o"
+    - its model, for any provider: "*/gpt-4o-2024-08-06"
+    - the stem of its model, which has no date, version or tag: "*/gpt-4o"
 
-    The entries that have a key of one kind in common are merged. If a key is of two
-    kinds, the entries count for which it is of the kind that stands first here.
+    Entries with the same full name, the same model or the same stem are merged. The
+    stem of some entries may be the model of others. Then only the others have the key.
     """
     by_full_name = defaultdict[str, list[_Entry]](list)
-    by_last_part = defaultdict[str, list[_Entry]](list)
+    by_model = defaultdict[str, list[_Entry]](list)
     by_stem = defaultdict[str, list[_Entry]](list)
     for name, fields in raw.items():
         entry = _parse_entry(name, fields)
         if entry is None:
             continue
 
-        full_name = name.lower()
-        full_key = full_name.translate(_KEY_SPELLING)
+        full_key = name.lower().translate(_KEY_SPELLING)
         by_full_name[full_key].append(entry)
 
-        last_part = _without_prefixes(full_name)[-1]
-        last_key = _ANY_PROVIDER + last_part.translate(_KEY_SPELLING)
-        by_last_part[last_key].append(entry)
+        model = _without_prefixes(name.lower())[-1]
+        model_key = _ANY_PROVIDER + model.translate(_KEY_SPELLING)
+        by_model[model_key].append(entry)
 
-        stem = last_part
+        stem = model
         while suffix := _SUFFIX.search(stem):
             stem = stem[: suffix.start()]
-        # A stem without a dash is a family: `gemini` of `gemini-exp-1206`.
+        # A stem without a dash names a family: "gemini" of "gemini-exp-1206".
         if "-" in stem:
             stem_key = _ANY_PROVIDER + stem.translate(_KEY_SPELLING)
             by_stem[stem_key].append(entry)
 
     # The right side of `|` replaces equal keys of the left.
-    by_key = by_stem | by_last_part | by_full_name
+    by_key = by_stem | by_model | by_full_name
     return {key: _merge(entries) for key, entries in by_key.items()}
 
 
@@ -310,15 +323,18 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
     window = fields.get("max_input_tokens")
     least_tokens = MIN_WINDOW_TOKENS
     if window is None and fields["mode"] == "chat":
-        # litellm means an output limit by `max_tokens`; no window is smaller.
+        # `max_tokens` is the output limit, so the window is at least as large.
         window = fields.get("max_tokens")
         least_tokens = _MIN_OUTPUT_LIMIT_TOKENS
-    if not _is_tokens(window) or window < least_tokens:
+    if not _is_positive_int(window) or window < least_tokens:
         return None
 
-    # Without `max_output_tokens` the field `max_tokens` is that limit, or the window.
+    # Some entries name their window, and not their output limit, in `max_tokens`. No
+    # output limit is above the window.
     output_limit = fields.get("max_output_tokens") or fields.get("max_tokens")
-    output_tokens = min(output_limit, window) if _is_tokens(output_limit) else None
+    output_tokens: int | None = None
+    if _is_positive_int(output_limit):
+        output_tokens = min(output_limit, window)
     return _Entry(
         window_tokens=window,
         has_reasoning=fields.get("supports_reasoning") is True,
@@ -329,21 +345,25 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
 
 
 def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
-    """Reads the prices of an entry.
+    """Reads the prices of an entry; None if the price of prompt or output is missing.
 
-    The result is None if the price of prompt or output is missing. A price of 0 is
-    missing as well, except for local servers, which are free.
+    A price of 0 counts as missing, except for local servers, which are free.
 
     Args:
         name: The name of the model in the table.
         fields: The fields of the entry.
     """
-    # "input_cost_per_token_above_200k_tokens" -> 200
-    tier_matches = [_TIER.fullmatch(field) for field in fields]
-    tier_starts = sorted(int(match[1]) for match in tier_matches if match)
+    tier_starts = list[int]()
+    for field in fields:
+        # "input_cost_per_token_above_200k_tokens" -> 200
+        tier_match = _TIER.fullmatch(field)
+        if tier_match:
+            tier_starts.append(int(tier_match[1]))
+
     try:
-        costs = _build_tiers(fields, _read_prices(fields, ""), tier_starts)
-    except (TypeError, ValueError):
+        lowest_prices = _read_prices(fields, "")
+        costs = _build_tiers(fields, lowest_prices, sorted(tier_starts))
+    except (TypeError, ValueError):  # A price is missing, or is no number.
         return None
 
     is_free = name.startswith(_FREE_PROVIDERS)
@@ -354,9 +374,12 @@ def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
 def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
     """Returns the prices of one tier in dollars per million tokens, by `Costs` field.
 
+    {"input_cost_per_token": 3e-6} -> {"input": 3.0}
+
     Args:
         fields: The fields of the entry. A price that they lack is left out.
-        tier_suffix: The end of the fields' names in this tier; "" for the lowest.
+        tier_suffix: The end of the fields' names in this tier, such as
+            "_above_200k_tokens"; "" for the lowest tier.
     """
     prices = dict[str, Any]()
     for costs_field, table_field in _PRICES.items():
@@ -369,13 +392,13 @@ def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
 def _build_tiers(
     fields: Mapping[str, Any], prices: dict[str, Any], tier_starts: list[int]
 ) -> Costs:
-    """Returns the prices of a tier, with those of all tiers above it in `above`.
+    """Returns the prices of a tier. The prices of each higher tier stand in `above`.
 
     Args:
         fields: The fields of the entry.
         prices: The prices of the tier, by `Costs` field.
-        tier_starts: The thousands of prompt tokens above which the other tiers begin,
-            the lowest first.
+        tier_starts: The starts of the higher tiers, in thousands of prompt tokens, the
+            lowest first.
     """
     if not tier_starts:
         return Costs(**prices)
@@ -388,34 +411,35 @@ def _build_tiers(
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
-    """Joins the entries of several providers, as `LitellmRegistry` explains."""
-    # Of several entries with the chosen window the first counts. So the order must not
-    # depend on the table's.
+    """Merges the entries of several providers, as `LitellmRegistry` explains."""
+    # Several entries may have the chosen window. Sorted so, the first of these is the
+    # same one in whatever order the table has them.
     sorted_entries = sorted(
         entries,
         key=lambda entry: (entry.window_tokens, entry.has_reasoning, entry.name),
     )
     windows = [entry.window_tokens for entry in sorted_entries]
-    smallest_window = _find_smallest(windows)
-    chosen = sorted_entries[windows.index(smallest_window)]
+    chosen_window = _find_smallest_credible(windows)
+    chosen = sorted_entries[windows.index(chosen_window)]
 
     limits = [entry.output_tokens for entry in sorted_entries if entry.output_tokens]
-    has_one_price = len({entry.costs for entry in sorted_entries}) == 1
+    distinct_costs = {entry.costs for entry in sorted_entries}
     return chosen._replace(
         has_reasoning=any(entry.has_reasoning for entry in sorted_entries),
-        output_tokens=_find_smallest(limits) if limits else None,
-        costs=chosen.costs if has_one_price else None,
+        output_tokens=_find_smallest_credible(limits) if limits else None,
+        costs=chosen.costs if len(distinct_costs) == 1 else None,
     )
 
 
-def _find_smallest(tokens: list[int]) -> int:
+def _find_smallest_credible(numbers: list[int]) -> int:
     """Returns the smallest number that is at least a quarter of the low median."""
-    least_tokens = statistics.median_low(tokens) / 4
-    return min(number for number in tokens if number >= least_tokens)
+    least_number = statistics.median_low(numbers) / 4
+    return min(number for number in numbers if number >= least_number)
 
 
-def _is_tokens(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _is_positive_int(value: object) -> TypeGuard[int]:
+    is_boolean = isinstance(value, bool)  # In Python a boolean is an int.
+    return isinstance(value, int) and not is_boolean and value > 0
 
 
 _TABLE = LitellmRegistry()
@@ -429,7 +453,7 @@ class _Question(Generic[T]):
         method_name: The method of the registry that answers it.
         noun: The name of the answer in a warning.
         answer_type: The class of an answer.
-        least_tokens: The smallest answer that is believed, if it is a number.
+        least_tokens: The smallest answer that is believed, if the answer is a number.
     """
 
     method_name: str
@@ -458,7 +482,9 @@ def resolve_costs(
         prices: The prices that the user has set, by model; they go first.
         registry: Knows the prices of models; None asks litellm's table.
     """
-    return prices.get(model) or _ask(registry, _MODEL_COSTS, model)
+    if model in prices:
+        return prices[model]
+    return _ask(registry, _MODEL_COSTS, model)
 
 
 def resolve_context_window(
@@ -498,9 +524,9 @@ def resolve_context_window(
 def _ask(
     registry: ModelRegistry | None, question: _Question[T], model: str
 ) -> T | None:
-    """Returns the answer of a registry; None if it has none that can be used.
+    """Returns the answer of a registry; None if the answer is unknown or not believed.
 
-    Never raises. An answer that cannot be used is logged.
+    Never raises. An answer that is not believed is logged.
 
     Args:
         registry: The user's registry. The table answers if this is None, or if it lacks

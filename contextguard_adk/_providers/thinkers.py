@@ -1,7 +1,7 @@
 """Describes models by the thoughts that they sign, read and check.
 
-A provider may sign a model's thoughts. Some models take a signed thought only after the
-very messages that it was written after: they bind their thoughts.
+A provider may sign a model's thoughts. Some models bind their thoughts: such a model
+refuses a signed thought if other messages stand before it than when it was written.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from dataclasses import dataclass
 
 from contextguard_adk._providers.clients import Client
 
+# All names of the first group are those of Claude models.
 _FAMILY = re.compile(
     r"(claude|anthropic|fable|mythos|opus|sonnet|haiku)|gemini|gemma|gpt|deepseek|kimi"
     r"|glm|minimax|qwen|mistral|grok|llama"
 )
-# A date after the name is no minor version.
-_VERSION = re.compile(
-    r"(fable|mythos|opus|sonnet|haiku)-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)"
+# "opus-4-1" or "opus-4.1". The digits of a date, as in "opus-4-20250514", are no minor
+# version.
+_CLAUDE_VERSION = re.compile(
+    r"(?P<line>fable|mythos|opus|sonnet|haiku)"
+    r"-(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)"
 )
+# The names of old Claude models begin with their version, as in "claude-3-opus".
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
 
-# The first versions of Claude that bind their thoughts.
+# The first versions of Claude that bind their thoughts, as major and minor number.
 _FIRST_BINDING_VERSION = {
     "fable": (5, 1),
     "mythos": (5, 1),
@@ -37,12 +41,12 @@ class Thinker:
     """A model as far as its thoughts are concerned.
 
     Attributes:
-        client: The name of ADK's class that sends its requests. Signatures are coded in
-            another way by each class.
+        client: The name of ADK's class that sends its requests. Each class encodes
+            signatures in its own way.
         family: Its family, such as "claude"; "" if unknown. Other families cannot read
             its thoughts.
         binds: Whether it binds its thoughts; None if that is unknown.
-        is_alias: Whether its name tells no family.
+        is_alias: Whether its name tells no family, as "my-model" does.
     """
 
     client: str
@@ -60,30 +64,31 @@ class Thinker:
     ) -> Thinker:
         """Describes a model by its client and its name.
 
-        The first of these that is known decides whether it binds its thoughts: the
-        user's setting, earlier refusals, its name.
+        The first of these that is known decides whether the model binds its thoughts:
+        the user's setting, earlier refusals, its name.
 
         Args:
             llm: The model as ADK calls it; None if it is not known.
-            model: The name that the request goes to.
+            model: The name of the model in the request.
             binds: The user's setting; None if it is not set.
-            helped: The remedies that have helped against refusals. Under "binds" they
-                name a model that binds its thoughts, under "free" one that does not.
+            helped: What the provider's earlier refusals have shown. Under "binds" it
+                names a model that binds its thoughts, under "free" one that does not.
         """
         client = Client.of(llm).name
-        named_family = name_family(model)
-        is_alias = not named_family
-        is_claude_alias = is_alias and client == "AnthropicLlm"
-        family = "claude" if is_claude_alias else named_family
+        family = name_family(model)
+        is_alias = family == ""
+        # This class of ADK serves only Claude models.
+        if is_alias and client == "AnthropicLlm":
+            family = "claude"
 
-        if binds is not None:
-            return cls(client, family, binds, is_alias)
-        told_binding = _tell_binding(model, family, helped or {})
-        return cls(client, family, told_binding, is_alias)
+        binding = binds
+        if binding is None:
+            binding = _tell_binding(model, family, helped or {})
+        return cls(client, family, binding, is_alias)
 
     @property
     def may_bind(self) -> bool:
-        """Whether it binds thoughts, or is a Claude model of unknown version."""
+        """Whether it binds its thoughts, or is a Claude model of unknown version."""
         return self.binds is True or (self.binds is None and self.family == "claude")
 
     @property
@@ -100,35 +105,37 @@ def name_family(model: str) -> str:
     return "claude" if match[1] else match[0]
 
 
-def _tell_binding(model: str, family: str, remedies: Mapping[str, str]) -> bool | None:
+def _tell_binding(model: str, family: str, helped: Mapping[str, str]) -> bool | None:
     """Returns whether a model binds its thoughts; None if that is unknown.
 
     Args:
         model: The name of the model.
         family: Its family; "" if unknown.
-        remedies: What has helped against refusals, as `Thinker.of` explains.
+        helped: What earlier refusals have shown, as `Thinker.of` explains.
     """
-    if model == remedies.get("binds"):
+    if model == helped.get("binds"):
         return True
-    if model == remedies.get("free"):
+    if model == helped.get("free"):
         return False
 
+    if family == "":
+        return None
     if family == "claude":
         return _read_binding(model.lower())
-    # No other family binds its thoughts.
-    return False if family else None
+    return False  # No other family binds its thoughts.
 
 
 def _read_binding(name: str) -> bool | None:
     """Returns whether a Claude model binds its thoughts; None without a version.
 
-    "claude-opus-4-1" -> opus, (4, 1) -> False
+    "claude-opus-4-1" -> version (4, 1) of the line "opus" -> False
     """
-    match = _VERSION.search(name)
+    match = _CLAUDE_VERSION.search(name)
     if match:
-        line = match[1]
-        version = (int(match[2]), int(match[3] or 0))
-        return version >= _FIRST_BINDING_VERSION[line]
+        major = int(match["major"])
+        minor = int(match["minor"] or 0)
+        return (major, minor) >= _FIRST_BINDING_VERSION[match["line"]]
 
-    # The names of old models begin with their version, as in "claude-3-opus".
-    return False if _OLD_CLAUDE.search(name) else None
+    if _OLD_CLAUDE.search(name):
+        return False
+    return None

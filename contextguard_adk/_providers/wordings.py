@@ -1,7 +1,7 @@
 """The words of providers, servers and gateways for a request that is too long.
 
-They are regular expressions, in which `<limit>`, `<prompt>`, `<output>` and `<count>`
-are numbers that are read, and `<_>` is any number.
+A wording is a regular expression with two additions: `<limit>`, `<prompt>`, `<output>`
+and `<count>` stand for numbers that are read, and `<_>` stands for any number.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from functools import cache
 from typing import Final
 
+# A number such as "128000", "128,000" or "128_000".
 _NUMBER = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
 
 
@@ -17,7 +18,8 @@ _NUMBER = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
 def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     """Compiles wordings for a text in lower case, on one line, without backslashes.
 
-    "limit of <limit> of <_>" gives a pattern with one group, which is named "limit".
+    A number that is read becomes a group of the same name:
+    "limit of <limit> of <_>" -> "limit of (?P<limit>NUMBER) of NUMBER"
     """
     patterns = list[re.Pattern[str]]()
     for wording in wordings:
@@ -27,7 +29,7 @@ def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     return tuple(patterns)
 
 
-# Rate limits that name the tokens that a key may send in a minute, an hour or a day.
+# Rate limits with the number of tokens that a key may send in a period.
 RATES: Final = (
     r"tokens per (?:min(?:ute)?|hour|day)\b[^:]{0,30}: limit:? <limit>,"
     r"(?: used:? <_>,)? requested:? <prompt>",
@@ -60,8 +62,8 @@ REFUSALS: Final = (
     r"(?:expected a string with maximum length|expected maxlength:) [0-9]{1,4}\b",
 )
 
-# Limits in tokens. The first wording that matches is read, so that special ones stand
-# before general ones.
+# Limits in tokens. Only the first wording that matches is read. So special wordings
+# stand before general ones.
 LIMITS: Final = (
     r"exceed context limit: <prompt> \+ <output> > <limit>",
     r"prompt is too long: <prompt> tokens > <limit> maximum",
@@ -97,7 +99,7 @@ LIMITS: Final = (
     r"|item|page|second|request|output))",
 )
 
-# Errors that say the same without a limit.
+# Words for a request that is too long, without a limit.
 LIMITLESS: Final = (
     r"context[ _]?(?:length|window)[ _]?exceeded",
     r"exceed_context_size_error|model_max_prompt_tokens_exceeded",
@@ -118,7 +120,7 @@ LIMITLESS: Final = (
     r"reduce the length of the (?:messages|prompt|input)",
 )
 
-# Limits in bytes or characters: the payload is too large, whatever the window.
+# Limits in bytes or characters.
 PAYLOADS: Final = (
     r"request_too_large",
     r"(?:request entity|payload|content|request body)(?: is)? too large",
@@ -131,8 +133,9 @@ PAYLOADS: Final = (
     r"string value length \(<_>\) exceeds the maximum allowed",
 )
 
-# Counts beside a limit: of prompt and output together, of the output, of the prompt.
+# Counts that stand near a limit: first those of prompt and output together.
 TOTALS: Final = (r"requested (?:about |a total of )?<count> tokens",)
+# Counts of the output.
 OUTPUTS: Final = (
     r"<count> (?:tokens )?(?:in|for) the (?:completion|output)",
     r"requested <count> output tokens",
@@ -140,6 +143,7 @@ OUTPUTS: Final = (
     r"max_completion_tokens'? is too large: <count>",
     r"inputs tokens and <count> max_new_tokens",
 )
+# Counts of the prompt.
 PROMPTS: Final = (
     r"(?:input|prompt) token count (?:is |of |\()<count>",
     r"(?:request|input|prompt|requested tokens) \(<count>(?: tokens)?\)",

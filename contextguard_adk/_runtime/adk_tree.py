@@ -1,4 +1,4 @@
-"""Walks the tree of an ADK app: agents, their tools, and the agents of these."""
+"""Walks the tree of an ADK app: agents, tools, agents as tools, and workflow nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+# The attributes in which ADK's classes hold the nodes below them. An attribute may hold
+# one node, or a list or tuple of nodes.
 _CHILD_FIELDS = (
     "graph",
     "agent",
@@ -25,27 +27,27 @@ def declares_state_schema(root: object) -> bool:
 
 
 def walk_tree(root: object) -> Iterator[object]:
-    """Yields agents, their tools, the agents of these tools, and workflow nodes."""
+    """Yields the root and every node below it, each node once."""
     waiting = [root]
-    seen = set[int]()
+    seen_ids = set[int]()
     while waiting:
         node = waiting.pop()
-        if node is None or id(node) in seen:
+        if node is None or id(node) in seen_ids:
             continue
-        seen.add(id(node))
+        seen_ids.add(id(node))
         yield node
 
         for name in _CHILD_FIELDS:
-            child = getattr(node, name, None)
-            if isinstance(child, list | tuple):
-                waiting.extend(child)
+            value = getattr(node, name, None)
+            if isinstance(value, list | tuple):
+                waiting.extend(value)
             else:
-                waiting.append(child)
+                waiting.append(value)
         if isinstance(node, BaseModel):
-            waiting.extend(_find_own_agents(node))
+            waiting.extend(_agents_in_fields(node))
 
 
-def _find_own_agents(node: BaseModel) -> list[BaseModel]:
-    """Returns the agents in any field: a user's own class may hold some in its own."""
+def _agents_in_fields(node: BaseModel) -> list[BaseModel]:
+    """Returns the agents in any field, because a user's class may add fields."""
     models = [value for value in vars(node).values() if isinstance(value, BaseModel)]
     return [model for model in models if hasattr(model, "sub_agents")]

@@ -1,6 +1,7 @@
 """The memory of the process: facts about each agent, and its summary under way.
 
-An agent has one memory for each scope of a session in which it works.
+An agent has one memory for each scope of a session in which it works. A scope is a
+branch of the session, or one of ADK's isolation scopes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.pending")
 
-# A summary that was not begun in the background is forgotten after this time.
 _LATE_SECONDS = 600
+"""A summary that a call has waited for is forgotten after this time."""
+
+# Together they are one second: so long may the app have to wait as it ends.
+_END_SECONDS = 0.9
+_CLEAN_UP_SECONDS = 0.1
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -68,8 +73,8 @@ class Paid:
         is_background: Whether it was written ahead of time, and waits until a
             compaction is due.
         is_reported: Whether listeners were told of it.
-        replaced: The summary that the session had before the run that put this one in;
-            None for none. Until its event arrives, the session still has that one.
+        replaced: The summary that the session has until the event of this one arrives;
+            None for none.
         key: The key of session state under which it was written.
         event_count: The number of events that the session had when it was put in.
         paid_seconds: The time when it was written, on the monotonic clock; once it is
@@ -193,10 +198,10 @@ class SessionFacts:
     units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
-        """Returns the unconfirmed summary if the session has lost it; else None.
+        """Returns the unconfirmed summary if its event got lost; else None.
 
-        It is lost if the session still has the summary that it replaced. Any other
-        summary in the session is this one, or one that another process has saved.
+        Then the session still has the summary before it (`Paid.replaced`). Any other
+        summary in the session is the unconfirmed one, or comes from another process.
 
         Args:
             stored: The summary that the session has; None for none.
@@ -211,7 +216,7 @@ class SessionFacts:
         return self.models.get(model) or Seen()
 
     def unit(self, kind: type[U]) -> U:
-        """Returns the value that a unit keeps; one with defaults if it keeps none."""
+        """Returns the remembered value of a type; one of defaults if there is none."""
         found = self.units.get(kind)
         return found if isinstance(found, kind) else kind()
 
@@ -219,37 +224,40 @@ class SessionFacts:
 class SummaryTasks:
     """All tasks of a plugin that write summaries or wait for listeners.
 
+    A summary ahead of time is written in a slot. When all slots are taken, its task is
+    queued.
+
     Attributes:
-        max_working: The most summaries ahead of time that are written at once.
+        max_working: The number of slots.
     """
 
     def __init__(self, max_working: int = 4) -> None:
         self.max_working = max_working
-        # Each task's state; "" for one that is not among the summaries ahead of time.
-        self._tasks: dict[asyncio.Task[Any], Literal["", "queued", "working"]] = {}
+        # A task that has asked for no slot is "free".
+        self._tasks: dict[asyncio.Task[Any], Literal["free", "queued", "working"]] = {}
         self._lock = threading.Lock()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts a task that need not be awaited; it ends with its event loop."""
+        """Starts a task that need not be awaited; the task ends with its event loop."""
         task = asyncio.create_task(work)
-        # A user may close the loop while the task is under way: that is no news.
+        # If the user closes the loop during the task, asyncio would report the task.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+
         with self._lock:
+            # A task on a closed loop never ends, so that `_forget` is not called.
             dead_tasks = [each for each in self._tasks if each.get_loop().is_closed()]
             for dead_task in dead_tasks:
                 del self._tasks[dead_task]
-            self._tasks[task] = ""
+            self._tasks[task] = "free"
         task.add_done_callback(self._forget)
         return task
 
-    async def take_place(self) -> bool:
-        """Waits until few enough summaries are being written ahead of time.
-
-        Then the task that calls this takes a place, and holds it until it ends.
+    async def acquire_slot(self) -> bool:
+        """Waits for a slot for the current task, which keeps the slot until it ends.
 
         Returns:
-            True once the task has a place; False if tasks of other event loops hold all
-            places, because nothing on this loop would notice their end.
+            True once the task has a slot; False if tasks on other event loops hold all
+            slots, because nothing on this loop would notice their end.
         """
         task = asyncio.current_task()
         loop = asyncio.get_running_loop()
@@ -257,50 +265,49 @@ class SummaryTasks:
 
         while True:
             with self._lock:
-                working = [
-                    each
-                    for each, state in self._tasks.items()
-                    # A loop that was left does not work on its tasks.
-                    if state == "working" and each.get_loop().is_running()
-                ]
-                if len(working) < self.max_working:
+                working_tasks = list[asyncio.Task[Any]]()
+                for each, state in self._tasks.items():
+                    # A loop that does not run any more does not work on its tasks.
+                    if state == "working" and each.get_loop().is_running():
+                        working_tasks.append(each)
+                if len(working_tasks) < self.max_working:
                     self._tasks[task] = "working"
                     return True
                 self._tasks[task] = "queued"
 
-            on_this_loop = [each for each in working if each.get_loop() is loop]
-            if not on_this_loop:
+            tasks_here = [each for each in working_tasks if each.get_loop() is loop]
+            if not tasks_here:
                 return False
-            await asyncio.wait(on_this_loop, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks_here, return_when=asyncio.FIRST_COMPLETED)
 
     def is_queued(self, task: asyncio.Task[Any]) -> bool:
-        """Returns whether a task waits for a place."""
+        """Returns whether a task waits for a slot."""
         return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
         """Ends all tasks, within one second.
 
-        Tasks that wait for a place, or run on other event loops, are cancelled at once.
-        The others are cancelled if they do not end within 0.9 seconds. Then they get
-        0.1 seconds for their own cleaning up.
+        A task that is queued, or runs on another event loop, is cancelled at once. Any
+        other task has `_END_SECONDS` to end by itself. Then it is cancelled, and has
+        `_CLEAN_UP_SECONDS` for its own cleaning up.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
             tasks = list(self._tasks)
-        on_this_loop = [task for task in tasks if task.get_loop() is loop]
+        tasks_here = [task for task in tasks if task.get_loop() is loop]
 
         for task in tasks:
-            if self.is_queued(task) or task not in on_this_loop:
+            if self.is_queued(task) or task not in tasks_here:
                 with contextlib.suppress(RuntimeError):  # Its event loop is closed.
                     task.get_loop().call_soon_threadsafe(task.cancel)
 
-        if not on_this_loop:
+        if not tasks_here:
             return
-        _, unfinished = await asyncio.wait(on_this_loop, timeout=0.9)
+        _, unfinished = await asyncio.wait(tasks_here, timeout=_END_SECONDS)
         for task in unfinished:
             task.cancel()
         if unfinished:
-            await asyncio.wait(unfinished, timeout=0.1)
+            await asyncio.wait(unfinished, timeout=_CLEAN_UP_SECONDS)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Forgets a task that has ended; logs its failure at DEBUG."""
@@ -308,6 +315,7 @@ class SummaryTasks:
             self._tasks.pop(task, None)
         if task.cancelled():
             return
+
         error = task.exception()
         if error is not None:
             log_traceback(logger, "A summary was not written", error)
@@ -327,7 +335,7 @@ class PendingSummary:
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
         self.task: asyncio.Task[Any] | None = None
-        self._is_awaited = False  # Whether a call waits for it from the beginning.
+        self._is_ahead = False  # Whether it is written ahead of time.
 
     @property
     def is_under_way(self) -> bool:
@@ -341,40 +349,47 @@ class PendingSummary:
     async def wait(self, timeout_seconds: float) -> None:
         """Waits until no summary is under way on this event loop.
 
-        A summary that a call waits for from the beginning has no timeout. A summary
-        ahead of time is cancelled if it takes longer than the timeout, or if it has not
-        begun because too many others are being written.
+        Only a summary ahead of time can be cancelled here: if it takes longer than the
+        timeout, or at once if it is still queued.
         """
+        # Another call may begin a summary while this one waits. So this is a loop.
         while self.is_under_way and (task := self.task):
-            most_seconds = None if self._is_awaited else timeout_seconds
-            if not self.tasks.is_queued(task):
-                await asyncio.wait([task], timeout=most_seconds)
+            if not self._is_ahead:
+                await asyncio.wait([task])
+            elif not self.tasks.is_queued(task):
+                await asyncio.wait([task], timeout=timeout_seconds)
 
-            # A task that has ended is no longer `self.task`, see `_forget`.
+            # `_forget` removes a task that has ended, so this one is late or queued.
             if self.task is task:
                 self.task = None
                 task.cancel()
 
-    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts to write a summary ahead of time; no other may be under way."""
-        self._is_awaited = False
+    def start(
+        self, work: Coroutine[Any, Any, V], is_ahead: bool = True
+    ) -> asyncio.Task[V]:
+        """Starts to write a summary; no other may be under way on this event loop.
+
+        Args:
+            work: Writes the summary.
+            is_ahead: Whether it is written ahead of time, so that no call waits for it.
+        """
         task = self.tasks.start(work)
         self.task = task
+        self._is_ahead = is_ahead
         task.add_done_callback(self._forget)
         return task
 
     async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
         """Writes a summary that a call waits for; returns None if it was cancelled.
 
-        The work goes on in a task of its own when the caller is cancelled.
+        If the caller is cancelled, the work goes on: a later call uses the summary.
         """
-        task = self.start(work)
-        self._is_awaited = True
+        task = self.start(work, is_ahead=False)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Forgets a task that has ended, whose result may hold the conversation."""
+        """Forgets a task that has ended, because it may hold the conversation."""
         if self.task is task:
             self.task = None
 
@@ -385,7 +400,7 @@ class AgentMemory:
 
     Attributes:
         pending: The summary under way, if there is one.
-        facts: The facts now. They are immutable; each change puts others in place.
+        facts: The facts at this moment. A change puts another object in place.
     """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
@@ -402,17 +417,16 @@ class AgentMemory:
         self.facts = replace(self.facts, models=models)
 
     def drop_late(self) -> None:
-        """Forgets the summaries for which no call has come in ten minutes."""
-        oldest_seconds = time.monotonic() - _LATE_SECONDS
-        if _is_expired(self.facts.ready, oldest_seconds):
+        """Forgets the summaries for which no call has come in `_LATE_SECONDS`."""
+        if _is_late(self.facts.ready):
             self.facts = replace(self.facts, ready=None)
-        if _is_expired(self.facts.unconfirmed, oldest_seconds):
+        if _is_late(self.facts.unconfirmed):
             self.facts = replace(self.facts, unconfirmed=None)
 
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
         """Adds the tokens of summary calls, and their price in US dollars.
 
-        A price of None is unknown. It makes the whole price unknown.
+        None stands for an unknown price. With one of these the whole is unknown.
         """
         facts = self.facts
         self.facts = replace(
@@ -421,19 +435,20 @@ class AgentMemory:
             summary_cost=add_costs((facts.summary_cost, cost)),
         )
 
-    def take_summary_costs(self) -> tuple[Usage, float | None]:
+    def pop_summary_costs(self) -> tuple[Usage, float | None]:
         """Returns the tokens and the price of summary calls; sets both to zero."""
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
         return facts.summary_usage, facts.summary_cost
 
 
-def _is_expired(paid: Paid | None, oldest_seconds: float) -> bool:
-    """Returns whether a summary was paid for before `oldest_seconds`.
+def _is_late(paid: Paid | None) -> bool:
+    """Returns whether a summary is older than `_LATE_SECONDS`.
 
-    The time is that of the monotonic clock. A summary from the background never
-    expires, because it waits until a compaction is due.
+    A summary from the background is never late, because it waits until a compaction is
+    due.
     """
     if paid is None or paid.is_background:
         return False
-    return paid.paid_seconds < oldest_seconds
+    age_seconds = time.monotonic() - paid.paid_seconds
+    return age_seconds > _LATE_SECONDS

@@ -1,6 +1,7 @@
 """Calls the listeners of a user: functions that get a record of what happened.
 
-A listener that fails is logged. One that takes too long is not waited for.
+The failure of a listener is logged. A call of a listener is late if it has not ended
+after a timeout. A late call goes on, and nobody waits for it any more.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Listener = Callable[[R], Awaitable[None] | None]
-"""A function of one record; sync or async. One that fails or is late is logged."""
+"""A function of one record; sync or async."""
 
 Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 """A function, sync or async, that is asked before a compaction. It may give a focus
 (str), put the compaction off (False), or do neither (None)."""
 
-# The most late calls that are remembered; the oldest is forgotten first. A listener
-# whose late call is forgotten may be called again before that call ends.
+# The most late calls that are remembered; the oldest is forgotten first. Then its
+# listener may be called again before the late call ends.
 _MAX_LATE_CALLS = 1_024
 
 
@@ -55,7 +56,7 @@ class Listeners:
 
 
 class _LateKey(NamedTuple):
-    """Identifies the calls that a late call among them holds up.
+    """Names a group of calls: while one of them is late, no other one is made.
 
     Attributes:
         kind: The class of the record.
@@ -67,7 +68,7 @@ class _LateKey(NamedTuple):
 
 
 class Observers:
-    """Tells listeners what happened, and waits only so long for their answer."""
+    """Tells listeners what happened, and waits for their answers until a timeout."""
 
     def __init__(
         self,
@@ -83,17 +84,14 @@ class Observers:
         }
         self.listener_timeout_seconds = listener_timeout_seconds
         self._tasks = SummaryTasks()
-        self._failed = set[type]()  # Kinds of records.
-        self._late: dict[_LateKey, _Call] = {}
+        self._failed_kinds = set[type]()
+        self._late_calls: dict[_LateKey, _Call] = {}
 
     async def tell(self, record: object) -> Any:
-        """Calls the listener of a record.
-
-        A late call goes on. Until it ends, the listener is not called again.
+        """Calls the listener of a record, unless an earlier call is late and goes on.
 
         Returns:
-            The listener's answer. None in four cases: there is no listener, an earlier
-            call is late and has not ended, this call is late, or it fails.
+            The listener's answer; None if it is not called, fails, or is late.
         """
         kind = type(record)
         listener = self._functions[kind]
@@ -103,30 +101,35 @@ class Observers:
         # `before_compaction` may be late in one session, and asked in another.
         session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
         late_key = _LateKey(kind, session_id)
-        late_call = self._late.get(late_key)
+        late_call = self._late_calls.get(late_key)
         if late_call is not None and not late_call.is_over:
             return None
 
         call = _Call()
-        task = self._tasks.start(self._finish(call, listener, record))
+        task = self._tasks.start(self._ask(call, listener, record))
         call.task = task
         await asyncio.wait([task], timeout=self.listener_timeout_seconds)
-        if task.done():
-            has_answer = not task.cancelled() and task.exception() is None
-            return task.result() if has_answer else None
+        if not task.done():
+            self._remember_late(late_key, call)
+            return None
 
-        if late_key not in self._late:
+        has_failed = task.cancelled() or task.exception() is not None
+        return None if has_failed else task.result()
+
+    def _remember_late(self, key: _LateKey, call: _Call) -> None:
+        """Remembers a late call, and logs the first one with its key."""
+        if key not in self._late_calls:
             logger.warning(
                 "A listener for %s takes longer than %g seconds. It goes on, and is "
                 "not called again before it has returned.",
-                kind.__name__,
+                key.kind.__name__,
                 self.listener_timeout_seconds,
             )
-        self._late[late_key] = call
-        if len(self._late) > _MAX_LATE_CALLS:
-            oldest = next(iter(self._late))
-            del self._late[oldest]
-        return None
+
+        self._late_calls[key] = call
+        if len(self._late_calls) > _MAX_LATE_CALLS:
+            oldest_key = next(iter(self._late_calls))
+            del self._late_calls[oldest_key]
 
     async def tell_pressure(self, record: PressureRecord) -> None:
         """Tells log and listener of a request that fills much of the window."""
@@ -140,10 +143,10 @@ class Observers:
         )
         await self.tell(record)
 
-    async def _finish(
+    async def _ask(
         self, call: _Call, listener: Callable[[Any], object], record: object
     ) -> Any:
-        """Waits for a listener's answer; returns None if the listener fails.
+        """Returns a listener's answer; logs a failure and returns None.
 
         The first failure for a kind of record is logged as a warning, later ones at
         DEBUG.
@@ -152,42 +155,43 @@ class Observers:
             return await call.ask(listener, record)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
             kind = type(record)
-            level = logging.DEBUG if kind in self._failed else logging.WARNING
-            self._failed.add(kind)
+            level = logging.DEBUG if kind in self._failed_kinds else logging.WARNING
+            self._failed_kinds.add(kind)
             log_failure(logger, f"A listener for {kind.__name__} failed", error, level)
             return None
 
 
 class _DaemonThreads(Executor):
-    """Has a thread for each call; a call that blocks keeps no process from ending.
+    """Makes each call in a daemon thread of its own.
 
-    The pool of `asyncio.to_thread` lets a call wait where the app has filled it, and
-    the process waits for its threads.
+    The pool of `asyncio.to_thread` has two faults here: a call has to wait if the app
+    has filled the pool, and a process waits for the pool's threads before it ends.
     """
 
     def submit(
         self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
         """Starts a thread for a call, which must not raise anything."""
-        result = Future[T]()
-        result.set_running_or_notify_cancel()  # Nothing cancels a thread.
+        future = Future[T]()
+        future.set_running_or_notify_cancel()  # From now on nobody can cancel it.
 
-        def work() -> None:
-            result.set_result(call(*args, **kwargs))
+        def run_call() -> None:
+            result = call(*args, **kwargs)
+            future.set_result(result)
 
-        threading.Thread(target=work, daemon=True).start()
-        return result
+        threading.Thread(target=run_call, daemon=True).start()
+        return future
 
 
 _THREADS = _DaemonThreads()
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a function call.
+    """The outcome of a listener's function.
 
     Attributes:
         returned: The value that the function has returned, maybe an awaitable.
-        error: The exception that it has raised; None if it has returned.
+        error: The exception that the function has raised; None if it has returned.
     """
 
     returned: Any = None
@@ -199,9 +203,9 @@ class _Call:
     """One call of a listener.
 
     Attributes:
-        task: Waits for the end of the call; None until it is started.
-        has_returned: Whether the function has returned, maybe an awaitable that is
-            not finished.
+        task: The task that waits for the answer; None until it is started.
+        has_returned: Whether the function has returned, maybe an awaitable that has
+            not ended.
     """
 
     task: asyncio.Task[Any] | None = None
@@ -209,7 +213,8 @@ class _Call:
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has ended; a thread outlives the event loop it came from."""
+        """Whether the call has ended."""
+        # A thread goes on after its event loop is closed. A task does not.
         if not self.has_returned:
             return False
         task = self.task
@@ -221,11 +226,13 @@ class _Call:
         A coroutine function is called on the event loop, because it returns at once.
         Any other function may block, so it is called in a thread.
         """
-        # An object may be called as well: then its `__call__` is the function.
+        # The listener may be an object with a method `__call__`.
         method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
-        if any(inspect.iscoroutinefunction(each) for each in (listener, method)):
+        is_coroutine_method = inspect.iscoroutinefunction(method)
+        if is_coroutine_method or inspect.iscoroutinefunction(listener):
             outcome = self._invoke(listener, record)
         else:
+            # The thread has the context variables of this task.
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
             loop = asyncio.get_running_loop()
@@ -238,15 +245,17 @@ class _Call:
         return outcome.returned
 
     def _invoke(self, listener: Callable[[Any], object], record: object) -> _Outcome:
-        """Calls the listener; raises nothing.
+        """Calls the listener's function, and returns its outcome; raises nothing.
 
-        An exception is a value here, because a future takes no `StopIteration`.
+        The future of a thread could not hold every exception: it refuses a
+        `StopIteration`.
         """
         try:
             return _Outcome(returned=listener(record))
         except Exception as error:  # noqa: BLE001 - it is anyone's code.
             return _Outcome(error=error)
-        except BaseException as error:  # noqa: BLE001 - in a thread it ends nothing.
+        except BaseException as error:  # noqa: BLE001 - such as `SystemExit`.
+            # It must not end the app, so an `Exception` stands for it.
             return _Outcome(error=RuntimeError(type(error).__name__))
         finally:
             self.has_returned = True

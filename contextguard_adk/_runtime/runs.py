@@ -1,8 +1,11 @@
 """The memory of the process between the callbacks of a run; all of it is bounded.
 
-Whatever belongs to a run is forgotten with it, however the run ends. Of a session only
-flags, numbers and the summaries on its shelf remain: those that were paid for and are
-not in the session yet. A process that starts anew pays for these again.
+The memory of a run is forgotten with the run, however the run ends. The memory of a
+session has only flags, numbers and the summaries that were paid for and are not in the
+session yet. A process that starts anew pays for these again.
+
+A callback cannot write to the session itself. Its values wait until ADK yields an event
+of its agent and scope: the event carries them to the session (`RunWrites`).
 """
 
 from __future__ import annotations
@@ -37,13 +40,20 @@ from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.records import CompactionRecord, Origin
 
-# Both count memories of agents, one for each scope of a session: the idle ones, which
-# have no summary and are writing none, and all of them. A summary takes about 10 KB.
 MAX_IDLE_SESSIONS = 1_024
+"""The most memories of agents that have no summary and are writing none."""
+
 MAX_SESSIONS = 8_192
+"""The most memories of agents. One with a summary takes about 10 KB."""
 
 CallKey = tuple[str, str]
-"""The agent of a model call, and its branch and isolation scope."""
+"""The agent of a model call, and its scope as `branch_scope` names it."""
+
+_AgentKey = tuple[str, str, str]
+"""A session, an agent and a scope of the agent."""
+
+_ClientKey = tuple[str, int]
+"""The name of a model, and the `id()` of its model object; see `Call.client`."""
 
 
 def name_session(invocation: InvocationContext) -> str:
@@ -60,12 +70,15 @@ def call_key(context: CallbackContext) -> CallKey:
 def summary_scope(invocation: InvocationContext) -> str:
     """Names the scope in which a summary is valid.
 
-    An agent that does not see earlier runs has a scope for each run.
+    It is the branch of a session. For an agent that does not see its earlier runs it is
+    one run in the branch.
     """
     branch = invocation.branch or ""
+    # Only ADK 2.0 has isolation scopes.
     isolation_scope = getattr(invocation, "isolation_scope", "") or ""
     session_id = invocation.session.id
-    return digest([session_id, branch, isolation_scope, *name_run(invocation)])
+    run_names = name_run(invocation)  # Empty for an agent that sees earlier runs.
+    return digest([session_id, branch, isolation_scope, *run_names])
 
 
 def branch_scope(source: InvocationContext | Event) -> str:
@@ -91,7 +104,7 @@ class SentCall:
         window_tokens: The context window that counted.
         threshold_tokens: The size at which a compaction is due.
         model: The model that was asked first.
-        client: The client whose limits count, see `Call.client`.
+        client: The client whose limits count.
         original_contents: The request's contents before the guard changed them.
         sent_contents: Its contents as the guard has left them.
         sent_config: A copy of its config as the guard has left it.
@@ -102,7 +115,8 @@ class SentCall:
         memory: What the process remembers of the agent.
         origin: The agent, session and run of the call.
         compaction: The record of the compaction that preceded the call, if any.
-        after_answer: To call with the prompt's tokens once the call is answered.
+        after_answer: Called with the prompt's tokens once the call is answered; None
+            for nothing to do.
         is_answered: Whether the model has answered anything.
         is_reported: Whether the call's record was made.
         is_recovered: Whether the answer is that of a request that was sent again.
@@ -113,7 +127,7 @@ class SentCall:
     window_tokens: int
     threshold_tokens: int = 0
     model: str = ""
-    client: tuple[str, int] = ("", 0)
+    client: _ClientKey = ("", 0)
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
@@ -154,26 +168,24 @@ class Run:
         self._events = invocation.session.events
         self._memos: dict[str, Memo] = {}
         self._shared_memo = memo
-        # The memories of the agents whose summaries this run has put in.
+        # The memories of the agents for which this run has put in a summary.
         self._compacted: list[AgentMemory] = []
 
     def memo(self, invocation: InvocationContext) -> Memo:
         """Returns the memo of an agent, which remembers the sizes of its contents."""
-        if self._shared_memo is not None:
+        if self._shared_memo is not None:  # A replay has one memo for all agents.
             return self._shared_memo
+
         agent = getattr(invocation.agent, "name", "")
-        agent_memo = self._memos.get(agent)
-        if agent_memo is None:
+        if agent not in self._memos:
             form = json_form(find_llm(invocation.agent))
-            agent_memo = Memo(self._events, self.invocation_id, form)
-            self._memos[agent] = agent_memo
-        return agent_memo
+            self._memos[agent] = Memo(self._events, self.invocation_id, form)
+        return self._memos[agent]
 
     def note_unconfirmed(self, memory: AgentMemory, paid: Paid, key: str) -> None:
-        """Remembers a summary in a request until an event has carried it.
+        """Remembers that a summary was put in a request, until an event has carried it.
 
-        It takes the summary off the shelf. From now on another one may be begun ahead
-        of time.
+        The summary leaves the shelf, and another one may be begun ahead of time.
 
         Args:
             memory: The memory of the agent.
@@ -183,8 +195,8 @@ class Run:
         replaced = paid.replaced
         earlier = memory.facts.unconfirmed
         if earlier is not None:
-            # No event has carried the earlier summary, so the session still has the
-            # one that the earlier summary replaced.
+            # No event is known to have carried the earlier summary. So the session may
+            # still have the one that the earlier summary replaced.
             replaced = earlier.replaced
 
         unconfirmed = replace(
@@ -204,33 +216,41 @@ class Run:
         if value:
             self.metadata.setdefault(key, {})[name] = value
 
-    def hand_over(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Lets an event carry the values and the metadata that wait for it."""
-        agent = event.author
+    def add_writes_to(self, event: Event, state: Mapping[str, Any]) -> None:
+        """Adds to an event the state values and the metadata that wait for it.
+
+        Args:
+            event: An event that is not partial.
+            state: The session state of the run.
+        """
         scope = branch_scope(event)
-        delta = self.writes.take(scope, state) | event.actions.state_delta
+        delta = self.writes.pop_pending(scope, state) | event.actions.state_delta
         if delta:
-            # ADK's web UI labels an event by the first key: the line about the last
-            # compaction comes first.
-            keys = sorted(delta, key=lambda each: not each.startswith(COMPACTED_KEY))
+            # ADK's web page labels an event by its first key. So the line about the
+            # last compaction comes first.
+            lines = {
+                key: value
+                for key, value in delta.items()
+                if key.startswith(COMPACTED_KEY)
+            }
             update: dict[str, Any] = {
-                "state_delta": {each: delta[each] for each in keys},
+                "state_delta": lines | delta,
                 "artifact_delta": {**event.actions.artifact_delta},
             }
-            # A copy, as the partial events of the call share these actions.
+            # The partial events of the call share the old actions, so these stay.
             event.actions = event.actions.model_copy(update=update)
 
         # With its final response an agent is no longer at work in its scope.
         if self.writes.owners and event.is_final_response():
-            self.writes.owners.discard(f"{agent}@{scope}")
+            self.writes.owners.discard(f"{event.author}@{scope}")
 
-        metadata = self.metadata.pop((agent, scope), None)
+        metadata = self.metadata.pop((event.author, scope), None)
         if metadata is not None:
-            # A new dict, as the old one may be that of the model's own response.
+            # The old dict may belong to the model's response, so it is not changed.
             event.custom_metadata = {**(event.custom_metadata or {}), **metadata}
 
     def forget_delivered(self) -> None:
-        """Forgets the summaries that an event has brought to the session."""
+        """Forgets the summaries that an event has carried to the session."""
         for memory in self._compacted:
             unconfirmed = memory.facts.unconfirmed
             # Another run may have put in a newer summary. That run looks for its event.
@@ -239,7 +259,8 @@ class Run:
 
             key = unconfirmed.key
             newer_events = self._events[unconfirmed.event_count :]
-            if any(key in event.actions.state_delta for event in newer_events):
+            is_delivered = any(key in e.actions.state_delta for e in newer_events)
+            if is_delivered:
                 memory.facts = replace(memory.facts, unconfirmed=None)
 
 
@@ -269,8 +290,8 @@ class Guard:
             Each app decides this if the setting is "auto".
         seen_apps: The apps for which the log has told which agents are guarded.
         tasks: The summaries that are being written.
-        limits: The limits that this process keeps to, by client (`Call.client`).
-        accepted: The largest prompts that were accepted, by client.
+        limits: The limits that this process keeps to, by client.
+        accepted: The tokens of the largest prompts that were accepted, by client.
         artifacts: Name and version of the artifacts that no event has named yet.
     """
 
@@ -282,12 +303,12 @@ class Guard:
     has_namespaced_keys: bool = field(init=False)
     seen_apps: set[str] = field(default_factory=set)
     tasks: SummaryTasks = field(init=False)
-    limits: BoundedDict[tuple[str, int], Limit] = field(default_factory=BoundedDict)
-    accepted: BoundedDict[tuple[str, int], int] = field(default_factory=BoundedDict)
-    artifacts: BoundedDict[tuple[str, str, str], tuple[str, int]] = field(
+    limits: BoundedDict[_ClientKey, Limit] = field(default_factory=BoundedDict)
+    accepted: BoundedDict[_ClientKey, int] = field(default_factory=BoundedDict)
+    artifacts: BoundedDict[_AgentKey, tuple[str, int]] = field(
         default_factory=BoundedDict
     )
-    _memories: BoundedDict[tuple[str, str, str], AgentMemory] = field(
+    _memories: BoundedDict[_AgentKey, AgentMemory] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
     # By `id()` of the dict of session state.
@@ -302,34 +323,35 @@ class Guard:
     ) -> AgentMemory:
         """Returns the memory of an agent in a scope of a session, a new one if needed.
 
-        It also forgets old memories. Of the idle ones, which have no summary and are
-        writing none, only the newest 1,024 are kept.
+        It also forgets late summaries, and the oldest memories beyond
+        `MAX_IDLE_SESSIONS` that have no summary and are writing none.
         """
         key = name_session(invocation), agent, scope
-        wanted = self._memories.get(key) or AgentMemory(PendingSummary(self.tasks))
-        self._memories[key] = wanted  # From now on it is the newest.
+        wanted = self._memories.get(key)
+        if wanted is None:
+            wanted = AgentMemory(PendingSummary(self.tasks))
+        self._memories[key] = wanted  # A `BoundedDict` now counts it as the newest.
 
-        idle_keys = []
+        oldest_idle_first = list[_AgentKey]()
         for each_key, each in self._memories.snapshot():
             if each.facts.ready or each.facts.unconfirmed:
                 each.drop_late()
             elif each.pending.task is None:
-                idle_keys.append(each_key)
+                oldest_idle_first.append(each_key)
 
-        for idle_key in idle_keys[:-MAX_IDLE_SESSIONS]:
+        for idle_key in oldest_idle_first[:-MAX_IDLE_SESSIONS]:
             self._memories.pop(idle_key, None)
         return wanted
 
     def run(self, invocation: InvocationContext) -> Run:
         """Returns the memory of a run, a new one if needed.
 
-        A run is found by its dict of session state. ADK 2.0 gives each node of a
-        workflow a copy of the session object, and all copies have the same dict.
+        Runs are kept by their dict of session state. In ADK 2.0 each node of a workflow
+        has a copy of the session object, and all copies have the same dict.
 
-        A run is forgotten with the last session object that has the dict. A cancelled
-        run calls none of the plugin's callbacks, but session services make new session
-        objects for each run. The finalizer is one of the session object, because Python
-        allows none for a dict.
+        The runs of a dict are forgotten with the last session object that has it. No
+        callback tells of the end of a run that is cancelled, but session services make
+        new session objects for each run.
         """
         session = invocation.session
         state_id = id(session.state)
@@ -337,17 +359,16 @@ class Guard:
         runs = self._runs_by_state.setdefault(state_id, _RunsOfState(set(), {}))
         if session_id not in runs.session_ids:
             runs.session_ids.add(session_id)
+            # The dict itself cannot have a finalizer in Python.
             finalizer = weakref.finalize(
                 session, self._forget_session, state_id, session_id
             )
-            finalizer.atexit = False
+            finalizer.atexit = False  # When the process ends, all is forgotten anyway.
 
-        known_run = runs.by_invocation.get(invocation.invocation_id)
-        if known_run is not None:
-            return known_run
-        new_run = Run(invocation, self.recorded)
-        runs.by_invocation[invocation.invocation_id] = new_run
-        return new_run
+        run_id = invocation.invocation_id
+        if run_id not in runs.by_invocation:
+            runs.by_invocation[run_id] = Run(invocation, self.recorded)
+        return runs.by_invocation[run_id]
 
     def pop_run(self, invocation: InvocationContext) -> Run:
         """Returns the memory of a run that has ended, and forgets it."""
@@ -357,13 +378,20 @@ class Guard:
         return ended_run
 
     def _forget_session(self, state_id: int, session_id: int) -> None:
-        """Forgets a session object; with the last one of a state, also its runs."""
+        """Forgets a session object, and with the last one of a state also its runs.
+
+        Args:
+            state_id: The `id()` of the dict of session state.
+            session_id: The `id()` of the session object.
+        """
         runs = self._runs_by_state[state_id]
         runs.session_ids.discard(session_id)
-        if not runs.session_ids:
-            del self._runs_by_state[state_id]
-            for run in runs.by_invocation.values():
-                run.forget_delivered()
+        if runs.session_ids:
+            return
+
+        del self._runs_by_state[state_id]
+        for run in runs.by_invocation.values():
+            run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
         """Returns the session state of the agent that a callback is about."""
@@ -379,17 +407,17 @@ class Guard:
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
         """Lets an event carry the values that no event before it has carried.
 
-        The event also carries the name of a saved artifact, unless it has text or a
-        long-running call. A partial event carries nothing.
+        A partial event carries nothing, because ADK does not store it.
         """
         run = self.run(invocation)
         if event.partial:
             _leave_out_pending(event, run.writes)
             return
+        run.add_writes_to(event, invocation.session.state)
 
-        run.hand_over(event, invocation.session.state)
-        # ADK's web server sends an artifact apart, as the same event without content:
-        # its page then shows no text, and fails at a long-running call.
+        # ADK's web server splits an event with an artifact in two, one of them without
+        # content. Then its page shows no text, and fails at a long-running call. So the
+        # name of an artifact waits for an event without these.
         parts = (event.content.parts if event.content else None) or ()
         has_text = any(part and part.text for part in parts)
         if has_text or event.long_running_tool_ids:
@@ -403,13 +431,16 @@ class Guard:
 
 
 def _leave_out_pending(event: Event, writes: RunWrites) -> None:
-    """Leaves out of a partial event the values that the last event is to carry.
+    """Removes the values from a partial event that a later event is to carry.
 
-    A partial event may share its actions with the last one.
+    ADK puts them there: the events of one model call share their actions.
     """
-    pending_keys = set[str]().union(*writes.pending.values())
+    pending_keys = set[str]()
+    for values in writes.pending.values():
+        pending_keys.update(values)
+
     delta = event.actions.state_delta
     if pending_keys.isdisjoint(delta):
         return
-    rest = {key: delta[key] for key in delta.keys() - pending_keys}
+    rest = {key: value for key, value in delta.items() if key not in pending_keys}
     event.actions = event.actions.model_copy(update={"state_delta": rest})

@@ -2,6 +2,10 @@
 
 Session state is untrusted: a tool, another plugin or another release may have put
 anything under these keys. A value of the wrong type counts as absent.
+
+The key of a value is made of a name, such as "summary", and an owner. The owner is an
+agent; in a branch it is the agent, `@` and the scope, which is a short name of the
+branch. A key has one of two forms, plain or namespaced. Values are read under both.
 """
 
 from __future__ import annotations
@@ -60,13 +64,19 @@ MAX_FOCUS_CHARS = 1_000
 """The most characters of one text that says what a summary should keep above all."""
 
 MAX_SCOPES = 16
-"""The most branches and isolation scopes of one agent that are kept. The oldest ones
-are cleared, except those in which the agent is at work."""
+"""The most scopes of one agent that are kept. The values in the oldest scopes are
+cleared, except in scopes in which the agent is at work."""
 
+# The most scopes of one agent that are listed, with those in which it is at work.
+_MAX_LISTED_SCOPES = 4 * MAX_SCOPES
+
+# `adk web` shows the values of an event in their order, so these come first.
 _FOR_PEOPLE = COMPACTED_KEY, USAGE_KEY, PIN_KEY
 
 _VERSION = re.compile(r'\s*\{\s*"version"\s*:\s*([1-9]\d{0,8})\b')
+
 SCOPED_NAMES = "summary", "summarized_at", "real_tokens", "last_heuristic", "record"
+"""The names of the values that an owner has."""
 
 _PLAIN_FORM = "__context_guard_{name}_{owner}"
 _NAMESPACED_FORM = "context_guard:{name}:{owner}"
@@ -81,9 +91,10 @@ def request_compaction(
     """Asks for a compaction before the next model call, whatever the token count.
 
     Works with the state of a tool context, of a callback context, or a plain dict
-    that is sent as a `state_delta`. The request is refused where the last call was
-    compacted as well or where nothing would be gained; then `state` says why under
-    `context_guard:compact_refused`, followed by `:` and the agent where one is named.
+    that is sent as a `state_delta`. The request is refused if the last call was
+    compacted as well, or if a compaction would gain nothing. Then `state` has the
+    reason under `context_guard:compact_refused`, followed by `:` and the agent if one
+    is named.
 
     Args:
         state: Where to set the flag.
@@ -101,16 +112,16 @@ def request_compaction(
 class RunWrites:
     """The values that the guard has written in one run, until an event carries them.
 
-    ADK puts the values that a callback writes on every partial event of a streamed
-    answer. It also drops some events with their values: code executors replace the
-    model's event by their own. So the guard writes to the run's own copy of the state,
-    and keeps the values here, by scope, for the next event of that scope.
+    ADK's own way has two faults: it puts the values that a callback writes on every
+    partial event of a streamed answer, and it drops some events with their values,
+    since code executors replace the model's event by their own. So the guard writes to
+    the run's copy of the state, and the next event of the same scope gets the values.
 
     Attributes:
         state: The run's own copy of session state, which all its callbacks read.
         pending: The values that no event has carried yet, by scope and key.
-        given: The keys of pending values that `give` has returned already.
-        owners: The agents that are at work, each with its scope.
+        given: The keys of pending values that `give_once` has returned already.
+        owners: The owners that are at work in a branch.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
@@ -124,50 +135,57 @@ class RunWrites:
         self.pending.setdefault(scope, {})[key] = value
         self.given.discard(key)
 
-    def take(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Takes the pending values that the next event of a scope is to carry.
+    def pop_pending(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values that an event of a scope is to carry, and forgets them.
 
-        In one scope agents work one after another, so the values are all of one agent.
-        The scope "" belongs to the agents outside all branches. When they work, every
-        branch has ended: the event also takes the values of branches that had no event.
-        A value that somebody else has replaced in the state is dropped.
+        A value that somebody else has replaced in the state is left out.
+
+        Args:
+            scope: The scope of the event; "" outside all branches.
+            state: The session state of the run.
         """
+        # Outside all branches agents work only after every branch has ended. So an
+        # event there also carries the values of branches that had no event.
         scopes = [scope] if scope else list(self.pending)
-        taken = dict[str, Any]()
-        for each in scopes:
-            for key, value in self.pending.pop(each, {}).items():
+        popped = dict[str, Any]()
+        for each_scope in scopes:
+            values = self.pending.pop(each_scope, {})
+            for key, value in values.items():
                 if state.get(key) == value:
-                    taken[key] = value
-        return _put_lines_first(taken)
+                    popped[key] = value
+        return _put_lines_first(popped)
 
-    def give(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    def give_once(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the pending values of a scope that it has not returned before.
 
-        ADK gets them together with an answer. They stay pending, because ADK may drop
-        the event that carries them.
+        They stay pending, because ADK may drop the event that carries them. A value
+        that somebody else has replaced in the state is left out.
+
+        Args:
+            scope: The scope of a model call; "" outside all branches.
+            state: The session state of the run.
         """
-        new = {
-            key: value
-            for key, value in self.pending.get(scope, {}).items()
-            if state.get(key) == value and key not in self.given
-        }
-        self.given.update(new)
-        return _put_lines_first(new)
+        new_values = dict[str, Any]()
+        for key, value in self.pending.get(scope, {}).items():
+            if state.get(key) == value and key not in self.given:
+                new_values[key] = value
+        self.given.update(new_values)
+        return _put_lines_first(new_values)
 
 
 class _Entry(NamedTuple):
-    """A key of session state, and its value; None if it has none."""
+    """A key of session state, and its value; None if the key has none."""
 
     key: str
     value: Any
 
 
 class AgentState:
-    """Reads one agent's values under both forms of keys, and writes one of them.
+    """Reads one agent's values under both forms of keys, and writes under one of them.
 
     Attributes:
         agent: The agent's name.
-        owner: The name, with `@` and the scope where the agent works in a branch.
+        owner: The agent's name; in a branch followed by `@` and the scope.
     """
 
     def __init__(
@@ -194,7 +212,8 @@ class AgentState:
     def find(self, prefix: str) -> dict[str, Any]:
         """Returns the values under all keys with a prefix, by the rest of the key.
 
-        A value of None counts as absent.
+        "context_guard:pin:" -> {"agent:city": "Rome"}. A value of None counts as
+        absent.
         """
         return {
             key.removeprefix(prefix): value
@@ -208,10 +227,10 @@ class AgentState:
         state = self._state
         return state.to_dict() if isinstance(state, State) else state
 
-    def _find(self, name: str) -> _Entry:
-        """Returns the value of a name with its key, under the form that has a value.
+    def _find_entry(self, name: str) -> _Entry:
+        """Returns the key of a name with its value, in the form that has a value.
 
-        If neither form has one, the entry has the key of the other form, and None.
+        If neither form has a value, the result is an entry with None.
         """
         values = self._values
         key = self._form.format(name=name, owner=self.owner)
@@ -223,8 +242,8 @@ class AgentState:
         return _Entry(other_key, values.get(other_key))
 
     def read(self, name: str) -> Any:
-        """Returns a value of this agent, under either form of its key, or None."""
-        key, value = self._find(name)
+        """Returns a value of this owner, under either form of its key, or None."""
+        key, value = self._find_entry(name)
         return None if value is None else _validate(key, name, value)
 
     def read_at(self, key: str, name: str) -> Any:
@@ -236,31 +255,22 @@ class AgentState:
     def record(self) -> AgentRecord:
         """The record, which holds everything beside the documented keys.
 
-        It is empty if none is stored, or if the stored one cannot be read. An empty one
-        keeps the version of a later release, so that nobody overwrites the stored one.
+        The record is empty if none is stored, or if the stored one cannot be read.
         """
-        key, stored = self._find("record")
+        key, stored = self._find_entry("record")
         if stored is None:
             return AgentRecord(version=VERSION)
 
-        # '{"version": 3, …' -> 3
-        version_match = _VERSION.match(stored) if isinstance(stored, str) else None
-        stored_version = int(version_match[1]) if version_match else 0
-        is_of_later_release = stored_version > VERSION
-        empty_record = AgentRecord(version=max(stored_version, VERSION))
+        stored_record = _parse_record(key, stored)
+        if stored_record is not None:
+            record = stored_record
+            use = "is used"
+        else:
+            # With the version of a later release it is not written (`is_newer`).
+            record = AgentRecord(version=_read_version(stored))
+            use = "cannot be read"
 
-        stored_record: AgentRecord | None = None
-        try:
-            text = _validate(key, "record", stored)
-            if text:
-                stored_record = AgentRecord.model_validate_json(text)
-        except (ValidationError, RecursionError):
-            if not is_of_later_release:
-                _warn(key, stored, "a record of this version")
-
-        record = empty_record if stored_record is None else stored_record
         if record.is_newer:
-            use = "cannot be read" if stored_record is None else "is used"
             message = (
                 "Session state %r is of version %d, from a later release, and %s. It "
                 "stays as it is; requests are cut where they do not fit."
@@ -292,11 +302,19 @@ class AgentState:
         self._write_record(self.record.model_copy(update=update))
 
     def load_summary(self, scope: str) -> StoredSummary | None:
-        """Returns the stored summary if it was made in this scope, else None."""
+        """Returns the stored summary with its text; None if there is none.
+
+        Args:
+            scope: The scope of the call, see `summary_scope`. A summary of another
+                scope counts as none.
+        """
         summary = self.record.summary
         text = self.read("summary")
-        # A text of "" is valid: messages were dropped. None says that the text is lost.
-        if summary is None or summary.scope != scope or text is None:
+        if summary is None or summary.scope != scope:
+            return None
+
+        # A text of "" is no lost text: messages were dropped without a summary.
+        if text is None:
             return None
         return summary.model_copy(update={"text": text})
 
@@ -309,37 +327,46 @@ class AgentState:
         self.write("last_heuristic", None)
 
     def set(self, key: str, value: object) -> None:
-        """Writes a key as it is; the event of the call brings it to the session.
+        """Writes a value under a key; the next event carries it to the session.
 
-        Nothing is written where a later release has written the record.
+        Nothing is written if a later release has written the record, because it may
+        give the keys another meaning.
         """
         if self.record.is_newer:
             return
+
         self._run.write(self._scope, key, value)
-        if self._values.get(key) != value:  # The event may hold another value.
+        # In a callback the values of its own event hide those of the run. Elsewhere the
+        # run has another dict than this state.
+        if self._values.get(key) != value:
             self._state[key] = value
 
     def _write_record(self, record: AgentRecord) -> None:
+        """Puts a record in place of the stored one."""
         self.record = record
         self.write("record", record.model_dump_json(exclude_none=True))
 
     def write(self, name: str, value: str | int | None) -> None:
-        """Stores a value if it differs; None stands for no value.
+        """Stores a value under a name, if it is not stored yet.
 
-        Session state has no delete, so None is written. Where the other form of the key
-        holds a value, a 0 is written, which hides it: a `state_schema` may forbid to
-        write to the other form.
+        Args:
+            name: The name, one of `StateValues`.
+            value: The value; None removes the stored one.
         """
+        stored = value
         other_key = self._other_form.format(name=name, owner=self.owner)
-        hides_other = value is None and self._values.get(other_key) is not None
-        stored = 0 if hides_other else value
+        # `read` would find a value in the other form, which a `state_schema` may forbid
+        # to change. A 0 in this form is no valid value, and hides the other one.
+        if value is None and self._values.get(other_key) is not None:
+            stored = 0
 
         key = self.key(name)
         if self._values.get(key) == stored:
             return
-        self.set(key, stored)
-        is_first = self.owner not in self._run.owners
-        if self._scope and stored is not None and is_first:
+        self.set(key, stored)  # A None stays there: session state has no deletion.
+
+        begins_work = self.owner not in self._run.owners
+        if self._scope and stored is not None and begins_work:
             self._note_scope()
 
     def _note_scope(self) -> None:
@@ -348,34 +375,35 @@ class AgentState:
         key = self._form.format(name="scopes", owner=self.agent)
         scopes = self._list_scopes(key)
 
-        for scope in scopes[:-MAX_SCOPES]:
+        oldest_scopes = scopes[:-MAX_SCOPES]
+        for scope in oldest_scopes:
             old = AgentState(self._state, self.agent, self._is_namespaced, scope)
             is_at_work = old.owner in self._run.owners
+            # A record of a later release is not cleared.
             if not is_at_work and not old.record.is_newer:
                 scopes.remove(scope)
                 self._clear(old)
         self.set(key, scopes)
 
     def _list_scopes(self, key: str) -> list[str]:
-        """Returns the scopes with values of this agent; this scope stands last.
-
-        If parallel branches write the list of scopes at once, only one of them stays in
-        it. So scopes that are not listed are found by their values.
+        """Returns the scopes with values of this agent, oldest first, this one last.
 
         Args:
-            key: The key of the list of scopes.
+            key: The key under which they are listed.
         """
         listed = self.read_at(key, "scopes") or []
         other_listed = [scope for scope in listed if scope != self._scope]
 
-        # "__context_guard_last_heuristic_agent@" is followed by a scope.
+        # If parallel branches write the list at once, only one of them gets into it. So
+        # the others are found by a value, as in
+        # "__context_guard_last_heuristic_agent@SCOPE".
         count_prefix = self.key("last_heuristic").removesuffix(self._scope)
         scopes_with_count = self.find(count_prefix)
         known = {*listed, self._scope}
         unlisted = [scope for scope in scopes_with_count if scope not in known]
 
         oldest_first = [*unlisted, *other_listed, self._scope]
-        return oldest_first[-4 * MAX_SCOPES :]
+        return oldest_first[-_MAX_LISTED_SCOPES:]
 
     def _clear(self, old: AgentState) -> None:
         """Clears the values and pins of the agent in an old scope."""
@@ -387,11 +415,10 @@ class AgentState:
                 self.set(key, None)
 
     @property
-    def _requests(self) -> list[str]:
+    def _request_suffixes(self) -> list[str]:
         """The suffixes of the keys of the open requests for a compaction.
 
-        The suffix is "" for a request to any agent, and `:` with the agent's name for a
-        request to this agent.
+        A request to any agent has the suffix "", one to this agent ":AGENT".
         """
         values = self._values
         suffixes = ("", f":{self.agent}")
@@ -402,18 +429,22 @@ class AgentState:
         """The focus of a compaction that was asked for; None if none was asked for.
 
         The focus says what the summary should keep above all. It is "" if the request
-        names nothing.
+        has no focus.
         """
-        requests = self._requests
-        if not requests:
+        suffixes = self._request_suffixes
+        if not suffixes:
             return None
+
         values = self._values
-        named = [values.get(FOCUS_KEY + suffix) for suffix in requests]
-        texts = [text[:MAX_FOCUS_CHARS] for text in named if isinstance(text, str)]
+        texts = list[str]()
+        for suffix in suffixes:
+            text = values.get(FOCUS_KEY + suffix)
+            if isinstance(text, str):
+                texts.append(text[:MAX_FOCUS_CHARS])
         return "\n".join(texts)
 
     def answer_request(self, refusal: str = "") -> None:
-        """Clears the requests for a compaction, which was made or is refused.
+        """Clears the requests for a compaction, because it was made or is refused.
 
         Args:
             refusal: The reason of the refusal; "" if the compaction was made.
@@ -422,7 +453,7 @@ class AgentState:
             message = "The compaction that was asked for is refused for agent %r: %s."
             logger.info(message, self.agent, refusal)
 
-        for suffix in self._requests:
+        for suffix in self._request_suffixes:
             self.set(COMPACT_NOW_KEY + suffix, False)
             self._replace_text(FOCUS_KEY + suffix, "")
             self._replace_text(REFUSED_KEY + suffix, refusal)
@@ -438,16 +469,47 @@ def _validate(key: str, name: str, value: object) -> Any:
     try:
         return getattr(StateValues.model_validate({name: value}), name)
     except (ValidationError, RecursionError):
-        if not isinstance(value, int) or value:  # A 0 hides the other form's value.
+        # `AgentState.write` puts a 0 in place of some values that it removes.
+        is_removed = isinstance(value, int) and value == 0
+        if not is_removed:
             _warn(key, value, "another one, or a smaller one,")
         return None
 
 
-def _put_lines_first(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts the values for people first: `adk web` shows keys in the order they came."""
-    return dict(
-        sorted(values.items(), key=lambda item: not item[0].startswith(_FOR_PEOPLE))
-    )
+def _parse_record(key: str, stored: object) -> AgentRecord | None:
+    """Returns a stored record; None if it cannot be read.
+
+    It warns about the key, unless the record is from a later release.
+
+    Args:
+        key: The key of the record.
+        stored: The value under the key.
+    """
+    text = _validate(key, "record", stored)
+    if not text:
+        return None
+
+    try:
+        return AgentRecord.model_validate_json(text)
+    except (ValidationError, RecursionError):
+        if _read_version(stored) == VERSION:
+            _warn(key, stored, "a record of this version")
+        return None
+
+
+def _read_version(stored: object) -> int:
+    """Returns the version of a record that cannot be read; `VERSION` if it is lower.
+
+    '{"version": 3, …' -> 3
+    """
+    match = _VERSION.match(stored) if isinstance(stored, str) else None
+    return max(VERSION, int(match[1])) if match else VERSION
+
+
+def _put_lines_first(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with those for people first."""
+    lines = {key: line for key, line in values.items() if key.startswith(_FOR_PEOPLE)}
+    return lines | values
 
 
 def _warn(key: str, value: object, wanted: str) -> None:
