@@ -20,7 +20,7 @@ from contextguard_adk._support.phrases import quote
 logger = logging.getLogger("contextguard_adk.history.pairs")
 
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
-"""How ADK begins a relayed text: "[planner] said: ", "[planner] `search` tool returned"."""
+"""How a relayed text begins: "[planner] said:", "[planner] `search` tool returned"."""
 
 
 class PlacedCall(NamedTuple):
@@ -312,10 +312,13 @@ def take_call(
 
     The answered call has the same id as the response. If the call or the response has
     no id, it is enough that both have the same name. Returns None if no call matches.
+
+    Args:
+        waiting: The calls before the response that have no result yet, oldest first.
+        response: The response.
     """
-    # The newest call by name, and the first of its content: of several calls in one
-    # content, the first is answered first.
     position_by_name: int | None = None
+    newest_content_index: int | None = None
     for position in reversed(range(len(waiting))):
         content_index, call = waiting[position]
         if response.id and call.id == response.id:
@@ -324,10 +327,10 @@ def take_call(
         has_both_ids = bool(call.id and response.id)
         if has_both_ids or call.name != response.name:
             continue
-        if position_by_name is None:
-            position_by_name = position
-        # A call of an older content may never have been answered, so it is passed over.
-        elif waiting[position_by_name].content_index == content_index:
+        # A call in an older content may never have been answered, so the newest content
+        # is taken. Of several calls in this content, the first is answered first.
+        if newest_content_index in (None, content_index):
+            newest_content_index = content_index
             position_by_name = position
 
     if position_by_name is None:
@@ -358,7 +361,7 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
         contents: The contents to cut in two.
         split: The wished index. These indexes are tried, in this order:
 
-            1. Before a content without a tool, from the wished index back to half of it.
+            1. Before a content without a tool, from the wished index to half of it.
             2. Before any content from the wished index on.
             3. Before any content from the wished index back.
 
