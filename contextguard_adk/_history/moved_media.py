@@ -58,8 +58,7 @@ class MediaMover:
         return all(takes_media(client, "user", file) for client in self._clients)
 
     def tell(self, file: types.Part, handle: str = "") -> str:
-        """Returns the words in place of a file: a description, and its text if it has
-        one.
+        """Returns the words in place of a file: a description, and the file's text.
 
         Args:
             file: The file.
@@ -80,9 +79,9 @@ class MediaMover:
         """Returns the files that may be moved, and the words in place of the others.
 
         Args:
-            files: Images and other files. is_users: Whether the user has sent the files
-            in a message. Then a file may be
-                moved unless a client is known to refuse it.
+            files: Images and other files.
+            is_users: Whether the user has sent the files in a message. Such a file may
+                be moved unless a client is known to refuse it.
         """
         moved: list[types.Part] = []
         words: list[str] = []
