@@ -68,7 +68,7 @@ _LOW_COUNT_RATIO = 0.95
 English prose counts 0.98 of it."""
 
 _LARGE_GROWTH_RATIO = 0.05
-"""Growth by less than this part of the counted request needs no weight of vocabulary."""
+"""Growth by this part of the counted request or more is weighed by the vocabulary."""
 
 _MAX_GROWTH_FACTOR = 2.0
 """The most that growth is multiplied by for a vocabulary; some take a third more."""
