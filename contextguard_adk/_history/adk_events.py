@@ -41,14 +41,14 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
     """
     valid_events = without_rewound(invocation.session.events)
     # In place of the events in these spans, ADK shows summaries of its own.
-    summarized_spans = compacted_spans(valid_events)
+    spans = compacted_spans(valid_events)
 
     events: list[Event] = []
     for event in valid_events:
         if event.content is None or not event.content.parts:
             continue
-        is_summarized = is_within(event.timestamp, summarized_spans)
-        if not is_summarized and is_visible(event, invocation):
+        is_compacted = is_within(event.timestamp, spans)
+        if not is_compacted and is_visible(event, invocation):
             events.append(event)
 
     if not _sees_only_this_run(invocation):
@@ -179,10 +179,9 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
         return None
 
     # ADK gives no invocation id to the input of a node with a single turn.
-    run_ids = ("", invocation.invocation_id)
+    ids_of_this_run = ("", invocation.invocation_id)
     for event in reversed(invocation.session.events):
-        is_of_earlier_run = event.invocation_id not in run_ids
-        if is_of_earlier_run:
+        if event.invocation_id not in ids_of_this_run:
             return None
 
         is_node_input = event.author == "user" and _node_path_of(event) == own_path
@@ -231,6 +230,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
         if not is_own_or_parent:
             return False
 
+    # The input of a workflow's node is shown to this node alone.
     own_path = getattr(invocation, "node_path", None) or ""
     event_path = _node_path_of(event)
     responses = event.get_function_responses()
@@ -261,8 +261,8 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
     has_text = any(words_of(part) for part in parts)
 
     if _is_own(event, invocation):
-        # The agent's own calls stay calls. Its results stay results too, but count as
-        # texts of the model here.
+        # The agent's own calls stay calls. Its results stay results, but count as texts
+        # of the model here.
         has_calls = bool(event.get_function_calls())
         if has_calls or not has_text:
             return ""
@@ -296,26 +296,24 @@ def _is_start(event: Event, invocation: InvocationContext) -> bool:
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves.
 
-    A rewind names the invocation before which the conversation goes on.
+    A rewind is an event that names an invocation. It takes back all events since this
+    invocation began.
     """
     newest_first: list[Event] = []
-    unread_count = len(events)  # The events are read from the newest to the oldest.
-    while unread_count > 0:
-        position = unread_count - 1
+    position = len(events)  # The events before this position are still to be read.
+    while position > 0:
+        position -= 1
         event = events[position]
-        unread_count = position
-
         actions = event.actions
         rewound_id = actions.rewind_before_invocation_id if actions else None
         if not rewound_id:
             newest_first.append(event)
             continue
 
-        # The events since the rewound invocation began were taken back. If the session
-        # does not have the invocation, nothing was.
-        for earlier_position in range(position):
-            if events[earlier_position].invocation_id == rewound_id:
-                unread_count = earlier_position
+        # If the session does not have the invocation, the rewind takes nothing back.
+        for start_position in range(position):
+            if events[start_position].invocation_id == rewound_id:
+                position = start_position
                 break
     newest_first.reverse()
     return newest_first

@@ -32,13 +32,13 @@ class PlacedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Tells which contents have the calls and the results of the same tools.
+    """Tells which contents have tool calls, and which have the results of these calls.
 
     Attributes:
         partners: The links in both directions. If content 4 has the result of a call in
             content 3, then `partners` is {3: {4}, 4: {3}}.
         open_calls: The indexes of the contents with calls that have no result.
-        unanswered: The calls without a result.
+        unanswered: The calls that have no result.
     """
 
     partners: dict[int, set[int]] = field(default_factory=dict)
@@ -373,10 +373,10 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     if not has_two_contents:
         return len(contents)
 
+    # There must be a content before the wished index, and one at it.
     wished_index = max(1, min(split, last_index))
-    half_index = max(
-        1, wished_index // 2
-    )  # Further back most of the cut would be lost.
+    # Further back than half, most of the cut would be lost.
+    half_index = max(1, wished_index // 2)
     before_texts = (
         index
         for index in range(wished_index, half_index - 1, -1)

@@ -59,8 +59,8 @@ _HEAD = struct.Struct("<BIH8s")
 
 _VERSION = 3
 
-# What JSONB, a database's form of JSON, may write differently: a float such as 1e+22,
-# and the order of fields with numbers as names, such as "10": and "9":.
+# What JSONB, a database's form of JSON, may write differently: the float -0.0, large
+# floats such as 1e+22, and the order of fields with numbers as names, such as "10":.
 _LARGE_FLOAT = re.compile(r"\de\+\d")
 _NUMBER_AS_KEY = re.compile(r'"[-0-9][-0-9.e]*":')
 
@@ -87,6 +87,7 @@ class Covered:
 
     @property
     def content_count(self) -> int:
+        """How many contents are covered."""
         return self.older_count + len(self.recent)
 
     def is_gap(self, history_position: int) -> bool:
@@ -121,6 +122,7 @@ def handle_of(part: types.Part) -> str:
     The name stays the same after a restart, and after a database has stored the part.
     """
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
+    # The model has to copy the name when it calls the recall tool, so ten digits do.
     return digest.hexdigest()[:10]
 
 
@@ -156,6 +158,7 @@ def _spell_part(part: types.Part) -> bytes:
 
 
 def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
+    """Spells an image or a file; b"" for a part with neither data nor address."""
     if part.inline_data:
         return _spell(b"i", part.inline_data.mime_type, part.inline_data.data)
     if part.file_data:
@@ -394,21 +397,24 @@ def match_older(
         contents: The contents of the history.
         newer: The contents of the events since the last covered event.
     """
+    # Which contents are before the first match, and how many of them are covered.
     if matches:
         covered_before_count = matches[0].covered_position
         contents_before = contents[: matches[0].history_position]
         contents_behind = contents[matches[-1].history_position + 1 :]
     else:
         # While a late result is the newest event, ADK omits all contents between its
-        # call and the result. So no recent content may be left, only older ones.
+        # call and the result. Then only older contents may be left, and all count as
+        # covered.
         covered_before_count = len(contents)
         contents_before = contents
         contents_behind = []
 
-    # The gaps are numbered as in the history that was summarized. If more contents were
-    # before the first match then, the oldest of them are missing now.
-    summarized_before_count = covered_before_count + covered.gaps.bit_count()
-    missing_count = max(0, summarized_before_count - len(contents_before))
+    # The bits of the gaps belong to positions in the history as it was when the summary
+    # was made. If more contents were before the first match then, the oldest of them
+    # are missing now, and the positions differ by their number.
+    former_before_count = covered_before_count + covered.gaps.bit_count()
+    missing_count = max(0, former_before_count - len(contents_before))
 
     moved_handles = _find_moved(newer, contents_behind)
     older_positions: list[int] = []
@@ -419,7 +425,7 @@ def match_older(
         if not is_moved:
             older_positions.append(position)
 
-    # The oldest contents may be missing, so the loaded ones are the last of the older.
+    # If older contents are missing, the loaded ones are the last of the older contents.
     first_covered_position = max(0, covered.older_count - len(older_positions))
     return [
         Match(covered_position, history_position)

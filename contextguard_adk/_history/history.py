@@ -74,8 +74,8 @@ class History:
     """The contents of one request, and the facts about them.
 
     An index is a position in `contents`; a position is one in another list, such as
-    `events`. Each
-    fact is computed when it is first read. These words mean the same in every file:
+    `events`. Each fact is computed when it is first read. These words mean the same in
+    every file:
 
     =============  ==================================================================
     contents       The request as ADK and the other plugins have built it, summarized
@@ -253,6 +253,7 @@ class History:
 
     @cached_property
     def _known_events(self) -> KnownEvents:
+        """The parts of the session's events, to find contents that are equal to them."""
         return KnownEvents(self.events)
 
     @cached_property
@@ -264,13 +265,13 @@ class History:
         if self._invocation is None:
             return {}
 
+        # Transient contents come from no event.
         text_indexes = [
             index
             for index, content in enumerate(self.contents)
             if not has_tool(content) and content not in self._transient
         ]
-        # A changed content is one that no event has. It may also be an inserted
-        # content.
+        # Texts that no event has in this form: they were rewritten or inserted.
         changed_indexes = {
             index
             for index in text_indexes
@@ -453,7 +454,7 @@ class History:
             return {}
 
         covered_positions = self._match_covered(self.stored)
-        newer_indexes = self._find_newer(self.stored)
+        newer_indexes = self._find_newer_indexes(self.stored)
         older_indexes = [
             index for index in covered_positions if index not in newer_indexes
         ]
@@ -518,13 +519,13 @@ class History:
 
         # Without the last covered event nobody can tell which contents are older than
         # the summary.
-        newer_contents = self._read_newer(stored)
+        newer_contents = self._read_newer_contents(stored)
         if newer_contents is None:
             return []
         contents = [self.contents[index] for index in self.indexes]
         return match_older(covered, matches, contents, newer_contents)
 
-    def _read_newer(self, stored: StoredSummary) -> list[types.Content] | None:
+    def _read_newer_contents(self, stored: StoredSummary) -> list[types.Content] | None:
         """Reads the contents of the events after the last covered event.
 
         None if the session does not have that event.
@@ -545,7 +546,7 @@ class History:
                 newer_contents.append(compaction.compacted_content)
         return newer_contents
 
-    def _find_newer(self, stored: StoredSummary) -> Collection[int]:
+    def _find_newer_indexes(self, stored: StoredSummary) -> Collection[int]:
         """Finds the indexes of contents that are newer than the summary for certain.
 
         A repeated message ("yes", "yes") must not pass for the covered message.
