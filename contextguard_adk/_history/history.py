@@ -253,7 +253,7 @@ class History:
 
     @cached_property
     def _known_events(self) -> KnownEvents:
-        """The parts of the session's events, to find contents that are equal to them."""
+        """Knows the parts of the session's events, to find contents with equal parts."""
         return KnownEvents(self.events)
 
     @cached_property
@@ -455,12 +455,10 @@ class History:
 
         covered_positions = self._match_covered(self.stored)
         newer_indexes = self._find_newer_indexes(self.stored)
-        older_indexes = [
-            index for index in covered_positions if index not in newer_indexes
-        ]
+        candidates = [i for i in covered_positions if i not in newer_indexes]
 
         # A call and its result are covered together or not at all.
-        whole_indexes = keep_pairs_whole(older_indexes, self.pairs)
+        whole_indexes = keep_pairs_whole(candidates, self.pairs)
         return {
             index: covered_position
             for index, covered_position in covered_positions.items()
@@ -511,10 +509,7 @@ class History:
             return []
 
         # Older contents match all together or not at all, so the first match tells.
-        are_matched = (
-            bool(matches) and matches[0].covered_position < covered.older_count
-        )
-        if are_matched:
+        if matches and matches[0].covered_position < covered.older_count:
             return []
 
         # Without the last covered event nobody can tell which contents are older than
@@ -551,6 +546,8 @@ class History:
 
         A repeated message ("yes", "yes") must not pass for the covered message.
         """
+        # The run that wrote the summary may have covered its own contents. Without a
+        # request nothing is certain.
         has_written_summary = self.invocation_id == stored.invocation
         if has_written_summary or self.request_index is None:
             return ()
@@ -643,7 +640,8 @@ class History:
             end_position: The position in `events` before which the search begins.
 
         Returns:
-            The position of the event; None if the events just before do not have it.
+            The position of the event; None if the last events before `end_position` do
+            not have the fingerprint.
         """
         wanted = self.fingerprint(index)
         first_position = max(0, end_position - _SEARCHED_EVENTS)
