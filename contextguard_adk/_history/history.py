@@ -253,7 +253,7 @@ class History:
 
     @cached_property
     def _known_events(self) -> KnownEvents:
-        """Knows the parts of the session's events, to find contents with equal parts."""
+        """Tells whether an event of the session has the same part as a content."""
         return KnownEvents(self.events)
 
     @cached_property

@@ -291,6 +291,7 @@ class MeasuredRequest:
         older_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
         older_real_tokens = int(real_tokens * older_tokens / counted_heuristic_tokens)
 
+        # By how many tokens scripts may lower the whole, the newer and the older part.
         discount_tokens = request_script_discount(self.contents, self.config, self.memo)
         newer_contents = self._newest_contents(self.heuristic_tokens - older_tokens)
         newer_discount = request_script_discount(newer_contents, None, self.memo)
