@@ -321,7 +321,7 @@ def _walk_text(
 def hide_secrets(text: str) -> str:
     """Leaves out credentials; writes x for the digits of card numbers.
 
-    A word is a credential if it has the form of one, or stands behind a name of one:
+    A word is a credential if it looks like a key, or follows a name such as "password":
     "pwd=x1 user=ann" becomes "  user=ann".
     """
     # Cards come first: the text behind a card may begin like the name of a credential.
@@ -336,7 +336,7 @@ def _drop_secret(match: re.Match[str]) -> str:
 
 
 def is_value(word: str) -> bool:
-    """Whether a word names something exactly, and has not the form of a credential.
+    """Whether a word names something exactly, and does not look like a credential.
 
     These words do: numbers of four and more digits, other words with a digit, codes in
     capital letters such as "EUR", and names in code such as "max_turns" or "a/b".
@@ -375,7 +375,7 @@ def _is_card(digits: list[int]) -> bool:
 
 
 def _looks_secret(word: str) -> bool:
-    """Whether a word has the form of a credential.
+    """Whether a word looks like a credential.
 
     It may begin like a key, be an address with a password, be the number of a card, or
     be a long word that mixes capital letters, small letters and digits.

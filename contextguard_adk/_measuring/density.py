@@ -217,7 +217,8 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     # randomness goes from 0 to 1.
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
     missing_vowels = (length - 2) * _VOWELS_PER_LETTER - vowels
-    randomness = min(max(missing_vowels, 0.0), 1.0)
+    lacked_vowels = max(missing_vowels, 0.0)
+    randomness = min(lacked_vowels, 1.0)
     tokens += _RANDOM_LETTER * length * randomness + _DIACRITIC * diacritics
 
     # English words seldom end in a, i, o or u; those of languages with fewer tokens do.
@@ -390,8 +391,8 @@ def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> b
                 text = parts[index].read()
                 text_index = index
 
-            # The end of the text is known in both counts, so it turns an offset into a
-            # position in the text. A negative position would mean another one.
+            # Only the end of the text may be joined, so positions in the text are found
+            # from its end. A negative position would mean a byte near the end.
             text_end = text_end_offsets[index]
             piece_end = min(slice_end, text_end)
             start_position = len(text) - (text_end - offset)
