@@ -391,13 +391,14 @@ def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> b
                 text = parts[index].read()
                 text_index = index
 
-            # Only the end of the text may be joined, so positions in the text are found
-            # from its end. A negative position would mean a byte near the end.
+            # The text ends at `text_end`, whether all of it is joined or only its end.
+            # It may have become shorter since it was measured.
             text_end = text_end_offsets[index]
+            text_start = text_end - len(text)
             piece_end = min(slice_end, text_end)
-            start_position = len(text) - (text_end - offset)
-            end_position = len(text) - (text_end - piece_end)
-            pieces.append(text[max(start_position, 0) : max(end_position, 0)])
+            start_position = max(0, offset - text_start)
+            end_position = max(0, piece_end - text_start)
+            pieces.append(text[start_position:end_position])
 
             offset = piece_end
             index += 1
