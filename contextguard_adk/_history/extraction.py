@@ -331,6 +331,7 @@ def hide_secrets(text: str) -> str:
 
 
 def _drop_secret(match: re.Match[str]) -> str:
+    """Returns the word, or "" for a credential."""
     word = match.group()
     return "" if _looks_secret(word) else word
 
@@ -368,9 +369,13 @@ def _is_card(digits: list[int]) -> bool:
     From the last digit back, every second digit is doubled, and the digits of the
     double are added. A valid number has a sum that ends in 0.
     """
-    total = sum(digits[-1::-2])
-    for digit in digits[-2::-2]:
-        total += sum(divmod(2 * digit, 10))
+    single_digits = digits[-1::-2]
+    doubled_digits = digits[-2::-2]
+
+    total = sum(single_digits)
+    for digit in doubled_digits:
+        tens, ones = divmod(2 * digit, 10)
+        total += tens + ones
     return total % 10 == 0
 
 
