@@ -51,17 +51,13 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
         if not is_compacted and is_visible(event, invocation):
             events.append(event)
 
-    if not _sees_only_this_run(invocation):
+    contents_setting = getattr(invocation.agent, "include_contents", "default")
+    if contents_setting != "none":
         return events
     for position in reversed(range(len(events))):
         if _is_start(events[position], invocation):
             return events[position:]
     return []
-
-
-def _sees_only_this_run(invocation: InvocationContext) -> bool:
-    """Whether an invocation's agent has the setting `include_contents="none"`."""
-    return getattr(invocation.agent, "include_contents", "default") == "none"
 
 
 class Span(NamedTuple):
@@ -156,12 +152,6 @@ def _is_own(event: Event, invocation: InvocationContext) -> bool:
     return event.author == getattr(invocation.agent, "name", "")
 
 
-def _node_path_of(event: Event) -> str:
-    """Returns the path of the workflow's node that an event belongs to; "" for none."""
-    node_info = getattr(event, "node_info", None)
-    return getattr(node_info, "path", None) or ""
-
-
 def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
     """Finds the input that a workflow gave to this agent's node.
 
@@ -184,7 +174,9 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
         if event.invocation_id not in ids_of_this_run:
             return None
 
-        is_node_input = event.author == "user" and _node_path_of(event) == own_path
+        node_info = getattr(event, "node_info", None)
+        event_path = getattr(node_info, "path", None)
+        is_node_input = event.author == "user" and event_path == own_path
         if is_node_input:
             is_tool_result = bool(event.get_function_responses())
             return None if is_tool_result else event.content
@@ -200,7 +192,8 @@ def name_run(invocation: InvocationContext) -> list[str]:
     - All other agents see their earlier runs; the result is [].
     """
     own_path = getattr(invocation, "node_path", None) or ""
-    if _sees_only_this_run(invocation):
+    contents_setting = getattr(invocation.agent, "include_contents", "default")
+    if contents_setting == "none":
         # In a loop the agent may start several times within one invocation, so the
         # event tells the runs apart.
         for event in reversed(without_rewound(invocation.session.events)):
@@ -232,7 +225,8 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
 
     # The input of a workflow's node is shown to this node alone.
     own_path = getattr(invocation, "node_path", None) or ""
-    event_path = _node_path_of(event)
+    node_info = getattr(event, "node_info", None)
+    event_path = getattr(node_info, "path", None) or ""
     responses = event.get_function_responses()
     is_node_input = event.author == "user" and not responses and event_path != ""
     if is_node_input and event_path != own_path:

@@ -431,7 +431,7 @@ def find_current_request(
         The index of the message; None if there is none.
     """
     wanted_texts = set(_visible_texts(user_content))
-    wants_media = bool(media_parts(user_content))
+    wants_media = not wanted_texts and bool(media_parts(user_content))
     has_parts = user_content is not None and bool(user_content.parts)
     has_only_other_parts = has_parts and not wanted_texts and not wants_media
     if has_only_other_parts:

@@ -141,7 +141,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         # The payload that was read last is the last one.
-        self._known: OrderedDict[Hashable, Found] = OrderedDict()
+        self._found: OrderedDict[Hashable, Found] = OrderedDict()
         self._value_count = 0
         self._lock = threading.Lock()
 
@@ -154,9 +154,9 @@ class KnownValues:
         is_text = isinstance(payload, str)
         key = (is_text, blake2b(json_text(payload)).digest())
         with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
 
         all_values = _walk_values(payload, walked={}, depth=0)
         first_values = itertools.islice(all_values, MAX_FOUND)
@@ -164,13 +164,13 @@ class KnownValues:
 
         with self._lock:
             # Another thread may have read the same payload in the meantime.
-            replaced = self._known.get(key, ())
+            replaced = self._found.get(key, ())
             self._value_count += len(values) - len(replaced)
-            self._known[key] = values
+            self._found[key] = values
 
             # The payloads that were not read for the longest time make room.
-            while len(self._known) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
-                _key, oldest_values = self._known.popitem(last=False)
+            while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
+                _key, oldest_values = self._found.popitem(last=False)
                 self._value_count -= len(oldest_values)
         return values
 

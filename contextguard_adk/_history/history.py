@@ -471,11 +471,12 @@ class History:
         Returns the covered position of each, by the index of the content.
         """
         covered = stored.covered
+        covered_count = covered.content_count
 
         # Usually the history has only grown since the summary was made: then the
         # covered contents are still its first contents.
-        first_indexes = self.indexes[: covered.content_count]
-        has_enough = len(first_indexes) == covered.content_count
+        first_indexes = self.indexes[:covered_count]
+        has_enough = len(first_indexes) == covered_count
         first_fingerprints = [self.fingerprint(index) for index in first_indexes]
         if has_enough and cover(first_fingerprints) == covered:
             return {

@@ -228,7 +228,7 @@ class MeasuredRequest:
 
         - the heuristic of the request, scaled by the ratio of the count to its
           heuristic
-        - the count plus the growth since
+        - the count plus the growth since, weighed by the density of the newest texts
 
         Args:
             real_tokens: The provider's count of the earlier request.
@@ -241,40 +241,28 @@ class MeasuredRequest:
             correction = correction_factor(real_tokens, counted_heuristic_tokens)
             scaled_tokens = int(self.heuristic_tokens * correction)
 
-        # If the request has shrunk, contents that were counted are gone.
-        has_shrunk = self.heuristic_tokens < counted_heuristic_tokens
-        if has_shrunk:
+        # If the request has shrunk, the count is of contents that are gone.
+        growth_tokens = self.heuristic_tokens - counted_heuristic_tokens
+        if growth_tokens < 0:
             return scaled_tokens
 
-        added_tokens = self._weigh_growth(real_tokens, counted_heuristic_tokens)
-        return max(scaled_tokens, real_tokens + added_tokens)
-
-    def _weigh_growth(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
-        """Returns the estimated tokens by which this request exceeds an earlier one.
-
-        The growth in the heuristic is multiplied by the density of the newest texts. If
-        the growth is large, the ratio of the provider's vocabulary to o200k_base counts
-        too. The result is never below the growth in the heuristic.
-
-        Args:
-            real_tokens: The provider's count of the earlier request.
-            counted_heuristic_tokens: The heuristic of the earlier request.
-        """
-        growth_tokens = self.heuristic_tokens - counted_heuristic_tokens
-
-        # The iterator yields the newest parts first. The first call takes the parts
-        # that are the growth, so the older parts, which were counted, are left in the
-        # iterator.
+        # The iterator yields the newest parts first. Here the parts that are the growth
+        # are taken; the older parts, which were counted, are left for the call below.
         parts = self.newest_parts()
-        dense_growth_tokens = weighted_tokens(parts, growth_tokens)
+        weighed_growth_tokens = weighted_tokens(parts, growth_tokens)
 
-        is_large = growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO
-        if is_large:
+        is_large_growth = (
+            growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO
+        )
+        if is_large_growth:
+            # The model may take more tokens for the counted texts than o200k_base does.
             dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
             vocabulary_ratio = real_tokens / dense_counted_tokens
-            raised_ratio = max(1.0, vocabulary_ratio)
-            dense_growth_tokens *= min(_MAX_GROWTH_FACTOR, raised_ratio)
-        return max(int(dense_growth_tokens), growth_tokens)
+            vocabulary_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
+            weighed_growth_tokens *= vocabulary_factor
+
+        added_tokens = max(int(weighed_growth_tokens), growth_tokens)
+        return max(scaled_tokens, real_tokens + added_tokens)
 
     def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
         """Estimates a request after a count that was below its heuristic.
