@@ -1,4 +1,13 @@
-"""Which events ADK shows an agent, and the role and the text that ADK gives them."""
+"""Finds the events that ADK shows an agent, and the role and text that each gets.
+
+Three terms are ADK's own:
+
+- A branch, such as "root.writer", names an agent after its parent agents.
+- A node path, such as "flow/write", names a step of a workflow.
+- An isolation scope is the id of the call that gave an agent its task.
+
+Fields that some releases or agents lack are read by `getattr`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +31,7 @@ RECALL_TOOL = "recall_history"
 """The guard's own tool, whose results are copies of compacted history."""
 
 WORDS_CHARS = 4_000
-"""How much of a text is read to recognize it by its words."""
+"""Only this many characters of a text are read to recognize the text by its words."""
 
 
 def find_shown_events(invocation: InvocationContext) -> list[Event]:
@@ -31,20 +40,24 @@ def find_shown_events(invocation: InvocationContext) -> list[Event]:
     With `include_contents="none"` these are the events since the agent's run began.
     """
     valid_events = without_rewound(invocation.session.events)
+    # In place of the events in these spans, ADK shows summaries of its own.
     spans = compacted_spans(valid_events)
-    events = [
-        event
-        for event in valid_events
-        if event.content
-        and event.content.parts
-        and not is_within(event.timestamp, spans)
-        and is_visible(event, invocation)
-    ]
-    if getattr(invocation.agent, "include_contents", "default") != "none":
-        return events
 
-    starts = [i for i, event in enumerate(events) if _is_start(event, invocation)]
-    return events[starts[-1] :] if starts else []
+    events: list[Event] = []
+    for event in valid_events:
+        if event.content is None or not event.content.parts:
+            continue
+        is_compacted = is_within(event.timestamp, spans)
+        if not is_compacted and is_visible(event, invocation):
+            events.append(event)
+
+    contents_setting = getattr(invocation.agent, "include_contents", "default")
+    if contents_setting != "none":
+        return events
+    for position in reversed(range(len(events))):
+        if _is_start(events[position], invocation):
+            return events[position:]
+    return []
 
 
 class Span(NamedTuple):
@@ -57,23 +70,28 @@ class Span(NamedTuple):
 def compacted_spans(events: Iterable[Event]) -> list[Span]:
     """Returns the spans of time whose events ADK's own summaries replace.
 
-    Overlapping spans are joined, and the spans are in order.
+    The spans are in order. Overlapping spans are joined: 1-5 and 4-9 become 1-9.
     """
-    compactions = [event.actions.compaction for event in events if event.actions]
-    overlapping = [(c.start_timestamp, c.end_timestamp) for c in compactions if c]
+    unjoined: list[Span] = []
+    for event in events:
+        compaction = event.actions.compaction if event.actions else None
+        if compaction:
+            unjoined.append(Span(compaction.start_timestamp, compaction.end_timestamp))
 
     joined: list[Span] = []
-    for start, end in sorted(overlapping):
-        if joined and start <= joined[-1].end:
+    for span in sorted(unjoined):
+        if joined and span.start <= joined[-1].end:
             previous = joined.pop()
-            joined.append(Span(previous.start, max(previous.end, end)))
+            joined.append(Span(previous.start, max(previous.end, span.end)))
         else:
-            joined.append(Span(start, end))
+            joined.append(span)
     return joined
 
 
 def is_within(seconds: float, spans: Sequence[Span]) -> bool:
     """Whether a time is in one of the spans of `compacted_spans`."""
+    # The spans are in order and do not overlap, so only the last span that has started
+    # can hold the time.
     started_count = bisect_right(spans, seconds, key=lambda span: span.start)
     return started_count > 0 and seconds <= spans[started_count - 1].end
 
@@ -84,7 +102,8 @@ class Calls:
 
     Attributes:
         ids: The ids of all calls.
-        open: The parts of the calls without a result, by the call's id.
+        open: The parts of the calls without a result, by the call's id. The call that
+            was made first comes first.
     """
 
     ids: frozenset[str]
@@ -92,9 +111,9 @@ class Calls:
 
 
 def find_calls(events: Iterable[Event], invocation: InvocationContext | None) -> Calls:
-    """Finds the calls of an invocation's agent; of all agents without an invocation.
+    """Finds the tool calls of an invocation's agent.
 
-    The oldest open call is the first one.
+    Without an invocation, finds the tool calls of all agents.
     """
     ids = set[str]()
     open_calls: dict[str, types.Part] = {}
@@ -105,7 +124,8 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 
             if call and call.id and _is_call_of_agent(call, event, invocation):
                 ids.add(call.id)
-                # Some models use an id again: then the call takes the last place.
+                # Some models use an id again. A dict keeps the order of the first
+                # insertion, so the old call is removed first.
                 open_calls.pop(call.id, None)
                 open_calls[call.id] = part
             elif response and response.id:
@@ -116,10 +136,9 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 def _is_call_of_agent(
     call: types.FunctionCall, event: Event, invocation: InvocationContext | None
 ) -> bool:
-    """Whether the agent of an invocation has made a call, and is shown it.
+    """Whether the agent of an invocation has made a call, and is shown the call.
 
-    Without an invocation the agent is unknown, so the calls of all agents count. ADK's
-    internal calls never count.
+    ADK's internal calls never count. Without an invocation all other calls count.
     """
     if call.name in INTERNAL_CALLS:
         return False
@@ -129,6 +148,7 @@ def _is_call_of_agent(
 
 
 def _is_own(event: Event, invocation: InvocationContext) -> bool:
+    """Whether an invocation's agent is the author of an event."""
     return event.author == getattr(invocation.agent, "name", "")
 
 
@@ -142,38 +162,47 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
     - This run has no input of the node.
     - The newest input is a tool's result.
     """
+    if invocation is None:
+        return None
     own_path = getattr(invocation, "node_path", None)
-    if invocation is None or not own_path:
+    if not own_path:
         return None
 
+    # ADK gives no invocation id to the input of a node with a single turn.
+    ids_of_this_run = ("", invocation.invocation_id)
     for event in reversed(invocation.session.events):
-        # An event of an earlier run ends the search. The input of a node with a single
-        # turn has no invocation id in ADK.
-        if event.invocation_id not in ("", invocation.invocation_id):
+        if event.invocation_id not in ids_of_this_run:
             return None
-        event_path = getattr(getattr(event, "node_info", None), "path", None)
-        if event.author == "user" and event_path == own_path:
-            return None if event.get_function_responses() else event.content
+
+        node_info = getattr(event, "node_info", None)
+        event_path = getattr(node_info, "path", None)
+        is_node_input = event.author == "user" and event_path == own_path
+        if is_node_input:
+            is_tool_result = bool(event.get_function_responses())
+            return None if is_tool_result else event.content
     return None
 
 
 def name_run(invocation: InvocationContext) -> list[str]:
     """Names the run of an agent to which ADK does not show its earlier runs.
 
-    - With `include_contents="none"`: the path of the agent's node, and the id of the
-      event that begins the run.
-    - With `mode="single_turn"`: the path of the agent's node.
-    - Otherwise the agent sees its earlier runs, and the result is [].
+    - With `include_contents="none"`, the name is the path of the agent's node and the
+      id of the event that begins the run: ["flow/write", "e-17"].
+    - With `mode="single_turn"`, the name is the path of the agent's node.
+    - All other agents see their earlier runs; the result is [].
     """
-    path = getattr(invocation, "node_path", None) or ""
-    if getattr(invocation.agent, "include_contents", "default") == "none":
-        # In a loop the agent may start several times within one invocation.
-        newest_first = reversed(without_rewound(invocation.session.events))
-        start_ids = (e.id for e in newest_first if _is_start(e, invocation))
-        return [path, next(start_ids, invocation.invocation_id)]
+    own_path = getattr(invocation, "node_path", None) or ""
+    contents_setting = getattr(invocation.agent, "include_contents", "default")
+    if contents_setting == "none":
+        # In a loop the agent may start several times within one invocation, so the
+        # event tells the runs apart.
+        for event in reversed(without_rewound(invocation.session.events)):
+            if _is_start(event, invocation):
+                return [own_path, event.id]
+        return [own_path, invocation.invocation_id]
 
     is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
-    return [path] if is_single_turn else []
+    return [own_path] if is_single_turn else []
 
 
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
@@ -186,22 +215,29 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     if event_scope != getattr(invocation, "isolation_scope", None):
         return False
 
-    branch = invocation.branch
-    if branch and event.branch and not f"{branch}.".startswith(f"{event.branch}."):
-        return False
+    # The agent of the branch "root.writer" sees the events of "root" as well. The added
+    # dots keep "root.write" from passing for a parent of "root.writer".
+    own_branch = invocation.branch
+    if own_branch and event.branch:
+        is_own_or_parent = f"{own_branch}.".startswith(f"{event.branch}.")
+        if not is_own_or_parent:
+            return False
 
-    event_path = getattr(getattr(event, "node_info", None), "path", None) or ""
+    # The input of a workflow's node is shown to this node alone.
     own_path = getattr(invocation, "node_path", None) or ""
+    node_info = getattr(event, "node_info", None)
+    event_path = getattr(node_info, "path", None) or ""
     responses = event.get_function_responses()
-    is_node_input = event.author == "user" and not responses
-    if is_node_input and event_path not in ("", own_path):
+    is_node_input = event.author == "user" and not responses and event_path != ""
+    if is_node_input and event_path != own_path:
         return False
 
+    # An agent with a single turn sees only the nodes around its own node and within it.
     is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
     if is_single_turn and own_path and event_path:
-        # Only the nodes around this one and those within it are shown.
-        shorter, longer = sorted((event_path, own_path), key=len)
-        if not f"{longer}/".startswith(f"{shorter}/"):
+        is_around = f"{own_path}/".startswith(f"{event_path}/")
+        is_inside = f"{event_path}/".startswith(f"{own_path}/")
+        if not is_around and not is_inside:
             return False
 
     call_names = {call.name for call in event.get_function_calls()}
@@ -210,63 +246,77 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
 
 
 def role_of(event: Event, invocation: InvocationContext) -> str:
-    """Returns the role of the text that ADK makes of an event; "" if it makes none.
+    """Returns the role of the text that ADK makes of an event; "" for no text.
 
-    - The agent's own words: "model". The output of its code: "user".
-    - A message of the user: "user".
-    - Words, calls and results of other agents, which ADK renders as text: "user".
+    The text of the agent itself has the role "model". The output of its code, messages
+    of the user, and all that other agents did have the role "user".
     """
     parts = parts_of(event.content)
     has_text = any(words_of(part) for part in parts)
 
     if _is_own(event, invocation):
-        if not has_text or event.get_function_calls():
+        # The agent's own calls stay calls. Its results stay results, but count as texts
+        # of the model here.
+        has_calls = bool(event.get_function_calls())
+        if has_calls or not has_text:
             return ""
-        is_output = len(parts) == 1 and parts[0].code_execution_result
-        return "user" if is_output else "model"
+        is_code_output = len(parts) == 1 and parts[0].code_execution_result is not None
+        return "user" if is_code_output else "model"
 
-    if event.author == "user" and event.get_function_responses():
+    # A result that the user's client has sent stays a result.
+    is_users_result = event.author == "user" and bool(event.get_function_responses())
+    has_media = bool(media_parts(event.content))
+    if is_users_result or not (has_text or has_media):
         return ""
-    return "user" if has_text or media_parts(event.content) else ""
+    return "user"
 
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
     """Whether the history of an agent with `include_contents="none"` may begin here.
 
-    It begins with a message of the user or another agent that is not a mere transfer.
+    The history begins with a message of the user or of another agent.
     """
     if _is_own(event, invocation) or role_of(event, invocation) != "user":
         return False
 
-    calls = event.get_function_calls()
-    is_transfer = any(call.name == "transfer_to_agent" for call in calls)
-    if is_transfer or (event.actions and event.actions.transfer_to_agent):
+    # An event that only hands over to the agent is no message.
+    has_handover = bool(event.actions and event.actions.transfer_to_agent)
+    call_names = {call.name for call in event.get_function_calls()}
+    if has_handover or "transfer_to_agent" in call_names:
         return False
     return is_visible(event, invocation)
 
 
 def without_rewound(events: Sequence[Event]) -> list[Event]:
-    """Leaves out the events that a rewind took back, and the rewinds themselves."""
+    """Leaves out the events that a rewind took back, and the rewinds themselves.
+
+    A rewind is an event that names an invocation. It takes back all events since this
+    invocation began.
+    """
     newest_first: list[Event] = []
-    place = len(events)  # Of the event that was read last, from the newest back.
-    while place > 0:
-        place -= 1
-        event = events[place]
-        target = event.actions.rewind_before_invocation_id if event.actions else None
-        if target:
-            # The events since the target invocation began were taken back. If it is not
-            # in the session, the rewind takes nothing back.
-            starts = (i for i in range(place) if events[i].invocation_id == target)
-            place = next(starts, place)
-        else:
+    position = len(events)  # The events before this position are still to be read.
+    while position > 0:
+        position -= 1
+        event = events[position]
+        actions = event.actions
+        rewound_id = actions.rewind_before_invocation_id if actions else None
+        if not rewound_id:
             newest_first.append(event)
-    return newest_first[::-1]
+            continue
+
+        # If the session does not have the invocation, the rewind takes nothing back.
+        for start_position in range(position):
+            if events[start_position].invocation_id == rewound_id:
+                position = start_position
+                break
+    newest_first.reverse()
+    return newest_first
 
 
 def words_of(part: types.Part) -> str:
-    """Returns the text that ADK makes of a part; "" if it makes none.
+    """Returns the text that ADK makes of a part; "" for no text.
 
-    For a call or a result it is only roughly the text of ADK, with most of its words.
+    For a call or a result, the text has most of the words of ADK's text, not its form.
     """
     if part.function_call or part.function_response:
         return str(payload_of(part))[:WORDS_CHARS]

@@ -1,4 +1,8 @@
-"""Reads contents: messages, tool calls with their results, the current request."""
+"""Reads contents: messages, tool calls with their results, the current request.
+
+An index is a position among the contents. A relay is a content in which ADK shows an
+agent what another agent did.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from contextguard_adk._support.phrases import quote
 logger = logging.getLogger("contextguard_adk.history.pairs")
 
 _RELAYED = re.compile(r"\[[^\]\n]+\] (said:|thought:|called tool `|`)")
+"""How a relayed text begins: "[planner] said:", "[planner] `search` tool returned"."""
 
 
 class PlacedCall(NamedTuple):
@@ -27,14 +32,13 @@ class PlacedCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """The tool calls of some contents, and their results.
+    """Tells which contents have tool calls, and which have the results of these calls.
 
     Attributes:
-        partners: By the index of a content with calls, the indexes of the contents with
-            their results. By the index of a content with results, the indexes of the
-            contents with their calls.
+        partners: The links in both directions. If content 4 has the result of a call in
+            content 3, then `partners` is {3: {4}, 4: {3}}.
         open_calls: The indexes of the contents with calls that have no result.
-        unanswered: The calls without a result.
+        unanswered: The calls that have no result.
     """
 
     partners: dict[int, set[int]] = field(default_factory=dict)
@@ -42,9 +46,9 @@ class Pairs:
     unanswered: list[PlacedCall] = field(default_factory=list)
 
     def group_of(self, index: int) -> set[int]:
-        """Returns the indexes of all contents that calls and results link with one.
+        """Returns the indexes of the contents that must be kept or removed together.
 
-        A content and its group must be kept or removed together.
+        They are the content at `index`, its partners, their partners, and so on.
         """
         group: set[int] = set()
         unvisited = {index}
@@ -56,9 +60,12 @@ class Pairs:
 
 
 def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Content:
-    """Returns a copy with these parts; the content itself if it has these parts."""
-    own = content.parts or []
-    if [id(part) for part in parts] == [id(part) for part in own]:
+    """Returns a copy of a content with other parts.
+
+    Returns the content itself if it has the same parts already.
+    """
+    own_parts = content.parts or []
+    if [id(part) for part in parts] == [id(part) for part in own_parts]:
         return content
     return content.model_copy(update={"parts": [*parts]})
 
@@ -71,15 +78,22 @@ def has_function_response(content: types.Content) -> bool:
 def has_result_of(
     content: types.Content, tools: Collection[str], shown: types.Content | None = None
 ) -> bool:
-    """Whether a content has a result of these tools that is shown whole.
+    """Whether a content has a result of one of these tools that is not shortened.
 
-    `shown` is the form of the content that the model reads; None for the same form.
+    Args:
+        content: The content, with whole results.
+        tools: The names of the tools.
+        shown: The same content as the model reads it, perhaps with shortened results;
+            None if the model reads `content`.
     """
-    parts = parts_of(content)
+    whole_parts = parts_of(content)
     shown_parts = parts_of(shown or content)
-    for part, shown_part in zip(parts, shown_parts, strict=True):
-        result = part.function_response
-        if result and result.name in tools and result == shown_part.function_response:
+    for whole_part, shown_part in zip(whole_parts, shown_parts, strict=True):
+        result = whole_part.function_response
+        if result is None or result.name not in tools:
+            continue
+        is_shown_whole = shown_part.function_response == result
+        if is_shown_whole:
             return True
     return False
 
@@ -105,15 +119,21 @@ def is_user_text(content: types.Content) -> bool:
 def join_messages(
     own: Sequence[types.Content], others: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Puts the guard's own contents in one message with the user's messages after them.
+    """Joins the guard's own contents with the user's messages that follow them.
 
-    `others` are the contents after the guard's own. Some chat templates refuse two
-    messages of the user in a row.
+    Some chat templates refuse two messages of the user in a row.
+
+    Args:
+        own: The guard's own contents, all in the user's role.
+        others: The contents after them. Only messages at their beginning are joined.
     """
     messages = list(itertools.takewhile(is_message, others))
-    rest = others[len(messages) :]
-    parts = [part for content in (*own, *messages) for part in parts_of(content)]
-    return [types.Content(role="user", parts=parts), *rest]
+    contents_after = others[len(messages) :]
+
+    joined_parts: list[types.Part] = []
+    for content in [*own, *messages]:
+        joined_parts += parts_of(content)
+    return [types.Content(role="user", parts=joined_parts), *contents_after]
 
 
 def join_new_texts(
@@ -121,18 +141,24 @@ def join_new_texts(
 ) -> list[types.Content]:
     """Joins the neighboring texts in each content that the guard has put together.
 
-    Such a content has several parts, in the user's role, and is none of the original
-    `messages`. It may hold texts of these messages. They are quoted, because the joined
-    text also has lines of the guard.
+    In such a content the guard's own lines stand beside texts of the original messages.
+    These texts are quoted, so that nobody takes them for lines of the guard.
+
+    Args:
+        contents: The contents that are about to be sent.
+        messages: The original messages of the request. The guard has put a content
+            together if the content has the user's role and several parts, and is none
+            of the messages.
     """
-    indexes_with_several_parts = [
+    joinable_indexes = [
         index
         for index, content in enumerate(contents)
         if content.role == "user" and len(content.parts or ()) > 1
     ]
+    # Equality would not do: a message may equal a content of the guard.
     new_indexes = [
         index
-        for index in indexes_with_several_parts
+        for index in joinable_indexes
         if not any(contents[index] is message for message in messages)
     ]
     if not new_indexes:
@@ -146,7 +172,12 @@ def join_new_texts(
 
 
 def _join_texts(content: types.Content, quoted_ids: Collection[int]) -> types.Content:
-    """Joins the neighboring texts of a content; quotes the parts with these ids."""
+    """Joins the neighboring texts of a content.
+
+    Args:
+        content: The content.
+        quoted_ids: The `id` of each part whose text is quoted.
+    """
     joined: list[types.Part] = []
     for is_text, group in itertools.groupby(parts_of(content), _is_plain_text):
         parts = list(group)
@@ -158,14 +189,12 @@ def _join_texts(content: types.Content, quoted_ids: Collection[int]) -> types.Co
 
 
 def _join_parts(parts: Iterable[types.Part], quoted_ids: Collection[int]) -> types.Part:
-    """Joins texts into one part; leaves out empty texts."""
+    """Joins texts into one part, one below the other; leaves out empty texts."""
     texts: list[str] = []
     for part in parts:
-        text = part.text or ""
-        if text and id(part) in quoted_ids:
-            text = quote(text)
-        if text:
-            texts.append(text)
+        if part.text:
+            is_quoted = id(part) in quoted_ids
+            texts.append(quote(part.text) if is_quoted else part.text)
     return types.Part(text="\n".join(texts))
 
 
@@ -176,20 +205,21 @@ def _is_plain_text(part: types.Part) -> bool:
 
 
 def find_running_turn(contents: Sequence[types.Content]) -> int:
-    """Returns the index at which the steps after the user's newest message begin.
+    """Returns the index after the user's newest message, where the turn's steps begin.
 
-    After a tool's result ADK may add a content in the user's role, such as a moving
-    instruction. Such a content is no message of the user: the turn goes on.
+    After a tool's result, ADK may add a content in the user's role, such as an
+    instruction. Such a content does not begin a turn, so it is skipped. Without a
+    message the result is 0.
     """
-    start = 0
+    steps_start = 0
     follows_result = False
     for index, content in enumerate(contents):
-        if is_message(content):
-            if not follows_result:
-                start = index + 1
-        else:
+        if not is_message(content):
+            # In the user's role, only a tool's result is no message.
             follows_result = content.role == "user"
-    return start
+        elif not follows_result:
+            steps_start = index + 1
+    return steps_start
 
 
 def parts_of(content: types.Content | None) -> list[types.Part]:
@@ -214,9 +244,11 @@ def media_parts(content: types.Content | None) -> list[types.Part]:
 
 
 def result_media(response: types.FunctionResponse) -> list[types.Part]:
-    """Returns the images and files of a result, each as a part of its own."""
+    """Returns the images and files of a result, each as a part of a content."""
     files = response.parts or ()
-    return [types.Part.model_validate(f.model_dump(exclude_none=True)) for f in files]
+    return [
+        types.Part.model_validate(file.model_dump(exclude_none=True)) for file in files
+    ]
 
 
 def is_relay(content: types.Content) -> bool:
@@ -232,12 +264,13 @@ def is_relay(content: types.Content) -> bool:
     if not opening.startswith("For context:"):
         return False
 
-    # A user may begin a message with the same words, so the second part counts as well.
+    # A user may begin a message with the same words, so the second part must fit too.
     relayed_text = parts[1].text
     if relayed_text:
         return _RELAYED.match(relayed_text) is not None
 
-    # A file of another agent has no text that names the agent.
+    # The second part is a file, which names no agent. So the opening must be exactly
+    # that of ADK, or have the words of its longer form.
     return opening == "For context:" or "what another agent did" in opening
 
 
@@ -252,56 +285,69 @@ def _visible_texts(content: types.Content | None) -> list[str]:
 
 
 def pair_contents(contents: Sequence[types.Content]) -> Pairs:
-    """Links the contents with tool calls and the contents with the results of these."""
+    """Links each content that has a tool call with the content that has its result."""
     partners: dict[int, set[int]] = {}
-    waiting: list[PlacedCall] = []
+    waiting_calls: list[PlacedCall] = []
     for index, content in enumerate(contents):
         for part in parts_of(content):
             if part.function_call:
-                waiting.append(PlacedCall(index, part.function_call))
+                waiting_calls.append(PlacedCall(index, part.function_call))
             if not part.function_response:
                 continue
 
-            answered = take_call(waiting, part.function_response)
+            answered = take_call(waiting_calls, part.function_response)
             if answered is not None:
                 call_index = answered.content_index
                 partners.setdefault(call_index, set()).add(index)
                 partners.setdefault(index, set()).add(call_index)
-    open_calls = frozenset(placed.content_index for placed in waiting)
-    return Pairs(partners, open_calls, unanswered=waiting)
+
+    open_indexes = frozenset(placed.content_index for placed in waiting_calls)
+    return Pairs(partners, open_indexes, unanswered=waiting_calls)
 
 
 def take_call(
     waiting: list[PlacedCall], response: types.FunctionResponse
 ) -> PlacedCall | None:
-    """Takes the call that a response answers out of `waiting`, and returns it.
+    """Removes the call that a response answers from `waiting`, and returns the call.
 
     The answered call has the same id as the response. If the call or the response has
     no id, it is enough that both have the same name. Returns None if no call matches.
-    """
-    same_name: list[int] = []
-    for place, (_, call) in reversed(list(enumerate(waiting))):
-        if response.id and call.id == response.id:
-            return waiting.pop(place)
-        if call.name == response.name and not (call.id and response.id):
-            same_name.append(place)
-    if not same_name:
-        return None
 
-    # A call that was never answered must not take the response of a later content's
-    # call. Of several calls in one content, the first is answered first: `max` returns
-    # the first of equal ones.
-    same_name.reverse()
-    place_of_call = max(same_name, key=lambda place: waiting[place].content_index)
-    return waiting.pop(place_of_call)
+    Args:
+        waiting: The calls before the response that have no result yet, oldest first.
+        response: The response.
+    """
+    position_by_name: int | None = None
+    newest_content_index: int | None = None
+    for position in reversed(range(len(waiting))):
+        content_index, call = waiting[position]
+        if response.id and call.id == response.id:
+            return waiting.pop(position)
+
+        has_both_ids = bool(call.id and response.id)
+        if has_both_ids or call.name != response.name:
+            continue
+        # A call in an older content may never have been answered, so the newest content
+        # is taken. Of several calls in this content, the first is answered first.
+        if newest_content_index in (None, content_index):
+            newest_content_index = content_index
+            position_by_name = position
+
+    if position_by_name is None:
+        return None
+    return waiting.pop(position_by_name)
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
-    """Returns the largest part of `covered` that splits no call from its response."""
+    """Leaves out of `covered` the calls and results whose partner is not in `covered`.
+
+    All that is linked with such a call or result is left out too.
+    """
     kept = set(covered)
     for index in covered:
         partners = pairs.partners.get(index, ())
-        if index in kept and not kept.issuperset(partners):
+        lacks_partner = not kept.issuperset(partners)
+        if index in kept and lacks_partner:
             kept -= pairs.group_of(index)
     return frozenset(kept)
 
@@ -309,29 +355,39 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
 def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     """Returns the index before which a cut splits no call from its result.
 
-    `split` is the wished index. These indexes are tried, in this order:
+    At least one content is before the cut and one after it, unless there is only one.
 
-    1. Before a content without a tool, from the wished index back to half of it.
-    2. Before any content from the wished index on.
-    3. Before any content from the wished index back.
+    Args:
+        contents: The contents to cut in two.
+        split: The wished index. These indexes are tried, in this order:
 
-    A single content cannot be divided: then the cut is after it. If every cut splits a
-    call from its result, the cut is after the first content.
+            1. Before a content without a tool, from the wished index to half of it.
+            2. Before any content from the wished index on.
+            3. Before any content from the wished index back.
+
+            If every cut splits a call from its result, the cut is after the first
+            content.
     """
     last_index = len(contents) - 1
-    if last_index < 1:
+    has_two_contents = last_index >= 1
+    if not has_two_contents:
         return len(contents)
 
-    # At least one content is before the cut, and at least one is after it.
+    # There must be a content before the wished index, and one at it.
     wished_index = max(1, min(split, last_index))
-    half = max(1, wished_index // 2)  # Further back would give up most of the cut.
-    backward = range(wished_index, 0, -1)
+    # Further back than half, most of the cut would be lost.
+    half_index = max(1, wished_index // 2)
+    before_texts = (
+        index
+        for index in range(wished_index, half_index - 1, -1)
+        if not has_tool(contents[index])
+    )
     forward = range(wished_index, last_index + 1)
-    before_texts = (i for i in backward if i >= half and not has_tool(contents[i]))
+    backward = range(wished_index, 0, -1)
 
-    boundaries = pair_boundaries(contents)
+    is_boundary = pair_boundaries(contents)
     for index in itertools.chain(before_texts, forward, backward):
-        if boundaries[index]:
+        if is_boundary[index]:
             return index
 
     logger.warning("No boundary between tool calls; cutting after the first content.")
@@ -339,21 +395,17 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
 
 
 def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
-    """Returns for each index whether a cut before it leaves every pair whole.
+    """Returns for each index whether a cut before it splits no call from its result.
 
-    A pair is a call and its result. The list has one more element than there are
-    contents: for a cut after the last one.
+    The list has one more element than there are contents: for a cut after the last one.
     """
-    # A pair is open at an index if its call stands before the index, and its result at
-    # the index or after it. A cut splits the pairs that are open. `changes` has the
-    # number of pairs that open at an index, less the number that close there.
-    changes = [0] * (len(contents) + 1)
-    for index, partners in pair_contents(contents).partners.items():
-        for partner in partners:
-            if index < partner:
-                changes[index + 1] += 1
-                changes[partner + 1] -= 1
-    return [open_count == 0 for open_count in itertools.accumulate(changes)]
+    partners = pair_contents(contents).partners
+    boundaries: list[bool] = []
+    last_partner_index = -1  # The last partner of all contents before the cut.
+    for index in range(len(contents) + 1):
+        boundaries.append(last_partner_index < index)
+        last_partner_index = max([last_partner_index, *partners.get(index, ())])
+    return boundaries
 
 
 def find_current_request(
@@ -366,8 +418,8 @@ def find_current_request(
     `user_content` decides which message is found:
 
     - With texts: a message with all these texts. Another plugin may have added parts.
-    - With files but no text: a message with a file, unless it is of another agent.
-    - Without parts, or None: a message with a text, unless it is of another agent.
+    - With files but no text: a message with a file, unless it is a relay.
+    - Without parts, or None: a message with a text, unless it is a relay.
     - With other parts alone, such as a tool's result: none.
 
     Args:
@@ -381,7 +433,8 @@ def find_current_request(
     wanted_texts = set(_visible_texts(user_content))
     wants_media = not wanted_texts and bool(media_parts(user_content))
     has_parts = user_content is not None and bool(user_content.parts)
-    if has_parts and not wanted_texts and not wants_media:
+    has_only_other_parts = has_parts and not wanted_texts and not wants_media
+    if has_only_other_parts:
         return None
 
     for index in sorted(candidates, reverse=True):
@@ -391,10 +444,12 @@ def find_current_request(
 
         if wanted_texts:
             is_found = wanted_texts.issubset(_visible_texts(content))
+        elif is_relay(content):
+            is_found = False
         elif wants_media:
-            is_found = bool(media_parts(content)) and not is_relay(content)
+            is_found = bool(media_parts(content))
         else:
-            is_found = bool(_visible_texts(content)) and not is_relay(content)
+            is_found = bool(_visible_texts(content))
         if is_found:
             return index
     return None

@@ -1,7 +1,7 @@
 """Finds the values of a text, and hides its credentials.
 
 A value is a word that an agent may need again exactly: an id, a number, a path, an
-address or a name.
+address or a name. A payload is the arguments of a tool's call or the result of a tool.
 """
 
 from __future__ import annotations
@@ -45,78 +45,112 @@ _MAX_DEPTH = 20
 _MAX_JSON_DEPTH = 3
 """A text that holds JSON is parsed if it is nested less deep than this."""
 
+_CARD_DIGIT_COUNTS = range(13, 20)
+"""How many digits the number of a payment card may have."""
+
+_LEAST_RANDOM_CHARS = 24
+"""A shorter word with capital letters, small letters and digits is mostly a name."""
 
 _TOKEN = re.compile(
-    r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}
-    | [\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,32}){1,4}
-    | [~.]{0,2}(?:[\w.@+-]{0,64}/){1,16}[\w.@+-]{1,64}
-    | [$€£]?\d{1,3}(?:,\d{3}){1,5}(?:\.\d{1,9})?
-    | [$€£]?\d{1,15}(?:[.:]\d{1,9}){1,4}%?
-    | \w{1,64}(?:(?:[.:-]|->|::)\w{1,64}){0,8}
+    r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}         # https://example.com/a?b=1
+    | [\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,32}){1,4}  # ann@example.com
+    | [~.]{0,2}(?:[\w.@+-]{0,64}/){1,16}[\w.@+-]{1,64} # src/app.py, ~/notes.md
+    | [$€£]?\d{1,3}(?:,\d{3}){1,5}(?:\.\d{1,9})?       # $1,234.50
+    | [$€£]?\d{1,15}(?:[.:]\d{1,9}){1,4}%?             # 12.5%, 10:30, 1.2.3
+    | \w{1,64}(?:(?:[.:-]|->|::)\w{1,64}){0,8}         # order-81, max_turns, re.sub
     """,
     re.VERBOSE,
 )
+"""The words of a text that may be values."""
+
 _WORD = re.compile(r"[^\s,;\"']{8,}")
+"""The words that are long enough for a credential."""
+
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
+"""The number before each line of a file: "  12: import re"."""
+
 _CODE = re.compile(r"[a-z][^\Wa-zA-Z]*[A-Z]|\w_\w|\w\.\w|::|->|@|/")
-_PAGE = r"(?<!page)(?<!page[_-])"  # Not where a list goes on.
+"""The signs of a name in code: maxTurns, max_turns, re.sub, a::b, a->b, a@b, a/b."""
+
+# Parts of the patterns for credentials. `page_token` is none: it names a page.
+_PAGE = r"(?<!page)(?<!page[_-])"
 _KEY = r"(?:api|access|account|encryption|master|private|signing|ssh)[_-]?key"
+_SCHEME = r"(?:(?:bearer|basic|digest|token)[ \t]{1,4})"
+_NAME = (
+    # A word is read once, from its beginning: not again from each of its letters.
+    r"(?:(?<!\w)\w*?(?:passw\w{0,8}|\w_pass|"
+    # `pwd` before a path names a folder.
+    r"pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"
+    rf"secret\w{{0,24}}|{_PAGE}token|{_KEY})|"
+    r"passphrase|authorization|credentials?|cookie|cvv)"
+)
+
 _SECRET_NAME = re.compile(
     rf"passw|passphrase|(?<![a-z])pass$|pwd$|secret|{_KEY}|authoriz|credential|cookie|"
     rf"cvv|{_PAGE}token(?!s)",
     re.IGNORECASE,
 )
-_NAME = (
-    # A word is read once, from its beginning: not again from each of its letters.
-    r"(?:(?<!\w)\w*?(?:passw\w{0,8}|\w_pass|"
-    r"pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"  # No folder.
-    rf"secret\w{{0,24}}|{_PAGE}token|{_KEY})|"
-    r"passphrase|authorization|credentials?|cookie|cvv)"
-)
-_SCHEME = r"(?:(?:bearer|basic|digest|token)[ \t]{1,4})"
+"""The names of fields with a credential."""
+
 _SECRET = re.compile(
-    # An address with a password, or a signed one.
+    # An address with a password: https://ann:pw@host/a
     r"\w[\w+.-]{0,20}://[^\s/@]{0,200}:[^\s/@]{1,200}@\S{0,2000}|"
+    # A signed address: ?sig=5f2a
     r"(?<=[?&])(?:x-amz-\w{1,20}|sig|signature|key)=[^&\s\"']{1,2000}|"
+    # Bearer 5f2a93bc
     rf"{_SCHEME}\S{{8,2000}}|"
-    # A name, and what stands behind it: in quotes, also escaped ones, or a word.
+    # A name and a separator: "--password ", "api_key = ", "\"token\": ".
     rf"(?:--{_NAME}[ \t]{{1,4}}|{_NAME}[\\\"']{{0,4}}[ \t]{{0,4}}[:=][ \t]{{0,4}}"
     rf"(?:\r?\n[ \t]{{1,16}})?){_SCHEME}?"
+    # The credential behind the name: in quotes, in escaped quotes, or a word.
     r"(?:\"(?:[^\"\\\n]|\\.){1,2000}|'(?:[^'\\\n]|\\.){1,2000}|"
     r"\\{1,3}[\"'][^\"'\\\n]{1,2000}|\S{1,2000})|"
+    # A key in a file.
     r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}",
     re.IGNORECASE,
 )
+"""The credentials in a text, each with its name."""
+
 _CARD = re.compile(
     r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
     r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)"
 )
+"""Numbers like those of payment cards: 4242 4242 4242 4242, 3782-822463-10005."""
+
 _KEY_SHAPE = re.compile(
     r"(?:sk|pk|rk)[-_]\w|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|A[KS]IA[A-Z0-9]{12}|"
     r"AIza|ya29\.|eyJ[\w-]{8}"
 )
+"""How keys of OpenAI, Stripe, GitHub, GitLab, Slack, AWS and Google begin, and JWTs."""
 
 TELLING = 1.0
-"""How telling a value is that has the form of one: an id, a path, a name in code."""
+"""The weight of a value that has the form of one: an id, a path, a name in code."""
 
 LESS_TELLING = 0.5
-"""How telling a value is that only fills its field: a number or a short text."""
+"""The weight of a value that only fills its field: a number or a short text."""
 
-Found = Sequence[tuple[str, float]]
-"""The values of a payload, each with how telling it is."""
+WeightedValue = tuple[str, float]
+"""A value and its weight, which is `TELLING` or `LESS_TELLING`."""
+
+Found = Sequence[WeightedValue]
+"""The values of a payload."""
 
 
 class KnownValues:
-    """Remembers the values of the payloads that were read last."""
+    """Reads the values of payloads, and remembers the payloads that were read last."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, Found] = OrderedDict()  # The newest last.
+        # The payload that was read last is the last one.
+        self._found: OrderedDict[Hashable, Found] = OrderedDict()
         self._value_count = 0
         self._lock = threading.Lock()
 
     def read(self, payload: object) -> Found:
-        """Returns the values of a payload, each once; remembers them."""
-        # A text has the same bytes as the payload that it is the JSON of.
+        """Returns the values of a payload, each once, and remembers them.
+
+        A payload that is still remembered is not read again.
+        """
+        # A text and the payload that it is the JSON of have the same bytes.
         is_text = isinstance(payload, str)
         key = (is_text, blake2b(json_text(payload)).digest())
         with self._lock:
@@ -124,20 +158,21 @@ class KnownValues:
                 self._found.move_to_end(key)
                 return self._found[key]
 
-        first_values = itertools.islice(walk_values(payload), MAX_FOUND)
-        found = list(dict.fromkeys(first_values))
+        all_values = _walk_values(payload, walked={}, depth=0)
+        first_values = itertools.islice(all_values, MAX_FOUND)
+        values = list(dict.fromkeys(first_values))
 
         with self._lock:
             # Another thread may have read the same payload in the meantime.
             replaced = self._found.get(key, ())
-            self._value_count += len(found) - len(replaced)
-            self._found[key] = found
+            self._value_count += len(values) - len(replaced)
+            self._found[key] = values
 
             # The payloads that were not read for the longest time make room.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
-                _, oldest = self._found.popitem(last=False)
-                self._value_count -= len(oldest)
-        return found
+                _key, oldest_values = self._found.popitem(last=False)
+                self._value_count -= len(oldest_values)
+        return values
 
 
 read_values = KnownValues().read
@@ -152,7 +187,8 @@ def is_secret_name(name: str) -> bool:
 def without_secrets(value: Any, depth: int = 0) -> Any:
     """Returns a payload without the fields that hold credentials.
 
-    Objects and lists that are nested more than 20 deep come back empty.
+    For example, {"user": "Ann", "password": "x"} becomes {"user": "Ann"}. Objects and
+    lists that are nested more than 20 deep come back empty.
     """
     if isinstance(value, dict):
         if depth >= _MAX_DEPTH:
@@ -174,50 +210,43 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 def find_values(text: str) -> Iterator[str]:
     """Yields the values of a text in their order, a repeated value each time.
 
-    Credentials are left out: a word may have the form of one, or stand behind a name of
-    one. So are line numbers at the beginning of a line.
+    Left out are credentials, and the line numbers of files.
     """
-    # Cards first: the text behind a card may begin like the name of a credential.
+    # Cards come first: the text behind a card may begin like the name of a credential.
     without_cards = _CARD.sub(_mask_card, text[:MAX_TEXT_CHARS])
     without_credentials = _SECRET.sub(" ", without_cards)
-    searched = _LINE_NUMBER.sub("", without_credentials)
-    for token in _TOKEN.findall(searched):
-        # The marks of a sentence around a word are no part of it; "./" before a path is
-        # cut as well, its first "/" stays.
-        value = token.rstrip(".-:,+/")
-        if not value.startswith("/"):
-            value = value.lstrip(".-:,+")
+    searched_text = _LINE_NUMBER.sub("", without_credentials)
+    for token in _TOKEN.findall(searched_text):
+        # The marks of a sentence are cut off: "order-81." gives "order-81". At the
+        # beginning a slash stays: "./a/b" gives "/a/b".
+        value = token.rstrip(".-:,+/").lstrip(".-:,+")
         if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
             yield value
 
 
-def walk_values(
-    value: object, seen: dict[int, object] | None = None, depth: int = 0
-) -> Iterator[tuple[str, float]]:
-    """Yields the values of a payload, each with how telling it is.
-
-    Fields that hold credentials are left out.
+def _walk_values(
+    value: object, walked: dict[int, object], depth: int
+) -> Iterator[WeightedValue]:
+    """Yields the values of a payload; leaves out the fields that hold credentials.
 
     Args:
-        value: The payload, or a value that is nested in it.
-        seen: The objects and lists that were already walked, by their ids; None for the
-            payload itself. They are not walked again: a payload may contain itself.
-        depth: How deep the value is nested; 0 for the payload itself.
+        value: The payload, or a part that is nested in it.
+        walked: The objects and lists that were walked so far, by their `id`. They are
+            not walked again: a payload may contain itself.
+        depth: How deep `value` is nested; 0 for the payload itself.
     """
-    if seen is None:
-        seen = {}
-    if depth > _MAX_DEPTH or id(value) in seen:
+    if depth > _MAX_DEPTH or id(value) in walked:
         return
 
     if isinstance(value, dict):
-        seen[id(value)] = value  # While it is kept, no other object gets its id.
-        yield from _walk_fields(value, seen, depth)
+        walked[id(value)] = value  # While an object is kept, its `id` is unique.
+        yield from _walk_fields(value, walked, depth)
     elif isinstance(value, list | tuple):
-        seen[id(value)] = value
+        walked[id(value)] = value
         for item in value:
-            yield from walk_values(item, seen, depth + 1)
+            yield from _walk_values(item, walked, depth + 1)
     elif isinstance(value, str):
-        yield from _read_text(value.strip(), seen, depth)
+        yield from _walk_text(value.strip(), walked, depth)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = _write_number(value)
         if number:
@@ -225,9 +254,12 @@ def walk_values(
 
 
 def _walk_fields(
-    fields: dict[Any, Any], seen: dict[int, object], depth: int
-) -> Iterator[tuple[str, float]]:
-    """Yields the values in the names and in the contents of fields."""
+    fields: dict[Any, Any], walked: dict[int, object], depth: int
+) -> Iterator[WeightedValue]:
+    """Yields the values in the names and in the contents of fields.
+
+    The arguments are those of `_walk_values`.
+    """
     for key, item in fields.items():
         name = key if isinstance(key, str) else ""
         if is_secret_name(name):
@@ -237,40 +269,50 @@ def _walk_fields(
         has_digit = any(char.isdigit() for char in name)
         if has_digit and is_value(name):
             yield name, TELLING
-        yield from walk_values(item, seen, depth + 1)
+        yield from _walk_values(item, walked, depth + 1)
 
 
 def _write_number(number: float) -> str:
-    """Writes a number that may be a value.
+    """Writes a number as a value.
 
-    "" for a single digit, the number of a card, and a number that is too large.
+    Returns "" for a number that is no value: a single digit, the number of a card, NaN,
+    and a number of 1e18 or more.
     """
-    # "not <" also holds for NaN. Python refuses to write integers with many digits.
-    if not abs(number) < 1e18:
+    # Python refuses to write integers with thousands of digits. NaN is not smaller.
+    is_small = abs(number) < 1e18
+    if not is_small:
         return ""
+
     text = str(number)
-    return text if len(text) >= 2 and hide_secrets(text) == text else ""
+    is_single_digit = len(text) == 1
+    is_card = hide_secrets(text) != text
+    return "" if is_single_digit or is_card else text
 
 
-def _read_text(
-    text: str, seen: dict[int, object], depth: int
-) -> Iterator[tuple[str, float]]:
+def _walk_text(
+    text: str, walked: dict[int, object], depth: int
+) -> Iterator[WeightedValue]:
     """Yields the values of a text.
 
     - If the text is JSON: the values of the parsed payload.
     - If the text is short and fills a field: the text itself, unless it has a
       credential, and then the values in it.
     - Otherwise: the values in the text.
+
+    `walked` and `depth` are those of `_walk_values`.
     """
-    if text.startswith(("{", "[")) and depth < _MAX_JSON_DEPTH:
+    looks_like_json = text.startswith(("{", "["))
+    if looks_like_json and depth < _MAX_JSON_DEPTH:
+        # A text that cannot be parsed is read as plain text below.
         with contextlib.suppress(ValueError, RecursionError):
-            yield from walk_values(json.loads(text), seen, depth + 1)
+            yield from _walk_values(json.loads(text), walked, depth + 1)
             return
 
     values = list(find_values(text))
     is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
     fills_field = depth > 0 and is_short
-    if fills_field and text not in values and hide_secrets(text) == text:
+    is_new_value = fills_field and text not in values
+    if is_new_value and hide_secrets(text) == text:
         yield text, LESS_TELLING
     for value in values:
         yield value, TELLING
@@ -279,24 +321,28 @@ def _read_text(
 def hide_secrets(text: str) -> str:
     """Leaves out credentials; writes x for the digits of card numbers.
 
-    A word is a credential if it has the form of one, or stands behind a name of one.
+    A word is a credential if it looks like a key, or follows a name such as "password":
+    "pwd=x1 user=ann" becomes "  user=ann".
     """
-    without_cards = _CARD.sub(_mask_card, text)  # First, as in `find_values`.
+    # Cards come first: the text behind a card may begin like the name of a credential.
+    without_cards = _CARD.sub(_mask_card, text)
     without_named = _SECRET.sub(" ", without_cards)
     return _WORD.sub(_drop_secret, without_named)
 
 
 def _drop_secret(match: re.Match[str]) -> str:
+    """Returns the word, or "" for a credential."""
     word = match.group()
     return "" if _looks_secret(word) else word
 
 
 def is_value(word: str) -> bool:
-    """Whether a word names something exactly, and has not the form of a credential.
+    """Whether a word names something exactly, and does not look like a credential.
 
     These words do: numbers of four and more digits, other words with a digit, codes in
     capital letters such as "EUR", and names in code such as "max_turns" or "a/b".
     """
+    # Most words have only letters: the quick test comes before the slow one.
     has_digit = not word.isalpha() and any(char.isdigit() for char in word)
     if has_digit:
         is_exact = len(word) >= 4 or not word.isdigit()
@@ -311,32 +357,48 @@ def _mask_card(match: re.Match[str]) -> str:
     """Writes x for each digit of a card's number; other long numbers stay."""
     number = match.group()
     digits = [int(char) for char in number if char.isdecimal()]
-    # The length stays, so that names before and behind are still found.
-    return re.sub(r"\d", "x", number) if _is_card(digits) else number
+    if not _is_card(digits):
+        return number
+    # The length stays the same, so that the patterns still find names around it.
+    return re.sub(r"\d", "x", number)
 
 
 def _is_card(digits: list[int]) -> bool:
-    """Whether digits pass the check of card numbers (Luhn)."""
-    total = sum(digits[-1::-2])
-    for digit in digits[-2::-2]:
-        total += sum(divmod(2 * digit, 10))  # The sum of the digits of the double.
+    """Whether digits pass the check of card numbers (Luhn).
+
+    From the last digit back, every second digit is doubled, and the digits of the
+    double are added. A valid number has a sum that ends in 0.
+    """
+    single_digits = digits[-1::-2]
+    doubled_digits = digits[-2::-2]
+
+    total = sum(single_digits)
+    for digit in doubled_digits:
+        tens, ones = divmod(2 * digit, 10)
+        total += tens + ones
     return total % 10 == 0
 
 
 def _looks_secret(word: str) -> bool:
-    """Whether a word has the form of a credential.
+    """Whether a word looks like a credential.
 
     It may begin like a key, be an address with a password, be the number of a card, or
     be a long word that mixes capital letters, small letters and digits.
     """
-    if _KEY_SHAPE.match(word):
+    begins_like_key = _KEY_SHAPE.match(word) is not None
+    if begins_like_key:
         return True
-    if "://" in word and "@" in word.split("/")[2]:
-        return True
-    if word.isdecimal() and 13 <= len(word) <= 19:
+
+    if "://" in word:
+        host = word.split("/")[2]  # The parts are "https:", "", "ann:pw@host" and more.
+        has_password = "@" in host
+        if has_password:
+            return True
+
+    if word.isdecimal() and len(word) in _CARD_DIGIT_COUNTS:
         return _is_card([int(char) for char in word])
 
-    if len(word) < 24 or not word.isalnum():
+    if len(word) < _LEAST_RANDOM_CHARS or not word.isalnum():
         return False
     has_upper = any(char.isupper() for char in word)
     has_lower = any(char.islower() for char in word)
@@ -352,28 +414,31 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
 
     Args:
         values: The values of the whole text, in their order; repeated ones count once.
-        shown: The text in which they are searched.
-        max_bytes: How long the list may be.
+        shown: The shortened text. A value that it contains is not listed.
+        max_bytes: The most bytes of the list.
     """
-    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    unique_values = list(dict.fromkeys(values))
 
-    chosen = []
+    chosen_values = set[str]()
     left_bytes = max_bytes
-    for value in sorted(places, key=_rank_kind):
-        size_bytes = len(value.encode("utf-8", "replace")) + len(", ")
-        if size_bytes <= left_bytes and value not in shown:
-            left_bytes -= size_bytes
-            chosen.append(value)
-        if left_bytes < _LEAST_VALUE_BYTES:
+    for value in sorted(unique_values, key=_rank_kind):
+        value_bytes = len(value.encode("utf-8", "replace")) + len(", ")
+        if value_bytes <= left_bytes and value not in shown:
+            left_bytes -= value_bytes
+            chosen_values.add(value)
+
+        is_full = left_bytes < _LEAST_VALUE_BYTES
+        if is_full:
             break
 
-    return ", ".join(sorted(chosen, key=places.__getitem__))
+    return ", ".join(value for value in unique_values if value in chosen_values)
 
 
 def _rank_kind(value: str) -> int:
-    """Returns the rank of a value: 0 is named first.
+    """Returns the rank of a value in `name_hidden`; values of rank 0 are chosen first.
 
-    0 for paths and addresses, 1 for ids, 2 for numbers and for words of code.
+    The ranks: 0 for paths and addresses, 1 for ids such as "ord-81", 2 for numbers and
+    for words of code.
     """
     if "/" in value or "@" in value:
         return 0

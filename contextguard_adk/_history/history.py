@@ -44,10 +44,10 @@ from contextguard_adk._history.truncation import Preview, Truncation, truncate_c
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.redaction import Redactor
 
-_OF_SUMMARY = (
+_FACTS_OF_SUMMARY = (
     "shown",
     "shown_in_part",
-    "_covered_places",
+    "_covered_positions",
     "covered",
     "model_covered",
 )
@@ -73,8 +73,9 @@ class _ShortenedKey(NamedTuple):
 class History:
     """The contents of one request, and the facts about them.
 
-    An index is a position in `contents`; a place is a position in any other list. Each
-    fact is computed when it is first read. These words mean the same in every file:
+    An index is a position in `contents`; a position is one in another list, such as
+    `events`. Each fact is computed when it is first read. These words mean the same in
+    every file:
 
     =============  ==================================================================
     contents       The request as ADK and the other plugins have built it, summarized
@@ -113,12 +114,14 @@ class History:
         # More events may come before a summary in the background is written.
         self._event_count = len(self.events)
 
-        # The caller adds these contents to this run alone.
+        # A caller may add contents to one run alone; they are in no session event.
         run_config = invocation.run_config if invocation else None
         self._transient = getattr(run_config, "model_input_context", None) or ()
 
-        # The caller sets these three before it reads a fact.
-        self.loads_part = False  # Whether later requests may have less of the session.
+        # The caller sets these three before it reads a fact. `loads_part` says whether
+        # later requests may have less of the session. Without a `preview` all tool
+        # results are shown whole.
+        self.loads_part = False
         self.preview: Preview | None = None
         self.redactor = Redactor()
 
@@ -130,13 +133,18 @@ class History:
     def with_summary(self, stored: StoredSummary | None) -> History:
         """Returns the same history with another summary in place."""
         other = copy.copy(self)
-        for name in _OF_SUMMARY:
-            vars(other).pop(name, None)  # Where `cached_property` keeps the old value.
+        for name in _FACTS_OF_SUMMARY:
+            # `cached_property` keeps a value among the attributes, under its own name.
+            vars(other).pop(name, None)
         other.stored = stored
         return other
 
     def release(self) -> None:
-        """Computes the facts that depend on the running invocation, then forgets it."""
+        """Computes the facts that depend on the running invocation, then forgets it.
+
+        Afterwards a summary in the background can be written when the run has ended.
+        """
+        # To read a fact is to compute it.
         _ = self.request_index
         _ = self.calls
         for index in self.indexes:
@@ -163,18 +171,17 @@ class History:
         """The previews of large tool results, by the index of the content.
 
         The model reads them in place of these contents from its first request on.
-        Results that a model has summarized need none.
         """
-        settings = self.preview
-        if settings is None:
+        if self.preview is None:
             return {}
 
-        previews = {}
-        summarized = self.model_covered
+        previews: dict[int, types.Content] = {}
+        summarized_indexes = self.model_covered
         for index, content in enumerate(self.contents):
-            if not has_function_response(content) or index in summarized:
+            # A result that a model has summarized is not shown at all.
+            if not has_function_response(content) or index in summarized_indexes:
                 continue
-            preview = self._make_preview(index, settings)
+            preview = self._make_preview(index, self.preview)
             if preview is not None:
                 previews[index] = preview
 
@@ -190,16 +197,18 @@ class History:
 
     def _make_preview(self, index: int, settings: Preview) -> types.Content | None:
         """Returns the preview of a content; None if the model reads it whole."""
-        if index not in self._known_previews:
-            content = self.contents[index]
-            results = [part for part in parts_of(content) if part.function_response]
-            size_bytes = sum(self.memo.part_bytes(part) for part in results)
+        if index in self._known_previews:
+            return self._known_previews[index]
 
-            preview = None
-            if not settings.fits(size_bytes):
-                preview = self.memo.remember(settings, content, content.parts or ())
-            self._known_previews[index] = preview
-        return self._known_previews[index]
+        content = self.contents[index]
+        results = [part for part in parts_of(content) if part.function_response]
+        results_bytes = sum(self.memo.part_bytes(part) for part in results)
+        preview = None
+        if not settings.fits(results_bytes):
+            # A call of `settings` makes the preview.
+            preview = self.memo.remember(settings, content, content.parts or ())
+        self._known_previews[index] = preview
+        return preview
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
         """Returns shortened contents, by index, as a compaction has shortened them.
@@ -211,12 +220,11 @@ class History:
         if truncation is None:
             return {}
 
-        shortened_by_index = {}
         last_index = self.find_named(stored.truncated_upto)
-        for index in self.indexes:
-            if index > last_index:
-                break
+        truncated_indexes = [index for index in self.indexes if index <= last_index]
 
+        shortened_by_index: dict[int, types.Content] = {}
+        for index in truncated_indexes:
             shown = self.shown[index]
             key = _ShortenedKey(
                 index,
@@ -245,6 +253,7 @@ class History:
 
     @cached_property
     def _known_events(self) -> KnownEvents:
+        """Tells whether an event of the session has the same part as a content."""
         return KnownEvents(self.events)
 
     @cached_property
@@ -256,28 +265,29 @@ class History:
         if self._invocation is None:
             return {}
 
-        contents = self.contents
+        # Transient contents come from no event.
         text_indexes = [
             index
-            for index, content in enumerate(contents)
+            for index, content in enumerate(self.contents)
             if not has_tool(content) and content not in self._transient
         ]
+        # Texts that no event has in this form: they were rewritten or inserted.
         changed_indexes = {
             index
             for index in text_indexes
-            if not self._known_events.is_unchanged(contents[index])
+            if not self._known_events.is_unchanged(self.contents[index])
         }
         if not changed_indexes:
             return {}
         return find_rewritten(
-            contents, text_indexes, changed_indexes, self._invocation, self.memo
+            self.contents, text_indexes, changed_indexes, self._invocation, self.memo
         )
 
     def original(self, index: int) -> types.Content:
-        """Returns a content as its event has it.
+        """Returns a content as its session event has it.
 
-        Another plugin may add the time of day to the content on each call, but the
-        event stays the same.
+        The two differ if another plugin has rewritten the content for this request. The
+        plugin may add the time of day, for example, which differs in each request.
         """
         event = self._rewritten.get(index)
         if event is not None and event.content is not None:
@@ -311,29 +321,28 @@ class History:
     def request_index(self) -> int | None:
         """The index of this agent's current request; None if ADK does not show it.
 
-        The request is the first of these that the contents have:
-
-        1. The input of the agent's node or, without a node, the message that began the
-           invocation.
-        2. The content that `_find_input` finds, unless the run began with the result of
-           a call.
+        The request is the input of the agent's node or, without a node, the message
+        that began the invocation. If the contents do not have it, the request is the
+        content that `_find_input` finds.
         """
-        searched = list(self.contents)
+        # The rewritten or the original form of a message may have the words of the
+        # request, so both forms are searched.
+        searched_contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
-                # The rewritten or the original form may hold the words of the request.
-                parts = [*parts_of(searched[index]), *parts_of(event.content)]
-                searched[index] = types.Content(role="user", parts=parts)
+                both_forms = [*parts_of(self.contents[index]), *parts_of(event.content)]
+                searched_contents[index] = types.Content(role="user", parts=both_forms)
 
         candidates = [index for index in self.indexes if index not in self.outputs]
         request = find_node_input(self._invocation) or self.user_content
-        found_index = find_current_request(searched, candidates, request)
+        found_index = find_current_request(searched_contents, candidates, request)
         if found_index is not None:
             return found_index
 
         # A run may begin with the result of a call, which is no request.
         has_message = bool(content_text(request) or media_parts(request))
-        if parts_of(request) and not has_message:
+        has_only_other_parts = bool(parts_of(request)) and not has_message
+        if has_only_other_parts:
             return None
         return self._find_input(candidates)
 
@@ -343,6 +352,9 @@ class History:
         - If the contents have a message of the user: the user's newest message of this
           run, or None.
         - Otherwise: the newest message of another agent, or None.
+
+        Args:
+            candidates: The indexes that may be found, in order.
         """
         if self.user_messages:
             return self._find_newest_message()
@@ -388,28 +400,34 @@ class History:
     @cached_property
     def user_messages(self) -> list[int]:
         """The indexes of texts that the user wrote, not tools, code or other agents."""
-        text_indexes = [i for i in self.indexes if is_user_text(self.contents[i])]
-        of_others = {i for i, e in self._rewritten.items() if e.author != "user"}
+        texts_of_agents = {
+            index for index, event in self._rewritten.items() if event.author != "user"
+        }
+        excluded_indexes = self.outputs | texts_of_agents
         return [
             index
-            for index in text_indexes
-            if index not in of_others and index not in self.outputs
+            for index in self.indexes
+            if index not in excluded_indexes and is_user_text(self.contents[index])
         ]
 
     @cached_property
     def running_turn(self) -> list[int]:
-        """The indexes after the user's request: the steps of the running turn."""
-        start = self.request_index
-        if start is None:
-            start = max(self.user_messages, default=-1)
-        return [index for index in self.indexes if index > start]
+        """The indexes after the user's request: the steps of the running turn.
+
+        If ADK does not show the request, the user's newest message counts as the
+        request; without a message all contents are steps.
+        """
+        request_index = self.request_index
+        if request_index is None:
+            request_index = max(self.user_messages, default=-1)
+        return [index for index in self.indexes if index > request_index]
 
     # Coverage by the stored summary.
 
     @cached_property
     def covered(self) -> frozenset[int]:
         """The indexes of the contents that the stored summary replaces."""
-        return frozenset(self._covered_places)
+        return frozenset(self._covered_positions)
 
     @cached_property
     def model_covered(self) -> frozenset[int]:
@@ -418,58 +436,60 @@ class History:
             return frozenset()
 
         # A model has summarized the oldest of the covered contents.
-        count = self.stored.model_covered_count
+        summarized_count = self.stored.model_covered_count
         return frozenset(
-            index for index, place in self._covered_places.items() if place < count
+            index
+            for index, covered_position in self._covered_positions.items()
+            if covered_position < summarized_count
         )
 
     @cached_property
-    def _covered_places(self) -> dict[int, int]:
-        """The covered place of each covered content, by the index of the content.
+    def _covered_positions(self) -> dict[int, int]:
+        """The covered position of each covered content, by the index of the content.
 
-        A covered place is a position among the contents that the summary covers: 0 is
-        the oldest of them.
+        A covered position is one among the contents that the summary covers: 0 is the
+        oldest of them.
         """
         if self.stored is None:
             return {}
 
-        covered_places = self._match_covered(self.stored)
-        new_indexes = self._find_new(self.stored)
-        old_indexes = [index for index in covered_places if index not in new_indexes]
+        covered_positions = self._match_covered(self.stored)
+        newer_indexes = self._find_newer_indexes(self.stored)
+        candidates = [i for i in covered_positions if i not in newer_indexes]
 
         # A call and its result are covered together or not at all.
-        whole_indexes = keep_pairs_whole(old_indexes, self.pairs)
+        whole_indexes = keep_pairs_whole(candidates, self.pairs)
         return {
-            index: covered_place
-            for index, covered_place in covered_places.items()
+            index: covered_position
+            for index, covered_position in covered_positions.items()
             if index in whole_indexes
         }
 
     def _match_covered(self, stored: StoredSummary) -> dict[int, int]:
         """Finds the contents that are equal to covered ones.
 
-        Returns the covered place of each, by the index of the content.
+        Returns the covered position of each, by the index of the content.
         """
-        indexes = self.indexes
         covered = stored.covered
-        count = covered.content_count
+        covered_count = covered.content_count
 
         # Usually the history has only grown since the summary was made: then the
-        # covered contents are still its first ones.
-        first_fingerprints = [self.fingerprint(index) for index in indexes[:count]]
-        has_enough = len(first_fingerprints) == count
+        # covered contents are still its first contents.
+        first_indexes = self.indexes[:covered_count]
+        has_enough = len(first_indexes) == covered_count
+        first_fingerprints = [self.fingerprint(index) for index in first_indexes]
         if has_enough and cover(first_fingerprints) == covered:
             return {
-                index: covered_place
-                for covered_place, index in enumerate(indexes[:count])
+                index: covered_position
+                for covered_position, index in enumerate(first_indexes)
             }
 
-        fingerprints = [self.fingerprint(index) for index in indexes]
+        fingerprints = [self.fingerprint(index) for index in self.indexes]
         matches = align_covered(covered, fingerprints)
         older_matches = self._find_older_matches(stored, matches)
         return {
-            indexes[history_place]: covered_place
-            for covered_place, history_place in [*older_matches, *matches]
+            self.indexes[history_position]: covered_position
+            for covered_position, history_position in [*older_matches, *matches]
         }
 
     def _find_older_matches(
@@ -477,27 +497,31 @@ class History:
     ) -> list[Match]:
         """Matches the older covered contents, which have no fingerprints of their own.
 
-        Returns [] in these cases:
+        Args:
+            stored: The summary.
+            matches: The matches of `align_covered`.
 
-        - The summary covers no older contents.
-        - `matches` has the older contents already.
-        - The session lacks the last covered event. Then nobody can tell which contents
-          are older than the summary.
+        Returns:
+            Matches that are not among `matches`.
         """
         covered = stored.covered
         has_older = stored.has_older or covered.older_count > 0
-        # Older contents match all together or not at all, so the first match tells.
-        is_matched = bool(matches) and matches[0].covered_place < covered.older_count
-        if not has_older or is_matched:
+        if not has_older:
             return []
 
-        newer = self._read_newer(stored)
-        if newer is None:
+        # Older contents match all together or not at all, so the first match tells.
+        if matches and matches[0].covered_position < covered.older_count:
+            return []
+
+        # Without the last covered event nobody can tell which contents are older than
+        # the summary.
+        newer_contents = self._read_newer_contents(stored)
+        if newer_contents is None:
             return []
         contents = [self.contents[index] for index in self.indexes]
-        return match_older(covered, matches, contents, newer)
+        return match_older(covered, matches, contents, newer_contents)
 
-    def _read_newer(self, stored: StoredSummary) -> list[types.Content] | None:
+    def _read_newer_contents(self, stored: StoredSummary) -> list[types.Content] | None:
         """Reads the contents of the events after the last covered event.
 
         None if the session does not have that event.
@@ -507,37 +531,38 @@ class History:
         if stored.last_event not in ids:
             return None
 
-        newer = []
-        for event in valid_events[ids.index(stored.last_event) + 1 :]:
+        first_newer_position = ids.index(stored.last_event) + 1
+        newer_contents: list[types.Content] = []
+        for event in valid_events[first_newer_position:]:
             if event.content:
-                newer.append(event.content)
+                newer_contents.append(event.content)
+            # A summary of ADK itself is in the actions of an event.
             compaction = event.actions.compaction if event.actions else None
             if compaction and compaction.compacted_content:
-                newer.append(compaction.compacted_content)
-        return newer
+                newer_contents.append(compaction.compacted_content)
+        return newer_contents
 
-    def _find_new(self, stored: StoredSummary) -> Collection[int]:
+    def _find_newer_indexes(self, stored: StoredSummary) -> Collection[int]:
         """Finds the indexes of contents that are newer than the summary for certain.
 
-        A repeated message ("yes", "yes") must not pass for the covered message. There
-        are three cases:
-
-        - This run has written the summary itself, or its request is not shown: none.
-        - This run is older than the run that wrote the summary, and a late result
-          continues it: the request alone. Contents after it may be covered.
-        - This run is newer: the request and all contents after it.
+        A repeated message ("yes", "yes") must not pass for the covered message.
         """
-        request_index = self.request_index
-        if request_index is None or self.invocation_id == stored.invocation:
+        # The run that wrote the summary may have covered its own contents. Without a
+        # request nothing is certain.
+        has_written_summary = self.invocation_id == stored.invocation
+        if has_written_summary or self.request_index is None:
             return ()
 
-        event_runs = [event.invocation_id for event in self.events]
-        both_runs = (self.invocation_id, stored.invocation)
-        oldest_of_both = next((run for run in event_runs if run in both_runs), None)
-        is_this_older = oldest_of_both == self.invocation_id
-        if is_this_older and stored.invocation in event_runs:
-            return {request_index}
-        return range(request_index, len(self.contents))
+        # A late result may continue a run that began before the run with the summary.
+        # Then the contents after its request may be covered.
+        run_ids = list(dict.fromkeys(event.invocation_id for event in self.events))
+        if self.invocation_id in run_ids and stored.invocation in run_ids:
+            own_position = run_ids.index(self.invocation_id)
+            is_older_run = own_position < run_ids.index(stored.invocation)
+            if is_older_run:
+                return {self.request_index}
+
+        return range(self.request_index, len(self.contents))
 
     @property
     def is_summary_valid(self) -> bool:
@@ -547,14 +572,14 @@ class History:
         """
         if self.stored is None:
             return False
-        count = self.stored.covered.content_count
-        return len(self.covered) >= count and not self.is_rewound
+        has_all = len(self.covered) >= self.stored.covered.content_count
+        return has_all and not self.is_rewound
 
     @property
     def is_rewound(self) -> bool:
         """Whether the session has a rewind after the run that wrote the summary.
 
-        Without a summary, whether it has any rewind.
+        Without a summary, whether the session has any rewind.
         """
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
@@ -567,12 +592,14 @@ class History:
     def is_partial(self) -> bool:
         """Whether this request or a later one may lack older messages of the session.
 
-        It may in two cases: the caller loads only a part of the session, or covered
-        contents are missing although the session has no rewind since.
+        True in two cases: the caller loads only a part of the session, or covered
+        contents are missing although the session has no rewind since the summary.
         """
-        wanted_count = self.stored.covered.content_count if self.stored else 0
-        lacks_some = len(self.covered) < wanted_count
-        return self.loads_part or (lacks_some and not self.is_rewound)
+        if self.loads_part:
+            return True
+        covered_count = self.stored.covered.content_count if self.stored else 0
+        lacks_some = len(self.covered) < covered_count
+        return lacks_some and not self.is_rewound
 
     def repeats(self, indexes: Iterable[int]) -> bool:
         """Whether later requests will have the contents with these indexes unchanged.
@@ -592,30 +619,37 @@ class History:
         Args:
             covered: The indexes of the covered contents.
         """
-        # Several contents may be equal, but they have the order of their events. So the
-        # event of a content is before the event of the next content. That is why the
-        # events of newer contents are found as well, covered or not.
-        end_place = self._event_count
+        # Contents have the order of their events. So the events are found from the
+        # newest content back, each before the one that was found last. Without the
+        # events of the contents that are not covered, a repeated "yes" could be taken
+        # for a covered one.
+        end_position = self._event_count
         for index in reversed(self.indexes):
-            event_place = self._find_event(index, end_place)
-            if event_place is None:
+            event_position = self._find_event(index, end_position)
+            if event_position is None:
                 continue
             if index in covered:
-                return self.events[event_place].id
-            end_place = event_place
+                return self.events[event_position].id
+            end_position = event_position
         return ""
 
-    def _find_event(self, index: int, end_place: int) -> int | None:
-        """Finds the newest event before `end_place` that has a content's fingerprint.
+    def _find_event(self, index: int, end_position: int) -> int | None:
+        """Finds the newest event before a position that has a content's fingerprint.
 
-        Returns its place in `events`; None if the last few events do not have it.
+        Args:
+            index: The index of the content.
+            end_position: The position in `events` before which the search begins.
+
+        Returns:
+            The position of the event; None if the last events before `end_position` do
+            not have the fingerprint.
         """
         wanted = self.fingerprint(index)
-        first_place = max(0, end_place - _SEARCHED_EVENTS)
-        for event_place in reversed(range(first_place, end_place)):
-            content = self.events[event_place].content
+        first_position = max(0, end_position - _SEARCHED_EVENTS)
+        for event_position in reversed(range(first_position, end_position)):
+            content = self.events[event_position].content
             if content and self.fingerprint_content(content) == wanted:
-                return event_place
+                return event_position
         return None
 
     def name_content(self, index: int) -> str:
@@ -628,9 +662,12 @@ class History:
             return ""
 
         wanted = self.fingerprint(index)
-        indexes_upto = [i for i in self.indexes if i <= index]
-        number = sum(1 for i in indexes_upto if self.fingerprint(i) == wanted)
-        return f"{wanted.hex()}.{number}"
+        equal_indexes = [
+            other
+            for other in self.indexes
+            if other <= index and self.fingerprint(other) == wanted
+        ]
+        return f"{wanted.hex()}.{len(equal_indexes)}"
 
     def find_named(self, name: str) -> int:
         """Returns the index of the content that `name_content` has named.
@@ -641,10 +678,14 @@ class History:
         if not name:
             return -1
 
-        digest, _, number = name.partition(".")
-        equal = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
-        # Anyone may have written the name to session state. Python refuses to read
-        # numbers with thousands of digits.
-        has_number = number.isdecimal() and len(number) < 10
-        equal_upto = equal[: int(number)] if has_number else equal
-        return equal_upto[-1] if equal_upto else -1
+        digest, _dot, written_number = name.partition(".")
+        equal_indexes = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
+
+        # Anyone may have written the name to session state. Without a number the last
+        # equal content is meant. Python refuses to read numbers with thousands of
+        # digits.
+        has_number = written_number.isdecimal() and len(written_number) < 10
+        if has_number:
+            number = int(written_number)
+            equal_indexes = equal_indexes[:number]
+        return equal_indexes[-1] if equal_indexes else -1

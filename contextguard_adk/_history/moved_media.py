@@ -29,11 +29,12 @@ The number is the same for all models, so a file has the same words in all reque
 class MediaMover:
     """Decides which images and files may be moved into a message of the user.
 
-    A client library accepts other files in a message than in a tool's result. Words
-    take the place of the files that cannot be moved.
+    A client is a library through which requests go to the model. It may accept a file
+    in a message but not in a tool's result. Words take the place of the files that
+    cannot be moved.
 
     Attributes:
-        llm: The model that the request goes to; None if it is not known.
+        llm: ADK's object for the model that the request goes to; None if unknown.
         model: The name of this model.
         text_tokens: How many tokens of a text file are written as words.
     """
@@ -44,10 +45,11 @@ class MediaMover:
 
     @cached_property
     def _clients(self) -> tuple[str, ...]:
+        """The clients that may send the request, as rows of a table of media."""
         return name_media_clients(self.llm, self.model)
 
     def takes(self, file: types.Part) -> bool:
-        """Whether every client accepts a file in a message of the user.
+        """Whether every client is known to accept a file in a message of the user.
 
         False for a text file: its text is written instead.
         """
@@ -55,35 +57,40 @@ class MediaMover:
             return False
         return all(takes_media(client, "user", file) for client in self._clients)
 
-    def keeps(self, file: types.Part) -> bool:
-        """Whether a file that the user has sent may be moved into another message."""
-        return not any(refuses_media(client, file) for client in self._clients)
-
     def tell(self, file: types.Part, handle: str = "") -> str:
-        """Returns the words in place of a file: its kind, and its text if it has one.
+        """Returns the words in place of a file: a description, and the file's text.
 
-        A long text is shortened to about `text_tokens`. It then names `handle`, under
-        which the whole file can be read; "" for no handle.
+        Args:
+            file: The file.
+            handle: The name under which the whole file can be read, for the notice in a
+                text that is shortened to about `text_tokens`; "" for no handle.
         """
         description = describe_media(file)
         text = file_text(file)
         if not text:
             return f"{description} {NOT_SHOWN}"
 
-        most_chars = self.text_tokens * _CHARS_PER_TOKEN
-        return f"{description}\n{shorten(quote(text), most_chars, handle)}"
+        max_chars = self.text_tokens * _CHARS_PER_TOKEN
+        return f"{description}\n{shorten(quote(text), max_chars, handle)}"
 
     def split(
         self, files: Iterable[types.Part], *, is_users: bool = False
     ) -> tuple[list[types.Part], list[str]]:
         """Returns the files that may be moved, and the words in place of the others.
 
-        `is_users` says that the user has sent the files.
+        Args:
+            files: Images and other files.
+            is_users: Whether the user has sent the files in a message. Such a file may
+                be moved unless a client is known to refuse it.
         """
         moved: list[types.Part] = []
         words: list[str] = []
         for file in files:
-            may_move = self.keeps(file) if is_users else self.takes(file)
+            if is_users:
+                may_move = not any(refuses_media(c, file) for c in self._clients)
+            else:
+                may_move = self.takes(file)
+
             if may_move:
                 moved.append(file)
             else:

@@ -1,4 +1,8 @@
-"""Puts contents in an order that strict providers accept."""
+"""Puts contents in an order that strict providers accept.
+
+They want a user's message first, and each call with its result right after it. A lone
+result is a tool's result whose call is not in the contents.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +33,11 @@ def put_in_order(
 ) -> list[types.Content]:
     """Puts a user's message first, and a text in place of each lone result.
 
-    A lone result is a tool's result whose call is not in the contents. The mover
-    decides which files of such results may stay as files beside the text. Returns
-    `contents` itself if nothing changes.
+    Returns `contents` itself if nothing changes.
+
+    Args:
+        contents: The contents of a request.
+        mover: Decides which files of lone results may stay as files beside the text.
     """
     lone_results = _find_lone_results(contents)
     ordered: list[types.Content] = []
@@ -41,32 +47,32 @@ def put_in_order(
         else:
             ordered.append(content)
 
-    if ordered and ordered[0].role == "model":
+    begins_with_model = bool(ordered) and ordered[0].role == "model"
+    if begins_with_model:
         beginning = types.Part(text=_BEGINNING)
         ordered.insert(0, types.Content(role="user", parts=[beginning]))
 
-    # Each change puts a new content in place of an old one, or before the first one. So
-    # a changed list differs from `contents` at some index, even if it is longer.
-    is_same = all(new is old for new, old in zip(ordered, contents, strict=False))
-    return contents if is_same else ordered
+    has_changed = bool(lone_results) or begins_with_model
+    return ordered if has_changed else contents
 
 
 def _find_lone_results(
     contents: Iterable[types.Content],
 ) -> dict[int, list[types.Part]]:
-    """Finds the results without a call, by the index of the content."""
-    waiting: list[PlacedCall] = []
+    """Finds the parts with lone results, by the index of their content."""
+    waiting_calls: list[PlacedCall] = []
     lone_results: dict[int, list[types.Part]] = {}
     for index, content in enumerate(contents):
-        for part in content.parts or ():
-            if not part or part.text:
+        for part in parts_of(content):
+            if part.text:  # A text has neither a call nor a result beside it.
+                continue
+            if part.function_call:
+                waiting_calls.append(PlacedCall(index, part.function_call))
+            if part.function_response is None:
                 continue
 
-            if part.function_call:
-                waiting.append(PlacedCall(index, part.function_call))
-            response = part.function_response
-            has_no_call = response is not None and not take_call(waiting, response)
-            if has_no_call:
+            answered = take_call(waiting_calls, part.function_response)
+            if answered is None:
                 lone_results.setdefault(index, []).append(part)
     return lone_results
 
@@ -78,6 +84,11 @@ def _move_results(
 
     Returns the content without these results, and the message. If the content has no
     other parts, returns the message alone.
+
+    Args:
+        content: The content.
+        results: The parts of the content that are moved, all of them tools' results.
+        mover: Decides which files may stay files.
     """
     result_ids = {id(part) for part in results}
     other_parts = [part for part in parts_of(content) if id(part) not in result_ids]
@@ -86,9 +97,11 @@ def _move_results(
     for part in results:
         if part.function_response:
             message_parts += _write_result(part.function_response, mover)
-
     message = types.Content(role="user", parts=message_parts)
-    return [with_parts(content, other_parts), message] if other_parts else [message]
+
+    if not other_parts:
+        return [message]
+    return [with_parts(content, other_parts), message]
 
 
 def _write_result(
@@ -105,19 +118,18 @@ def _write_result(
 def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
     """Adds a result to each call without one: "There is no answer yet."
 
-    The result stands right after the content with the call. If other calls of this
-    content have their results there, it is added to these. A call in the last content
-    gets no result.
+    The results stand right after the content with the call. If the next content has
+    the results of other calls of this content, they are added to it. A call in the last
+    content gets no result.
     """
-    results_by_call = _write_missing_results(contents)
+    results_by_index = _write_missing_results(contents)
 
     answered: list[types.Content] = []
     for index, content in enumerate(contents):
-        missing_results = results_by_call.get(index - 1, [])
+        missing_results = results_by_index.get(index, [])
         if not missing_results:
             answered.append(content)
         elif has_function_response(content):
-            # This content has the results of other calls of the same message.
             all_parts = [*parts_of(content), *missing_results]
             answered.append(with_parts(content, all_parts))
         else:
@@ -129,12 +141,12 @@ def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
 def _write_missing_results(
     contents: Sequence[types.Content],
 ) -> dict[int, list[types.Part]]:
-    """Returns the results that open calls lack, by the index of the call's content."""
-    results_by_call: dict[int, list[types.Part]] = {}
+    """Writes the results that open calls lack, by the index right after the call."""
+    results_by_index: dict[int, list[types.Part]] = {}
     for call_index, call in pair_contents(contents).unanswered:
         response = types.FunctionResponse(
             id=call.id, name=call.name, response={"status": _NO_ANSWER}
         )
         result = types.Part(function_response=response)
-        results_by_call.setdefault(call_index, []).append(result)
-    return results_by_call
+        results_by_index.setdefault(call_index + 1, []).append(result)
+    return results_by_index

@@ -1,4 +1,8 @@
-"""The sizes that follow from a context window, and texts cut to a size."""
+"""The sizes that follow from a context window, and texts cut to a size.
+
+The buffer of a window is the part that is kept free for the answer. A trigger is the
+size of a request at which a strategy wants a compaction.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,17 @@ _SMALL_WINDOW_BUFFER_PERCENT = 20
 _HEAD_RATIO = 0.6
 """The part of a shortened text that its head takes: slightly more than its tail."""
 
-_MOST_CUTS = 5
-"""How often a text is cut until its tokens fit.
+_MOST_COUNTS = 5
+"""A text is cut and counted again until its tokens fit, up to this number of counts.
 
 Head and tail may be denser than the whole, so that the first cut may leave too much.
-Each later cut starts from a text that is nearly short enough."""
+Later cuts follow from a text that is nearly short enough."""
 
 _CUT_MARGIN = 0.98
 """A text is cut to slightly less than what would fit, so that few cuts are needed."""
+
+_BYTES_PER_TOKEN = 3
+"""The first guess of a text's bytes for each token; English prose has about four."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +43,13 @@ class Budgets:
 
     Attributes:
         window_tokens: The context window.
-        threshold_tokens: A request of this size or more is compacted.
+        threshold_tokens: A request of this size or more is compacted. This is the
+            trigger, or `full_tokens` if the trigger is not lower.
         summary_tokens: The most that a summary may take.
-        full_tokens: The window less its buffer; a trigger may lie below it.
-        working_tokens: The window; with a trigger below the threshold 5/4 of the
-            trigger, but at most 20,000 tokens more than it. Settings that are a part of
-            the window are a part of this.
-        reserved_output_tokens: What the request asks to be kept free for its answer.
+        full_tokens: The window less its buffer.
+        working_tokens: The size to which ratios in the settings apply: the window or,
+            with a trigger below `full_tokens`, the smaller window of `scale_trigger`.
+        reserved_output_tokens: The output that the request reserves for its answer.
     """
 
     window_tokens: int
@@ -61,11 +68,12 @@ class Budgets:
     def room_for_answer_tokens(self) -> int:
         """A request of up to this size leaves room for its answer.
 
-        Half of the buffer is room enough, unless the request reserves more.
+        Half of the buffer is room enough, unless the request reserves more output. A
+        request up to `full_tokens` always leaves room.
         """
         half_buffer_tokens = buffer_tokens(self.window_tokens) // 2
-        room_tokens = max(self.reserved_output_tokens, half_buffer_tokens)
-        return max(self.full_tokens, self.window_tokens - room_tokens)
+        answer_tokens = max(self.reserved_output_tokens, half_buffer_tokens)
+        return max(self.full_tokens, self.window_tokens - answer_tokens)
 
 
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
@@ -98,47 +106,50 @@ def plan_budgets(
 
     Args:
         window_tokens: The context window.
-        reserved_output_tokens: What the request asks to be kept free for its answer.
-        trigger_tokens: The size at which the strategy wants a compaction. None, or a
-            size that is not below the window less its buffer, changes nothing.
+        reserved_output_tokens: The output that the request reserves for its answer.
+        trigger_tokens: The trigger. None, or a size that is not below the window less
+            its buffer, changes nothing.
     """
     full_tokens = window_tokens - buffer_tokens(window_tokens, reserved_output_tokens)
-    # A large reserve of output makes no summary longer.
+    # The reserved output is left out: a large reserve must make no summary longer.
     summary_tokens = buffer_tokens(window_tokens) // 2
-    if trigger_tokens is None or trigger_tokens >= full_tokens:
-        return Budgets(
-            window_tokens=window_tokens,
-            threshold_tokens=full_tokens,
-            summary_tokens=summary_tokens,
-            full_tokens=full_tokens,
-            working_tokens=window_tokens,
-            reserved_output_tokens=reserved_output_tokens,
-        )
+
+    if trigger_tokens is not None and trigger_tokens < full_tokens:
+        start_tokens = trigger_tokens
+        working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
+        # An eighth: a compaction must bring the request far below the trigger.
+        summary_tokens = min(summary_tokens, trigger_tokens // 8)
+    else:
+        start_tokens = full_tokens
+        working_tokens = window_tokens
 
     return Budgets(
         window_tokens=window_tokens,
-        threshold_tokens=trigger_tokens,
-        # An eighth: a compaction must bring the request far below the trigger.
-        summary_tokens=min(summary_tokens, trigger_tokens // 8),
+        threshold_tokens=start_tokens,
+        summary_tokens=summary_tokens,
         full_tokens=full_tokens,
-        working_tokens=min(window_tokens, scale_trigger(trigger_tokens)),
+        working_tokens=working_tokens,
         reserved_output_tokens=reserved_output_tokens,
     )
 
 
 def scale_trigger(trigger_tokens: int) -> int:
-    """Returns the size of the window whose threshold a trigger would be."""
-    return trigger_tokens + min(trigger_tokens // 4, 20_000)
+    """Returns the size of the window whose threshold a trigger would be.
+
+    This is the trigger with the usual buffer: a fifth of the window, 20,000 at most.
+    """
+    return trigger_tokens + min(trigger_tokens // 4, _LARGE_WINDOW_BUFFER_TOKENS)
 
 
 def resolve_size(size: int | float, window_tokens: float) -> int:
-    """Returns a size in tokens; a float is a part of the window."""
+    """Returns a size in tokens: 500 is 500 tokens, 0.1 is a tenth of the window."""
     if isinstance(size, float):
         return int(size * window_tokens)
     return size
 
 
 TokenCounter = Callable[[str], int]
+"""Counts the tokens of a text."""
 
 
 def shorten(text: str, max_chars: int, handle: str = "") -> str:
@@ -147,7 +158,7 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     Args:
         text: The text, which is returned unchanged if it is short enough.
         max_chars: The most characters that are returned; the notice may exceed them.
-        handle: The number under which the whole text can be recalled; "" for none.
+        handle: The name under which the whole text can be recalled; "" for none.
     """
     if len(text) <= max_chars:
         return text
@@ -157,9 +168,9 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     room_chars = max(0, max_chars - len(notice))
     head_chars = int(room_chars * _HEAD_RATIO)
     tail_chars = room_chars - head_chars
-    head = text[:head_chars]
-    tail = text[len(text) - tail_chars :]
-    return head + notice + quote(tail)
+    tail_start = len(text) - tail_chars
+    # The tail may begin in the middle of a line, so it is quoted again.
+    return text[:head_chars] + notice + quote(text[tail_start:])
 
 
 def shorten_to_tokens(
@@ -171,17 +182,20 @@ def shorten_to_tokens(
         text: The text, which is returned unchanged if it fits.
         max_tokens: The most tokens that may be returned.
         count_tokens: Counts the tokens of a text.
-        handle: The number under which the whole text can be recalled; "" for none.
+        handle: The name under which the whole text can be recalled; "" for none.
     """
+    if not text:
+        return ""
+
     shortened = text
-    for _ in range(_MOST_CUTS):
+    for _attempt in range(_MOST_COUNTS):
         tokens = count_tokens(shortened)
-        if tokens <= max_tokens or not shortened:
+        if tokens <= max_tokens:
             return shortened
 
         fitting_chars = len(shortened) * max_tokens / tokens
         max_chars = max(1, int(fitting_chars * _CUT_MARGIN))
-        # Again of the whole text: a cut of a cut would have two notices.
+        # The whole text is cut each time: a cut of a cut would have two notices.
         shortened = shorten(text, max_chars, handle)
     return ""
 
@@ -191,17 +205,19 @@ def divide_budget(
 ) -> list[float]:
     """Divides a budget among items by their weights.
 
-    An item never gets more than its cost. The rest of its share goes to other items.
+    An item never gets more than its cost. The rest of its share goes to other items: of
+    a budget of 10, costs of [2, 9, 9] with equal weights get [2, 4, 4].
 
     Args:
         costs: The most that each item can use, in the unit of `room`.
-        weights: The weight of each item.
+        weights: The weight of each item; above 0.
         room: The budget.
 
     Returns:
         The share of each item, in the order of `costs`.
     """
-    # Items that are cheap for their weight come first: later items share the rest.
+    # An item that is cheap for its weight leaves a rest. Such items come first, so that
+    # the later ones can share the rest.
     indexes = range(len(costs))
     cheapest_first = sorted(indexes, key=lambda index: costs[index] / weights[index])
 
@@ -209,6 +225,7 @@ def divide_budget(
     left_room = room
     left_weight = sum(weights)
     for index in cheapest_first:
+        # Rounding may leave slightly less than nothing.
         fair_share = max(0.0, left_room) * weights[index] / left_weight
         shares[index] = min(float(costs[index]), fair_share)
         left_room -= shares[index]
@@ -219,8 +236,10 @@ def divide_budget(
 def excerpt(text: str, max_bytes: int) -> str:
     """Keeps head and tail of a text, with an ellipsis between them.
 
-    The result takes at most `max_bytes` of UTF-8. It is "" if there is no room for one
-    byte before the ellipsis and one behind it.
+    Args:
+        text: The text. Its lone surrogates become question marks.
+        max_bytes: The most UTF-8 bytes of the result. The result is "" if there is no
+            room for one byte before the ellipsis and one behind it.
     """
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
@@ -233,8 +252,10 @@ def excerpt(text: str, max_bytes: int) -> str:
     # The head says what a text is about, and gets twice as much as the tail.
     tail_bytes = room_bytes // 3
     head_bytes = room_bytes - tail_bytes
+    tail_start = len(raw) - tail_bytes
+    # A character that is cut in two is left out.
     head = raw[:head_bytes].decode("utf-8", "ignore")
-    tail = raw[len(raw) - tail_bytes :].decode("utf-8", "ignore")
+    tail = raw[tail_start:].decode("utf-8", "ignore")
     return f"{head}…{tail}"
 
 
@@ -246,17 +267,17 @@ def fit_bytes(
 ) -> int:
     """Returns how many bytes a text may take, so that it fits into a budget of tokens.
 
-    The first guess is three bytes for each token. The text of this size is written and
-    counted. If it has too many tokens, the guess is reduced in proportion.
+    A text is written with as many bytes as a guess allows, and counted. If it has too
+    many tokens, the guess is reduced in proportion.
 
     Args:
         budget_tokens: The most tokens that the text may take.
-        correction: The factor between estimates and the provider's counts. A factor
-            below 1 is not used: it would make the guess larger.
+        correction: Real tokens per estimated token. A correction below 1 does not raise
+            the guess.
         write: Writes the text with at most so many bytes.
         count: Counts the tokens of a text.
     """
-    guess_bytes = int(budget_tokens * 3 / max(1.0, correction))
+    guess_bytes = int(budget_tokens * _BYTES_PER_TOKEN / max(1.0, correction))
     tokens = count(write(guess_bytes))
     if tokens <= budget_tokens:
         return guess_bytes

@@ -1,6 +1,13 @@
 """Turns the measure of a request into an estimate of its prompt tokens.
 
-The measure is called the heuristic: UTF-8 bytes / 4 of all that the model reads.
+- The heuristic of a request is its measure: UTF-8 bytes / 4 of all that the model
+  reads.
+- A count is the number of real tokens that a provider has reported for a request.
+- The correction of a model is its real tokens per heuristic token.
+- The density of a text is its estimated tokens for each four bytes; see `density`.
+- The script discount is the number of tokens by which bytes / 4 may be too high for a
+  text, because some scripts have characters of two or three bytes.
+- A first estimate is one without any count of the model.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from contextguard_adk._measuring.tokens import (
 )
 
 DEFAULT_CORRECTION = 1.5
-"""The assumed real tokens per heuristic token, if no count tells the ratio.
+"""The correction of a model that has counted nothing yet.
 
 A first estimate applies it to media alone, because texts have their density. Where no
 estimate is at hand, as after a rejection, it applies to the whole request."""
@@ -42,14 +49,16 @@ FIRST_MARGIN = 1.15
 """The factor of the texts in a first estimate, which no count has shown to be right."""
 
 _CLAUDE_MARGIN = 1.5
-"""The same for Claude. Its vocabularies take up to 1.2 times the tokens of o200k_base,
-since Opus 4.7 up to 1.35 times that (Anthropic's release notes)."""
+"""The factor of the texts in a first estimate for Claude.
+
+Its vocabularies take up to 1.2 times the tokens of o200k_base, since Opus 4.7 up to
+1.35 times that (Anthropic's release notes)."""
 
 _MOST_VOCABULARY_RATIO = 1.35
 """The most tokens that another vocabulary is assumed to take for one of o200k_base."""
 
 MAX_RATIO = 20.0
-"""More real tokens per heuristic token are not believed."""
+"""A higher correction is not believed."""
 
 _MIN_CORRECTION = 1.0
 _MAX_CORRECTION = 5.0
@@ -59,7 +68,7 @@ _LOW_COUNT_RATIO = 0.95
 English prose counts 0.98 of it."""
 
 _LARGE_GROWTH_RATIO = 0.05
-"""Growth by this part of the last request or more is weighed by the vocabulary."""
+"""Growth by this part of the counted request or more is weighed by the vocabulary."""
 
 _MAX_GROWTH_FACTOR = 2.0
 """The most that growth is multiplied by for a vocabulary; some take a third more."""
@@ -82,17 +91,17 @@ more because the estimate may be too high."""
 
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
-    ratio = real_tokens / last_heuristic_tokens
-    lower_bounded = max(_MIN_CORRECTION, ratio)
-    return min(_MAX_CORRECTION, lower_bounded)
+    correction = real_tokens / last_heuristic_tokens
+    raised_correction = max(_MIN_CORRECTION, correction)
+    return min(_MAX_CORRECTION, raised_correction)
 
 
 def first_margin(model: str, threshold_ratio: float) -> float:
-    """Returns the factor of a first estimate.
+    """Returns the factor of the texts in a first estimate.
 
-    It is so large that a request that is estimated below the threshold fits into the
-    window, even if the model's vocabulary takes `_MOST_VOCABULARY_RATIO` times the
-    tokens of o200k_base.
+    The factor makes sure that a request that is estimated below the threshold fits into
+    the window, even if the model takes `_MOST_VOCABULARY_RATIO` times the tokens of
+    o200k_base. With a threshold at 0.9 of the window it is 1.35 * 0.9 / 0.97 = 1.25.
 
     Args:
         model: The name of the model.
@@ -108,7 +117,7 @@ class LastCount(NamedTuple):
 
     Attributes:
         real_tokens: The count; None or 0 if the provider has counted nothing.
-        heuristic_tokens: Bytes / 4 of the request that was counted; None or 0 if
+        heuristic_tokens: The heuristic of the request that was counted; None or 0 if
             unknown.
     """
 
@@ -128,18 +137,19 @@ def estimate_prompt_tokens(
     - With a count, the estimate follows from the count and the growth since.
     - With a correction alone, it is the heuristic multiplied by the correction or by
       the density of its texts, whichever is larger.
-    - With neither, the density of its texts decides. This is a first estimate.
-
-    A count without the heuristic of the counted request is a lower bound only.
+    - With neither, it is a first estimate, by the density of its texts.
 
     Args:
         request: The request, and its heuristic.
         last: The provider's last count; None if it has counted nothing.
-        correction: Real tokens per heuristic token of the model; None if unknown.
-        margin: The factor of a first estimate.
+        correction: The correction of the model; None if unknown.
+        margin: The factor of the texts in a first estimate.
     """
-    real_tokens = (last.real_tokens if last else None) or 0
-    counted_heuristic_tokens = (last.heuristic_tokens if last else None) or 0
+    real_tokens = 0
+    counted_heuristic_tokens = 0
+    if last is not None:
+        real_tokens = last.real_tokens or 0
+        counted_heuristic_tokens = last.heuristic_tokens or 0
     if real_tokens and counted_heuristic_tokens:
         return request.estimate_by_count(real_tokens, counted_heuristic_tokens)
 
@@ -150,6 +160,8 @@ def estimate_prompt_tokens(
         dense_tokens = int(weighted_tokens(parts, request.heuristic_tokens))
         corrected_tokens = int(request.heuristic_tokens * correction)
         estimated_tokens = max(corrected_tokens, dense_tokens)
+
+    # A count without the heuristic of the counted request is a lower bound only.
     return max(estimated_tokens, real_tokens)
 
 
@@ -159,9 +171,10 @@ class MeasuredRequest:
 
     Attributes:
         contents: The messages of the request.
-        heuristic_tokens: Bytes / 4 of the request.
-        config: The rest of the request; None counts as no text.
-        memo: Measures the contents.
+        heuristic_tokens: The heuristic of the request, its config included.
+        config: The rest of the request, such as the instruction; None counts as no
+            text.
+        memo: Measures the contents, and remembers the measures.
     """
 
     contents: Sequence[types.Content]
@@ -196,29 +209,30 @@ class MeasuredRequest:
         )
         parts = [*self.newest_parts(), config_part]
 
+        # Density weighs texts alone, so the tokens of media are in the sum as they are.
+        all_tokens = weighted_tokens(parts, self.heuristic_tokens)
         media_tokens = sum(part.media_bytes for part in parts) / 4
-        text_tokens = weighted_tokens(parts, self.heuristic_tokens) - media_tokens
-        dense_tokens = text_tokens * margin + media_tokens * DEFAULT_CORRECTION
+        text_tokens = all_tokens - media_tokens
+        dense_tokens = int(text_tokens * margin + media_tokens * DEFAULT_CORRECTION)
 
         # Density may be too low for scripts that other vocabularies know less well.
         discount_tokens = request_script_discount(self.contents, self.config, self.memo)
         added_tokens = int(_FIRST_DISCOUNT_RATIO * discount_tokens)
-        return max(int(dense_tokens), self.heuristic_tokens + added_tokens)
+        least_tokens = self.heuristic_tokens + added_tokens
+        return max(dense_tokens, least_tokens)
 
     def estimate_by_count(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
-        """Estimates a request by the count of one that was sent before.
+        """Estimates a request by the count of an earlier request.
 
         The estimate is the larger of two:
 
-        - the heuristic of the request times the ratio of the count to its heuristic
-        - the count plus the growth since, which is weighed by the density of its texts
-
-        If the request has shrunk, only the first is taken: the count is of contents
-        that are gone.
+        - the heuristic of the request, scaled by the ratio of the count to its
+          heuristic
+        - the count plus the growth since, weighed by the density of the newest texts
 
         Args:
-            real_tokens: The provider's count.
-            counted_heuristic_tokens: Bytes / 4 of the request that was counted.
+            real_tokens: The provider's count of the earlier request.
+            counted_heuristic_tokens: The heuristic of the earlier request.
         """
         is_low_count = real_tokens < counted_heuristic_tokens * _LOW_COUNT_RATIO
         if is_low_count:
@@ -227,74 +241,81 @@ class MeasuredRequest:
             correction = correction_factor(real_tokens, counted_heuristic_tokens)
             scaled_tokens = int(self.heuristic_tokens * correction)
 
+        # If the request has shrunk, the count is of contents that are gone.
         growth_tokens = self.heuristic_tokens - counted_heuristic_tokens
         if growth_tokens < 0:
             return scaled_tokens
 
-        # This reads the newest parts, which are the growth, off the iterator. It then
-        # goes on with the older parts, which the provider has counted.
-        unread_parts = self.newest_parts()
-        dense_growth_tokens = weighted_tokens(unread_parts, growth_tokens)
+        # The iterator yields the newest parts first. Here the parts that are the growth
+        # are taken; the older parts, which were counted, are left for the call below.
+        parts = self.newest_parts()
+        weighed_growth_tokens = weighted_tokens(parts, growth_tokens)
 
-        growth_factor = 1.0
-        if growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO:
-            dense_counted_tokens = weighted_tokens(
-                unread_parts, counted_heuristic_tokens
-            )
-            # The tokens of this provider for one token of o200k_base.
+        is_large_growth = (
+            growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO
+        )
+        if is_large_growth:
+            # The model may take more tokens for the counted texts than o200k_base does.
+            dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
             vocabulary_ratio = real_tokens / dense_counted_tokens
-            growth_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
+            vocabulary_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
+            weighed_growth_tokens *= vocabulary_factor
 
-        added_tokens = max(int(dense_growth_tokens * growth_factor), growth_tokens)
+        added_tokens = max(int(weighed_growth_tokens), growth_tokens)
         return max(scaled_tokens, real_tokens + added_tokens)
 
     def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
         """Estimates a request after a count that was below its heuristic.
 
-        The ratio of the count is applied only if the scripts of the texts explain it:
-        then the result is lower than the heuristic. Otherwise it is the heuristic.
+        Either the scripts of the texts explain the low count: then the result is below
+        the heuristic. Or the count leaves something out, such as the contents of a
+        cache: then the result is the heuristic.
 
         Args:
-            real_tokens: The provider's count.
-            counted_heuristic_tokens: Bytes / 4 of the request that was counted.
+            real_tokens: The provider's count of an earlier request.
+            counted_heuristic_tokens: The heuristic of the earlier request.
         """
-        # The older part of this request has been counted. Its size by both measures:
+        # The older part of this request was counted; the rest of it is newer.
         older_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
         older_real_tokens = int(real_tokens * older_tokens / counted_heuristic_tokens)
 
-        # By how many tokens scripts may lower the older part: by the discount of the
-        # whole request less the discount of its newer part.
+        # By how many tokens scripts may lower the whole, the newer and the older part.
         discount_tokens = request_script_discount(self.contents, self.config, self.memo)
         newer_contents = self._newest_contents(self.heuristic_tokens - older_tokens)
         newer_discount = request_script_discount(newer_contents, None, self.memo)
         older_discount = discount_tokens - newer_discount
-        if older_discount <= 0:
+
+        # The scripts explain any count between these fewest tokens and the heuristic.
+        fewest_tokens = (older_tokens - older_discount) * _BELIEVED_RATIO
+        is_explained = older_discount > 0 and older_real_tokens >= fewest_tokens
+        if not is_explained:
             return self.heuristic_tokens
 
-        # A count below this leaves something out, such as the contents of a cache.
-        least_believed_tokens = (older_tokens - older_discount) * _BELIEVED_RATIO
-        if older_real_tokens < least_believed_tokens:
-            return self.heuristic_tokens
+        # The whole request takes at least what its scripts take at best.
+        surplus_tokens = self._count_ascii_surplus()
+        least_tokens = self.heuristic_tokens - discount_tokens + surplus_tokens
+        scaled_tokens = max(least_tokens, older_real_tokens)
+        return min(scaled_tokens, self.heuristic_tokens)
 
-        # JSON or base64 may have replaced contents that were counted, and takes more
-        # tokens than bytes / 4.
+    def _count_ascii_surplus(self) -> int:
+        """Returns by how many tokens bytes / 4 is too low for the parts in ASCII.
+
+        JSON and base64 take more tokens. They may have replaced contents that were
+        counted.
+        """
         ascii_parts = [part for part in self.newest_parts() if part.is_ascii]
         ascii_bytes = sum(part.text_bytes + part.media_bytes for part in ascii_parts)
         ascii_tokens = ascii_bytes // 4
         dense_ascii_tokens = int(weighted_tokens(ascii_parts, ascii_tokens))
-        dense_surplus = max(0, dense_ascii_tokens - ascii_tokens)
-
-        lowest = self.heuristic_tokens - discount_tokens + dense_surplus
-        highest = self.heuristic_tokens
-        return min(highest, max(lowest, older_real_tokens))
+        return max(0, dense_ascii_tokens - ascii_tokens)
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
-        """Returns the last contents: the fewest that reach `heuristic_tokens`."""
+        """Returns the fewest last contents that have `heuristic_tokens` together."""
         start = len(self.contents)
         missing_tokens = heuristic_tokens
-        while start and missing_tokens > 0:
+        while start > 0 and missing_tokens > 0:
             start -= 1
-            missing_tokens -= self.memo.estimate_tokens((self.contents[start],))
+            missing_tokens -= self.memo.estimate_tokens([self.contents[start]])
         return self.contents[start:]
 
 
@@ -303,9 +324,14 @@ def request_script_discount(
     config: types.GenerateContentConfig | None,
     memo: Memo,
 ) -> int:
-    """Returns by how many tokens bytes / 4 may be too high for a request's scripts.
+    """Returns the script discount of a request.
 
     The instruction counts if it is a single text. The rest of the config does not.
+
+    Args:
+        contents: The contents of the request.
+        config: The config of the request; None counts as no text.
+        memo: Measures the contents.
     """
     discount_tokens = 0.0
     instruction = config.system_instruction if config is not None else None
@@ -316,8 +342,9 @@ def request_script_discount(
         for part in content.parts or ():
             text = part.text if part is not None else None
             # A text in ASCII has no discount, and need not be measured.
-            if not text or not text.isascii():
-                discount_tokens += memo.measure_part(part).script_discount_tokens
+            if text and text.isascii():
+                continue
+            discount_tokens += memo.measure_part(part).script_discount_tokens
     return int(discount_tokens)
 
 
@@ -328,11 +355,12 @@ def token_counter(correction: float | None) -> TokenCounter:
     whichever is larger.
 
     Args:
-        correction: Real tokens per heuristic token; None if unknown.
+        correction: The correction of the model; None if unknown.
     """
+    least_factor = correction or 0.0
 
     def count(text: str) -> int:
-        factor = max(correction or 0.0, estimate_text_density(text))
+        factor = max(least_factor, estimate_text_density(text))
         return math.ceil(text_bytes(text) / 4 * factor)
 
     return count
@@ -347,13 +375,14 @@ def count_quoted_chars(request: str, window_tokens: int) -> int:
         request: The text of the user.
         window_tokens: The context window.
     """
-    # By the request's own density: the correction of a whole prompt may be higher.
+    # The correction of the model is left out: it is that of a whole prompt, and may be
+    # much too high for the request alone.
     count_by_density = token_counter(None)
 
     def count(text: str) -> int:
         raw = text.encode("utf-8", "replace")
-        script_tokens = len(raw) / 4 - script_discount_tokens(raw)
-        return max(count_by_density(text), int(script_tokens))
+        fewest_tokens = len(raw) / 4 - script_discount_tokens(raw)
+        return max(count_by_density(text), int(fewest_tokens))
 
     most_tokens = int(window_tokens * _QUOTED_RATIO)
     if count(request) <= most_tokens:

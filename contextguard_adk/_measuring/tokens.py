@@ -1,6 +1,7 @@
 """Measures contents and requests by a heuristic: UTF-8 bytes / 4 of all texts.
 
-A payload is the arguments of a call, or the result of a tool.
+A payload is the arguments of a call, or the result of a tool. Media are images and
+files: each of their tokens counts as four bytes, so that bytes / 4 holds for them too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class JsonForm:
 
 
 COMPACT = JsonForm()
+"""Payloads are measured as compact JSON."""
 
 # Tokens of media, as Gemini 3 documents them. OpenAI takes 765 to 1,105 for an image,
 # Claude up to 1,600.
@@ -55,8 +57,8 @@ _MOST_PDF_PAGES = 1_000
 _UNKNOWN_RECORDING_SECONDS = 60
 _UNKNOWN_PDF_PAGES = 10
 
-# Bounds the work for a value that cannot be written as JSON.
 _MOST_WALKED_VALUES = 100_000
+"""Bounds the work for a value that cannot be written as JSON."""
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
@@ -108,12 +110,13 @@ def safe_repr(value: object) -> str:
 def _walk_text(value: object) -> bytes:
     """Returns a value that `to_json` refuses in a form close to JSON.
 
-    A container is written only where it is found first, so that cycles end.
+    For example, {"a": [1]} becomes {,'a',{,1,},}. A container is written only where it
+    is found first, so that cycles end.
     """
     texts = list[str]()
-    seen = dict[int, object]()
+    walked = dict[int, object]()  # The containers, by their `id`.
     end_of_container = object()
-    stack = [value]
+    stack = [value]  # What is still to be written; the last item comes first.
 
     while stack and len(texts) < _MOST_WALKED_VALUES:
         item = stack.pop()
@@ -121,8 +124,8 @@ def _walk_text(value: object) -> bytes:
             texts.append("}")
         elif not isinstance(item, dict | list | tuple | set):
             texts.append(safe_repr(item))
-        elif id(item) not in seen:
-            seen[id(item)] = item
+        elif id(item) not in walked:
+            walked[id(item)] = item
             texts.append("{")
             children = list(item)
             if isinstance(item, dict):
@@ -174,18 +177,19 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
 
 
 def _divide_up(size_bytes: int | None, unit_bytes: int, unknown: int) -> int:
-    """Returns how many units a size has, rounded up; `unknown` if it is None."""
+    """Returns how many units a size has, rounded up; `unknown` if the size is None."""
     if size_bytes is None:
         return unknown
     return (size_bytes + unit_bytes - 1) // unit_bytes
 
 
 def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
-    """Returns four bytes for each token of the medium in a part."""
+    """Returns four bytes for each token of the medium in a part; 0 for no medium."""
     blob = part.inline_data
     if blob is not None:
         return 4 * media_tokens(blob.mime_type, len(blob.data or b""))
     if part.file_data:
+        # The medium is at an address, so its size is unknown.
         return 4 * media_tokens(part.file_data.mime_type, None)
     return 0
 
@@ -198,10 +202,14 @@ def media_bytes(part: types.Part) -> int:
 def _spell(payload: object, speller: Callable[[Any], str] | None) -> object:
     """Returns the text that a client sends for a payload.
 
-    Without a `speller` the payload itself is returned, which is measured as JSON. So is
-    an empty payload, which has no text.
+    Returns the payload itself if it is to be measured as JSON, or is empty. An empty
+    payload has no text.
+
+    Args:
+        payload: The arguments of a call, or the result of a tool.
+        speller: A function of `JsonForm`.
     """
-    if not payload or speller is None:
+    if speller is None or not payload:
         return payload
 
     try:
@@ -223,11 +231,13 @@ class _ReadPart(NamedTuple):
 
 
 def _read_part(part: types.Part | None, form: JsonForm) -> _ReadPart:
-    """Returns all of a part that the model reads."""
+    """Returns all of a part that the model reads.
+
+    A part holds data of one kind, so the first kind that is found is the only one.
+    """
     if part is None:
         return _ReadPart(())
 
-    # A part holds data of one kind, so that the first kind found is the only one.
     if part.text:
         return _ReadPart((part.text,))
 
@@ -252,7 +262,7 @@ def _read_part(part: types.Part | None, form: JsonForm) -> _ReadPart:
     if part.inline_data is not None or part.file_data is not None:
         return _ReadPart((), _media_bytes(part))
 
-    # A kind of data that a newer release has added.
+    # A newer release of google-genai may have added a kind of data.
     fields = part.__dict__.items()
     values = [value for name, value in fields if name not in _UNREAD_FIELDS]
     return _ReadPart(values)
@@ -343,8 +353,8 @@ def _instruction_texts(instruction: Any) -> Iterator[bytes]:
 def _schema_texts(schema: object) -> Iterator[bytes]:
     """Yields the texts of a schema.
 
-    A schema is JSON, a Pydantic class, or a generic type such as `list[Answer]`, of
-    which the arguments are read. Other classes, such as `int`, have no text.
+    A schema is JSON, a Pydantic class, or a generic type such as `list[Answer]`, whose
+    arguments are read. Other classes, such as `int`, have no text.
     """
     type_arguments = get_args(schema)
     if type_arguments:
@@ -359,6 +369,7 @@ def _schema_texts(schema: object) -> Iterator[bytes]:
 
 @lru_cache(maxsize=256)
 def _class_schema_text(schema: type[BaseModel]) -> bytes:
+    """Returns the JSON schema of a Pydantic class; b"" if the class has none."""
     try:
         return json_text(schema.model_json_schema())
     except PydanticUserError:
@@ -377,6 +388,7 @@ class Memo:
 
     Measures are remembered by the identity of the payload. Payloads of this run are not
     remembered: a tool may still change its arguments, or a result that it has returned.
+    Results with files are not remembered either.
 
     Attributes:
         events: The events of the session.
@@ -432,8 +444,10 @@ class Memo:
                 continue
 
             payload = _payload_of(part)
-            if id(payload) not in self._old_payloads:
+            may_change = id(payload) not in self._old_payloads
+            if may_change:
                 return compute(value)
+
             call_or_result = part.function_call or part.function_response
             name = call_or_result.name if call_or_result else None
             key_items.append((id(payload), name))
@@ -476,7 +490,8 @@ class Memo:
                 if not text:
                     size_bytes += self.part_bytes(part)
                 elif text.isascii():
-                    # Most parts are ASCII, and a call for each would triple the time.
+                    # Most parts are ASCII. To call `text_bytes` for each of them would
+                    # triple the time.
                     size_bytes += len(text)
                 else:
                     size_bytes += text_bytes(text)
@@ -484,7 +499,11 @@ class Memo:
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:
-    """Returns the arguments of a call, or a result that comes without files."""
+    """Returns the payload of a part, by which its measure can be remembered.
+
+    Returns None for a result with files, as the files are not in the payload, and for a
+    part without a payload.
+    """
     if part.function_call is not None:
         return part.function_call.args
 
