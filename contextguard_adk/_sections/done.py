@@ -22,7 +22,7 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of
 from contextguard_adk._history.fingerprints import handle_of
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.phrases import DONE, quote_line
@@ -149,7 +149,7 @@ class DoneCalls(Section):
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
-    def _find_completed(self, told_parts: Iterable[Said], memo: Memo) -> list[_Call]:
+    def _find_completed(self, told_parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
         """Returns the calls whose results are among these parts, in their order.
 
         Calls that another section lists, and calls of the recall tool, are left out.

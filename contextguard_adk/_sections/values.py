@@ -25,7 +25,7 @@ from contextguard_adk._history.extraction import (
     without_secrets,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt, fit_bytes
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._runtime.memory import BoundedDict
@@ -277,11 +277,11 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
 
         # A call and its result are one source; any other part is a source of its own.
         call = told.part.function_call or told.call
-        key = id(call) if call else (told.index, part_number)
+        key = id(call) if call else (told.content_index, part_number)
         if key not in sources:
             sources[key] = _Source(_label_source(told, call))
 
-        message_number = message_numbers[told.index]
+        message_number = message_numbers[told.content_index]
         is_call = told.part.function_call is not None
         for text, kind_weight in _read_part(history, told):
             value = values.setdefault(text, _Value(kind_weight, sources[key]))
@@ -289,7 +289,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
     return _Gathered(values, list(sources.values()))
 
 
-def _is_read(told: Said, oldest_index: int) -> bool:
+def _is_read(told: PlacedPart, oldest_index: int) -> bool:
     """Whether the values of a part count.
 
     Only calls are read of messages before `oldest_index`.
@@ -298,7 +298,7 @@ def _is_read(told: Said, oldest_index: int) -> bool:
     tool = call or told.part.function_response
     if tool is not None and tool.name == RECALL_TOOL:
         return False
-    return call is not None or told.index >= oldest_index
+    return call is not None or told.content_index >= oldest_index
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
@@ -317,21 +317,21 @@ def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     return oldest_index
 
 
-def _read_part(history: History, told: Said) -> Found:
+def _read_part(history: History, told: PlacedPart) -> Found:
     """Returns the values of a part, each with the points of its kind.
 
     Text that another plugin adds is not read: it may be new on each call, as the time.
     """
     found = read_values(payload_of(told.part) or told.text)
-    original = history.original(told.index)
-    if original is history.contents[told.index]:
+    original = history.original(told.content_index)
+    if original is history.contents[told.content_index]:
         return found
 
     original_text = content_text(original)
     return [(text, weight) for text, weight in found if text in original_text]
 
 
-def _label_source(told: Said, call: types.FunctionCall | None) -> str:
+def _label_source(told: PlacedPart, call: types.FunctionCall | None) -> str:
     """Names a source: a tool with its arguments, code, or the author of a message.
 
     An example for a tool: "read_file(notes/a.txt, utf-8)".
