@@ -149,7 +149,9 @@ class DoneCalls(Section):
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
-    def _find_completed(self, told_parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
+    def _find_completed(
+        self, told_parts: Iterable[PlacedPart], memo: Memo
+    ) -> list[_Call]:
         """Returns the calls whose results are among these parts, in their order.
 
         Calls that another section lists, and calls of the recall tool, are left out.
