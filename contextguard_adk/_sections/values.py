@@ -166,7 +166,7 @@ class Values(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the fields of `_Stored`, by shorter names; None if there is no line."""
+        """Returns the fields of `_Stored`, as `_read` reads them; None for no line."""
         history = turn.history
         older_lines = ""
         listed_indexes = covered
