@@ -171,7 +171,7 @@ class _Chain(NamedTuple):
 
 
 def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
-    """Returns the most of these links whose content indexes rise.
+    """Selects as many links as possible, so that their content indexes rise.
 
     For example, of links with the content indexes 0, 5, 1, 2 the links with 0, 1, 2 are
     returned. The algorithm is patience sorting.
@@ -179,13 +179,13 @@ def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
     Args:
         links: Links in the order of their events.
     """
-    # Of all chains of n + 1 links, `chains[n]` ends with the smallest content index:
-    # most later links can extend it. `last_indexes` has these content indexes.
+    # Of all chains of n + 1 links, `chains[n]` is the one whose last content index is
+    # smallest: it is the easiest to extend. `last_indexes` has these last indexes.
     chains: list[_Chain] = []
     last_indexes: list[int] = []
     for link in links:
-        # The chains before this one end with a smaller index. The link extends the
-        # longest of them.
+        # The link extends the longest chain that ends with a smaller index. The result
+        # is the best chain of its length, because the next chain ends no earlier.
         chain_number = bisect_left(last_indexes, link.content_index)
         extended = chains[chain_number - 1] if chain_number > 0 else None
         chain = _Chain(link, extended)
@@ -258,9 +258,9 @@ def _link_by_words(
     spare_contents = max(0, len(gap.indexes) - len(gap.positions))
     spare_events = max(0, len(gap.positions) - len(gap.indexes))
 
-    # Events and contents are numbered from the beginning of the gap. If there are as
-    # many events as contents, event 3 belongs to content 3. Spare contents may stand
-    # before its content, and spare events, which have no content, before the event.
+    # Events and contents are numbered from the beginning of the gap. With equal counts,
+    # event 3 belongs to content 3. With spare contents it may belong to a later one,
+    # and with spare events, which have no content, to an earlier one.
     next_number = 0
     for event_number, position in enumerate(gap.positions):
         first_number = max(next_number, event_number - spare_events)

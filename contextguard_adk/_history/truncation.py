@@ -73,7 +73,8 @@ The notice, the handle and the other fields take about a twentieth.
 _MAX_DEPTH = 100
 """Dicts and lists that are nested deeper in a result are not shortened."""
 
-Length = Annotated[int, Field(ge=0, le=2**53)]  # As session state keeps it.
+Length = Annotated[int, Field(ge=0, le=2**53)]
+"""A length in session state. Some readers of JSON are only exact up to 2**53."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Truncation:
     Attributes:
         max_length: Strings that are longer are shortened to their first `max_length`
             characters. With 0, a result is replaced by a notice of its size.
-        show_truncation_notice: Whether a shortened string has a notice, and the result
-            has `NAMES_KEY`.
+        show_truncation_notice: Whether a shortened string has a notice, and a shortened
+            result the field `NAMES_KEY`.
         smart_truncate: Whether a shortened string keeps `head_length` characters of its
             beginning and `tail_length` of its end instead.
         head_length: See `smart_truncate`.
@@ -438,7 +439,7 @@ class Preview:
     form: JsonForm = COMPACT
 
     def __call__(self, content: types.Content) -> types.Content | None:
-        """Returns the preview of a content; None if the agent is shown it whole."""
+        """Returns the preview of a content; None if the model reads it whole."""
         parts = [self._show(part) for part in content.parts or ()]
         preview = with_parts(content, parts)
         return None if preview is content else preview
@@ -454,7 +455,7 @@ class Preview:
         return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
 
     def _show(self, part: types.Part) -> types.Part:
-        """Returns the preview of a part; the part itself if it is shown whole."""
+        """Returns the preview of a part; the part itself if the model reads it whole."""
         response = part.function_response if part is not None else None
         # The recall tool keeps its results short itself.
         if response is None or not response.response or response.name == RECALL_TOOL:
@@ -496,6 +497,7 @@ class Preview:
         """
         text = self._text(part)
         start = _Attempt(part, len(text), self._count(text))
+        # It is never None here: without a limit, each result is small enough.
         most_tokens = self.max_tokens or 0
 
         with_short_strings = self._shorten(start, whole, values, shortens_json=False)
@@ -519,7 +521,7 @@ class Preview:
             values: See `_fit`.
             shortens_json: Whether the JSON may be shortened, and not the strings alone.
         """
-        most_tokens = self.max_tokens or 0
+        most_tokens = self.max_tokens or 0  # It is never None, as in `_fit`.
         attempt = start
         while attempt.tokens > most_tokens and attempt.max_chars > _MIN_CHARS:
             chars_for_strings = attempt.max_chars * _STRINGS_RATIO
