@@ -455,7 +455,7 @@ class Preview:
         return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
 
     def _show(self, part: types.Part) -> types.Part:
-        """Returns the preview of a part; the part itself if the model reads it whole."""
+        """Returns the preview of a part; the part itself if it is read whole."""
         response = part.function_response if part is not None else None
         # The recall tool keeps its results short itself.
         if response is None or not response.response or response.name == RECALL_TOOL:
