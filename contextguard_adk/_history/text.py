@@ -36,6 +36,8 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
+"""The MIME types of files that are text."""
+
 _UNUSED_CODECS = frozenset(
     [
         "ascii",
@@ -69,6 +71,7 @@ _ITEM_ARGS_CHARS = 1_000
 """How many characters of the call's arguments are searched to find a result."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
+"""The charset in a MIME type, such as "text/csv; charset=latin1"."""
 
 
 def payload_text(payload: object) -> str:
@@ -349,7 +352,7 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """The line above the item where it is read: its title, or the file's name."""
+        """The line above the text of the item: the title, or the name of the file."""
         if self.media is None:
             return self.title
         return f"{self.handle}: {name_media(self.media)}{self._extent}"

@@ -15,6 +15,9 @@ from contextguard_adk._history.contents import parts_of, with_parts
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo
 
+_DIGEST_BYTES = 6
+"""The size of a digest: session state has room for only a few bytes."""
+
 
 def is_signed(part: types.Part) -> bool:
     """Whether a part is a thought with a signature."""
@@ -74,7 +77,7 @@ def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str
     The parts of the earlier contents count as well. If the content has no signed
     thought, only the earlier contents count. Signed thoughts are left out.
     """
-    digest_so_far = hashlib.blake2b(digest_size=6)
+    digest_so_far = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for content in contents:
         parts = parts_of(content)
         thought_offset = 0
@@ -115,4 +118,4 @@ def digest(texts: Iterable[bytes]) -> str:
     """Returns a short digest of several texts; ("ab", "c") and ("a", "bc") differ."""
     # With the length before each text, such as "2:ab1:c".
     spelled = b"".join(b"%d:%b" % (len(text), text) for text in texts)
-    return hashlib.blake2b(spelled, digest_size=6).hexdigest()
+    return hashlib.blake2b(spelled, digest_size=_DIGEST_BYTES).hexdigest()

@@ -195,7 +195,8 @@ class Pins(Section):
 
         If not all texts have room, the last texts stay, and a warning is logged.
         """
-        bytes_a_token = 3 / max(1.0, turn.correction)  # As `fit_bytes` guesses.
+        # `fit_bytes` guesses the size of a token in the same way.
+        bytes_a_token = 3 / max(1.0, turn.correction)
         share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         most_bytes = min(MAX_PINNED_BYTES, share_bytes)
 
@@ -245,6 +246,7 @@ def _find(state: AgentState) -> dict[_PinName, str]:
     found = {}
     for name, text in state.find(PIN_KEY).items():
         if isinstance(text, str) and text.strip():
-            owner, _, key = name.rpartition(":")  # "writer:style" -> "writer", "style".
+            # "writer:style" -> "writer", "style".
+            owner, _, key = name.rpartition(":")
             found[_PinName(owner, key)] = text
     return found

@@ -78,9 +78,15 @@ _GAP = "…"
 """The mark in place of sentences that are left out."""
 
 _SENTENCE = re.compile(r"(?<=[.!?…;])(?<!^\d\.)\s+|(?<=[。！？；।])")  # noqa: RUF001
+"""Where a line is split into sentences, but not behind the "1." of a list item."""
+
 _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
+"""The beginning of a list item, such as "-" or "2)"."""
+
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
+"""A sign that a sentence names something exactly: a digit, a path, a quotation mark."""
+
 _COMMAND = re.compile(
     # Words that mark a rule. A sentence in another language only lacks this bonus.
     r"\b(?:never|always|must|only|cannot|can't|don'?t|(?:do|may|should|shall) not|"
@@ -173,9 +179,10 @@ class UserMessages(Section):
             count=turn.count,
         )
 
-        # The room has four bytes a token. As JSON, escapes may double a text, so the
-        # excerpts take half of these bytes before they are JSON.
-        excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
+        # The room has four bytes a token. Escapes in JSON may double the size of a text,
+        # so the excerpts take half of the room before they are JSON.
+        half_room_bytes = 2 * room_tokens
+        excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
         excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
         if request.text:
             excerpts.append(excerpt(request.text, excerpt_bytes // 4))

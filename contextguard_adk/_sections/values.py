@@ -52,6 +52,9 @@ MAX_VALUES_TOKENS = 8_000
 MAX_STORED_BYTES = 4 * 1024
 """The most of the list in session state, for a history that is loaded in part."""
 
+BYTES_A_TOKEN = 3
+"""The size of a token of a list, as `fit_bytes` guesses it."""
+
 LEAST_COST_BYTES = 12
 """With less room left, hardly a value would fit."""
 
@@ -84,6 +87,8 @@ KIN_WITHOUT_WORDS_RATIO = 0.3
 """The part of `KIN_WEIGHT` that a value without words gets."""
 
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
+"""The words in a value: "orderId_42" has "order"."""
+
 _TEXTS = BoundedDict[Hashable, str](64)
 """The lists that were written last, by the fingerprints of their messages and their
 size.
@@ -185,12 +190,10 @@ class Values(Section):
         _heading, _, newer_lines = text.partition("\n")
 
         # Session state holds the newest lines, for when less of the history is loaded.
-        # They also stand for older messages, so `max_bytes` does not limit them. Half
-        # of the room, which has four bytes a token, is left to the other sections.
-        most_bytes = int(
-            most_tokens * 3 / max(1.0, turn.correction)
-        )  # See `fit_bytes`.
-        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, most_bytes)
+        # They also stand for older messages, so `max_bytes` does not limit them.
+        most_bytes = int(most_tokens * BYTES_A_TOKEN / max(1.0, turn.correction))
+        half_room_bytes = 2 * room_tokens  # The room has four bytes a token.
+        stored_bytes = min(MAX_STORED_BYTES, half_room_bytes, most_bytes)
         lines = _join_newest(older_lines, newer_lines, stored_bytes)
         if not (lines or text):
             return None
