@@ -269,6 +269,7 @@ def walk_parts(
             if _is_private(part):
                 continue
 
+            # ADK shows an output of code as a text.
             is_output = index in outputs and bool(part.text)
             written = _as_output(part) if is_output else part
             yield PlacedPart(index, written, author, whole, answered_call)

@@ -179,7 +179,7 @@ class UserMessages(Section):
             count=turn.count,
         )
 
-        # The room has four bytes a token. Escapes in JSON may double the size of a text,
+        # The room has four bytes a token. Escapes in JSON may double the size of texts,
         # so the excerpts take half of the room before they are JSON.
         half_room_bytes = 2 * room_tokens
         excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
