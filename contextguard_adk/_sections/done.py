@@ -268,11 +268,10 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     """Yields the lines of ever shorter lists.
 
-    - The first list has a line for each call.
+    - The first list has a line for each call, with its outcome.
     - The next lists have a line for each tool, with the telling arguments of its calls.
+      Instead of outcomes they show which calls failed.
     - The last lists have the newest calls in such lines, and the number of the others.
-
-    Every list shows which of its calls failed.
     """
     telling_names = {
         group[0].name: _find_telling_names(group) for group in _by_tool(calls)

@@ -119,10 +119,7 @@ class _Stored(BaseModel):
     excerpts: list[str] = []
 
     def excerpts_without(self, request_fingerprint: str) -> list[str]:
-        """Returns the excerpts, without the excerpt of the request if it is this one.
-
-        "" stands for no request.
-        """
+        """Returns the excerpts of all messages but this request; "" for no request."""
         if request_fingerprint and request_fingerprint == self.request_fingerprint:
             return self.excerpts[:-1]
         return self.excerpts
@@ -185,6 +182,7 @@ class UserMessages(Section):
         excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
         excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
         if request.text:
+            # A later continuation cannot quote a request that is not loaded.
             excerpts.append(excerpt(request.text, excerpt_bytes // 4))
         return {
             "bytes": max_bytes,
@@ -203,8 +201,7 @@ class UserMessages(Section):
         stored = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
 
-        # Of equal requests the newest one is quoted. If the contents do not have it,
-        # nothing is quoted.
+        # If several messages equal the request, the continuation quotes the newest.
         quoted_indexes = [
             index
             for index in user_indexes
@@ -221,6 +218,7 @@ class UserMessages(Section):
         elif quoted_index is not None:
             shown = stored.excerpts_without(stored.request_fingerprint)
         else:
+            # The continuation quotes nothing, so the request is shown here, if any.
             shown = stored.excerpts
 
         if not shown:
