@@ -208,7 +208,7 @@ def _truncate_part(
     if truncation.max_length == 0:
         # The part may be a preview, so the notice tells the size of the whole result.
         whole_result = payload_of(whole or part)
-        shortened = _notice_size(result, len(payload_text(whole_result)))
+        shortened = _replace_by_notice(result, len(payload_text(whole_result)))
     else:
         shortened = _name_and_truncate(result, truncation, values)
     if shortened is result:
@@ -220,7 +220,7 @@ def _truncate_part(
     return _with_response(part, response, shortened)
 
 
-def _notice_size(result: dict[str, Any], size_chars: int) -> dict[str, Any]:
+def _replace_by_notice(result: dict[str, Any], size_chars: int) -> dict[str, Any]:
     """Replaces a result by a notice of its size; returns a small result itself."""
     if size_chars <= _NOTICE_CHARS:
         return result

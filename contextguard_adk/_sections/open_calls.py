@@ -114,8 +114,9 @@ class OpenCalls(Section):
 
 def _read_listed(value: JsonValue) -> list[_Listed]:
     """Reads a stored value; pairs that are malformed are left out."""
+    pairs = value if isinstance(value, list) else []
     listed: list[_Listed] = []
-    for pair in value if isinstance(value, list) else ():
+    for pair in pairs:
         match pair:
             case [str(call_id), str(line)]:
                 listed.append(_Listed(call_id, line))
