@@ -163,7 +163,8 @@ def fit_entries(
     for entry in entries:
         heading_tokens = count_tokens(entry.heading) + 1  # One for the line break.
         body_tokens = count_body(entry.body)
-        sized.append(_Sized(entry, heading_tokens, body_tokens))
+        least_body_tokens = min(body_tokens, MIN_BODY_TOKENS)
+        sized.append(_Sized(entry, heading_tokens, body_tokens, least_body_tokens))
 
     whole_tokens = sum(each.heading_tokens + each.body_tokens for each in sized)
     if whole_tokens <= budget_tokens:
@@ -189,16 +190,19 @@ def _count_body(body: str, count_tokens: TokenCounter) -> int:
 
 
 class _Sized(NamedTuple):
-    """An entry with the tokens of its heading and of its whole body."""
+    """An entry with its size.
+
+    Attributes:
+        entry: The entry.
+        heading_tokens: The tokens of the heading.
+        body_tokens: The tokens of the whole body.
+        least_body_tokens: The tokens of the body once it is as short as it may become.
+    """
 
     entry: Entry
     heading_tokens: int
     body_tokens: int
-
-    @property
-    def least_body_tokens(self) -> int:
-        """The tokens of the body once it is as short as it may become."""
-        return min(self.body_tokens, MIN_BODY_TOKENS)
+    least_body_tokens: int
 
 
 def _choose_kept(

@@ -133,6 +133,8 @@ class DoneCalls(Section):
         wholes = history.contents if turn.has_recall else None
         parts = walk_parts(history.told, indexes, wholes=wholes)
         calls = self._find_completed(parts, history.memo)
+        if not calls:
+            return ""
 
         def count_if_storable(text: str) -> int:
             """Counts a text; one that is too large for session state never fits."""

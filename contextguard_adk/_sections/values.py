@@ -55,6 +55,9 @@ MAX_STORED_BYTES = 4 * 1024
 BYTES_A_TOKEN = 3
 """The size of a token of a list, as `fit_bytes` guesses it."""
 
+MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
+"""A number in session state counts as this at most: no list has so many bytes."""
+
 LEAST_COST_BYTES = 12
 """With less room left, hardly a value would fit."""
 
@@ -217,19 +220,18 @@ class Values(Section):
 def _read(value: JsonValue) -> _Stored:
     """Reads a stored value, which anybody may have written to session state."""
     fields = value if isinstance(value, dict) else {}
+    numbers = {"bytes": 0, "count": 0}
+    for name in numbers:
+        number = fields.get(name)
+        if isinstance(number, int) and number > 0:
+            numbers[name] = min(number, MAX_STORED_NUMBER)
+
     lines = fields.get("text")
     return _Stored(
-        max_bytes=_read_number(fields.get("bytes")),
-        covered_count=_read_number(fields.get("count")),
+        max_bytes=numbers["bytes"],
+        covered_count=numbers["count"],
         lines=lines[:MAX_STORED_BYTES] if isinstance(lines, str) else "",
     )
-
-
-def _read_number(value: JsonValue) -> int:
-    """Returns a stored number, 0 at least; 0 for a value that is no number."""
-    if not isinstance(value, int) or value < 0:
-        return 0
-    return min(value, 4 * MAX_VALUES_TOKENS)  # A list never has so many bytes.
 
 
 def _fit_list(turn: Turn, indexes: Collection[int], most_tokens: float) -> int:
