@@ -216,7 +216,8 @@ def _truncate_part(
 
     # A result of the recall tool is a copy: the original has a handle already.
     if whole and response.name != RECALL_TOOL:
-        shortened = {**shortened, HANDLE_KEY: handle_of(whole)}
+        with_handle = {**shortened, HANDLE_KEY: handle_of(whole)}
+        return _with_response(part, response, with_handle)
     return _with_response(part, response, shortened)
 
 

@@ -313,10 +313,10 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
     placed_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, placed in enumerate(placed_parts):
         tool = placed.part.function_call or placed.part.function_response
-        if tool is not None and tool.name == RECALL_TOOL:
-            continue  # The recall tool only repeats values.
+        only_repeats_values = tool is not None and tool.name == RECALL_TOOL
         is_call = placed.part.function_call is not None
-        if not is_call and placed.content_index < oldest_index:
+        is_too_old = not is_call and placed.content_index < oldest_index
+        if only_repeats_values or is_too_old:
             continue
 
         # A call and its result are one source; any other part is a source of its own.
