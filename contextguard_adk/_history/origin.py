@@ -32,56 +32,63 @@ def find_history(
     """
     indexes = []
     for index, content in enumerate(contents):
-        # ADK and other plugins insert contents in the user's role, without tools. A
-        # plugin may rewrite the model's words, so these need no event.
-        may_be_inserted = content.role != "model" and not has_tool(content)
-        must_be_found = may_be_inserted and not known_events.relays(content)
-
-        is_certain = not must_be_found and content not in transient
-        if is_certain or any(known_events.holds(part) for part in parts_of(content)):
+        # ADK and other plugins only insert texts in the user's role. So a content of
+        # another kind comes from an event, even if a plugin has changed its words.
+        has_event_kind = (
+            content.role == "model" or has_tool(content) or known_events.relays(content)
+        )
+        is_from_event = has_event_kind and content not in transient
+        if not is_from_event:
+            is_from_event = any(known_events.holds(part) for part in parts_of(content))
+        if is_from_event:
             indexes.append(index)
     return indexes
 
 
 class KnownEvents:
-    """Finds out whether an event of the session has the same part as a content.
+    """The texts and the data of the session's events.
 
-    Two kinds of events look different in a request. ADK transcribes speech in several
-    consecutive events, and joins their texts into one content. ADK also shows code, and
-    the output of code, as a text between two fences.
+    They tell whether a content of a request comes from an event. Two kinds of events
+    look different in a request:
+
+    - Speech: ADK transcribes it in several consecutive events, and joins their texts
+      into one content.
+    - Code and the output of code: ADK shows each as a text between two fences.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
+        # All parts as `_key_of` writes them, and the joined texts of speech.
         self._keys: set[Hashable] = set()
         self._user_texts: set[str] = set()
         self._code: set[str] = set()
-        self._outputs: set[str] = set()
+        self._outputs: set[str] = set()  # What executed code has printed.
         self._authors: set[str] = set()
 
-        # The words that were spoken since the last event with a content.
-        user_words = ""
-        model_words = ""
+        # What the user and the model have said in the latest consecutive events.
+        user_speech = ""
+        model_speech = ""
         for event in events:
             self._authors.add(event.author)
-            heard = event.input_transcription
-            spoken = event.output_transcription
+            user_words = event.input_transcription
+            model_words = event.output_transcription
             if event.content and event.content.parts:
                 self._add_content(event.content, event.author)
-                user_words = ""
-                model_words = ""
-            elif heard or spoken:
-                user_words = self._add_words(user_words, event, heard)
-                model_words = self._add_words(model_words, event, spoken)
+                user_speech = ""
+                model_speech = ""
+            elif user_words or model_words:
+                user_speech = self._add_speech(user_speech, event, user_words)
+                model_speech = self._add_speech(model_speech, event, model_words)
 
             compaction = event.actions.compaction if event.actions else None
             if compaction and compaction.compacted_content:
                 self._add_content(compaction.compacted_content)
-                self._authors.add("model")  # ADK 2.0 names this author for it.
+                # ADK shows the text of its compaction as words of this author.
+                self._authors.add("model")
 
     def _add_content(self, content: types.Content, author: str = "") -> None:
-        """Adds the parts of an event's content to the known ones.
+        """Adds the parts of an event's content.
 
-        The texts of the user, the code and its outputs are known by themselves, too.
+        A text of the user, code, and an output of code go to sets of their own, too.
         """
         for part in parts_of(content):
             self._keys.add(_key_of(part))
@@ -94,23 +101,25 @@ class KnownEvents:
             elif code_or_output:
                 self._code.add(code_or_output)
 
-    def _add_words(
-        self, words_before: str, event: Event, transcription: types.Transcription | None
+    def _add_speech(
+        self, speech: str, event: Event, transcription: types.Transcription | None
     ) -> str:
-        """Adds the words of one speaker up to an event to the keys; returns them.
+        """Adds the speech of one speaker up to this event; returns this speech.
 
-        "" if the event does not continue the words of this speaker.
+        Returns "" if the event ends the speech.
 
         Args:
-            words_before: The words that the speaker has said in the events before.
+            speech: What the speaker has said in the consecutive events before.
             event: The event.
-            transcription: The words of the speaker in the event.
+            transcription: The words of the speaker in this event.
         """
+        # ADK joins only events without a content.
         if event.content is not None or not transcription or not transcription.text:
             return ""
-        words = words_before + transcription.text
-        self._keys.add(words)
-        return words
+
+        longer_speech = speech + transcription.text
+        self._keys.add(longer_speech)
+        return longer_speech
 
     def holds(self, part: types.Part) -> bool:
         """Whether an event has a part with exactly the same text or data."""
@@ -124,19 +133,25 @@ class KnownEvents:
         return unfenced in self._code or unfenced in self._outputs
 
     def is_unchanged(self, content: types.Content) -> bool:
-        """Whether a content is as ADK would write it from the events."""
-        parts = [part for part in parts_of(content) if _key_of(part)]
-        return all(self.holds(part) for part in parts) or self.relays(content)
+        """Whether a content is as ADK writes it from the events.
+
+        Calls, results and empty parts are not compared: they have no key.
+        """
+        compared = [part for part in parts_of(content) if _key_of(part)]
+        return all(self.holds(part) for part in compared) or self.relays(content)
 
     def relays(self, content: types.Content) -> bool:
-        """Whether a content is ADK's rendering of another agent's event."""
+        """Whether a content is ADK's rendering of another agent's event.
+
+        An example of its texts: "For context:", "[planner] said: Yes".
+        """
         if not is_relay(content):
             return False
 
         # A user can type ADK's prefix, but not name an author of the session by chance.
-        texts = [part.text for part in parts_of(content) if part.text]
+        _prefix, *texts = [part.text for part in parts_of(content) if part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
-        return any(text.startswith(openings) for text in texts[1:])
+        return any(text.startswith(openings) for text in texts)
 
     def is_output(self, content: types.Content) -> bool:
         """Whether a text is ADK's rendering of the output of executed code."""
@@ -144,9 +159,9 @@ class KnownEvents:
             return False
 
         text = content_text(content)
-        if text in self._user_texts:  # The user has typed the output of the code.
-            return False
-        return _unfence(text) in self._outputs
+        # A user may type the same fences and the same output.
+        is_typed = text in self._user_texts
+        return not is_typed and _unfence(text) in self._outputs
 
 
 def _key_of(part: types.Part) -> Hashable:
@@ -156,8 +171,7 @@ def _key_of(part: types.Part) -> Hashable:
     - For a file in the part: its bytes.
     - For a file with an address: "file" and the address.
     - For code and the output of code: "code" and its text.
-    - For a call, a result and an empty part: an empty key, such as None. These parts
-      need no event.
+    - For a call, a result and an empty part: None or another empty key.
     """
     if part.text:
         return part.text
@@ -179,9 +193,10 @@ def keys_of(content: types.Content | None) -> list[Hashable]:
 
 
 def _unfence(text: str) -> str:
-    """Returns the text between the first and the last word; "" if there is none.
+    """Returns code without the fences that ADK writes around it.
 
-    ADK puts code there: "```python\nprint(1)\n```" -> "print(1)"
+    The first and the last word are left out, whatever they are; "" if no text is left.
+    An example: "```python\nprint(1)\n```" -> "print(1)".
     """
     first_and_rest = text.split(None, 1)
     if len(first_and_rest) < 2:

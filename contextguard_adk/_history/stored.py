@@ -53,11 +53,11 @@ def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
 
     Args:
         known: The values by the models' names, the oldest first.
-        model: The name of the model that was seen last.
-        value: Its value, which replaces an older one.
+        model: The name of the model.
+        value: Its new value, which replaces an older value of this model.
 
     Returns:
-        The values by the models' names; the added one is the last.
+        The values by the models' names; the new value is the last.
     """
     others = {name: other for name, other in known.items() if name != model}
     oldest_first = [*others.items(), (model, value)]
@@ -70,12 +70,13 @@ class Draft:
 
     Attributes:
         text: The summary; "" if contents are only left out.
-        covered: Indexes of the contents that the text replaces.
-        model_covered: Indexes of the replaced contents that a model summarized.
+        covered: The indexes of the contents that the text replaces.
+        model_covered: The indexes of the replaced contents that a model summarized.
         model_chars: How many characters of the text, from its beginning, a model wrote.
         reason: Why the history is compacted.
         truncation: How tool results are shortened; None leaves them whole.
-        truncated_upto: Index of the last content whose tool results are shortened.
+        truncated_upto: The index of the last content whose tool results are shortened;
+            -1 for none.
         shrink: How far the summary and the texts beside it are shortened: a step from
             0, which leaves them whole, to `MAX_SHRINK`.
     """
@@ -107,6 +108,9 @@ class _Stored(BaseModel, extra="allow"):
 class StoredSummary(_Stored):
     """A summary, and the contents that it replaces.
 
+    The continuation is a message after the summary. It quotes the user's request, and
+    tells the model to go on with it.
+
     Attributes:
         text: The summary; it has a key of its own in session state.
         covered: The fingerprints of the contents that the summary replaces.
@@ -114,15 +118,16 @@ class StoredSummary(_Stored):
         scope: The branch or isolation scope in which the summary may be used.
         invocation: The id of the invocation that made the summary.
         last_event: The id of the newest event that the summary replaces.
-        reason: Why the history was compacted, as the continuation tells.
+        reason: Why the history was compacted; the continuation tells the reason.
         request: The fingerprint, in hex, of the request that the continuation quotes.
         request_chars: How many characters of that request are quoted; -1 for all.
-        has_continuation: Whether a request to go on stands after the summary.
+        has_continuation: Whether a continuation stands after the summary.
         model_chars: How many characters of the text, from its beginning, a model wrote.
         model_covered_count: How many of the oldest covered contents a model summarized.
         truncation: How tool results after the summary are shortened; None leaves them
             whole.
-        truncated_upto: The last content with such results, by `History.name_content`.
+        truncated_upto: The name of the last content with shortened results, by
+            `History.name_content`.
         has_recall: Whether the request declared the recall tool.
         has_older: Whether the summary also replaces all contents before those of
             `covered`.
@@ -162,7 +167,8 @@ class StoredSummary(_Stored):
         counted_json = self.model_dump_json(exclude={"beside": {*uncounted}})
         taken_bytes = len(counted_json.encode())
 
-        # Later summaries may have more fingerprints. Base64 takes four bytes for three.
+        # A later summary may have up to `RECENT_COUNT` fingerprints, stored as base64,
+        # which takes four bytes for three. Their room is reserved.
         missing_count = RECENT_COUNT - len(self.covered.recent)
         reserved_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
 
@@ -175,10 +181,12 @@ class Learned(_Stored):
 
     Attributes:
         window_tokens: The window that its provider has named in a rejection.
-        output_tokens: The output limit, where a sum of input and output was refused.
-        correction: Real tokens per estimated one, where the provider reports no usage.
-        is_used: Whether a process has compacted for these limits that had only read
-            them here.
+        output_tokens: The output limit of a model that has refused a request because
+            input and output together were too large.
+        correction: The real tokens for each estimated token, if the provider reports no
+            usage.
+        is_used: Whether a process that learned these limits only from session state has
+            compacted for them.
     """
 
     window_tokens: int | None = Field(default=None, ge=1, le=2**53)
@@ -192,8 +200,8 @@ class AgentRecord(_Stored):
 
     Attributes:
         version: The version of this form.
-        learned: The limits of models, by name.
-        summary: The summary without its text; None for none.
+        learned: The limits of models, by the model's name.
+        summary: The summary without its text; None for no summary.
         has_recall: Whether the agent's requests declare the recall tool.
         helped: The forms that a provider accepted after it had refused another one.
         edits: How many changes were made by hand.

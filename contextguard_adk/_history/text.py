@@ -1,6 +1,8 @@
 """Writes contents as text: tools' arguments and results, files, items with handles.
 
-A handle is a short name under which the recall tool finds the whole text again.
+A tool of the guard, the recall tool, lets the agent search and read the messages that a
+summary has replaced. An item is what this tool lists: a message, a call, a result or a
+file. A handle is the short name of an item, under which the tool finds the whole text.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ _TEXT_FILE = re.compile(
     r"|javascript|typescript|ecmascript|graphql|httpd-php)\s*(?:;|$)",
     re.IGNORECASE,
 )
+"""The MIME types of files that are text."""
+
 _UNUSED_CODECS = frozenset(
     [
         "ascii",
@@ -60,7 +64,14 @@ The address of a file may hold the whole file as base64.
 _MIN_LISTED_CALL_CHARS = 300
 """A call with shorter arguments has no line in lists of items."""
 
+_HINT_CHARS = 60
+"""The most characters of an item's beginning that its title shows."""
+
+_ITEM_ARGS_CHARS = 1_000
+"""How many characters of the call's arguments are searched to find a result."""
+
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
+"""The charset in a MIME type, such as "text/csv; charset=latin1"."""
 
 
 def payload_text(payload: object) -> str:
@@ -78,15 +89,16 @@ def payload_text(payload: object) -> str:
         json_bytes = pydantic_core.to_json(payload, fallback=safe_repr)
         return json_bytes.decode("utf-8", "replace")
     except (ValueError, TypeError, RecursionError):
-        # Lone surrogates, bytes that are no text; cycles, deep nesting.
+        # The payload has a lone surrogate, bytes that are no text, a cycle, or too many
+        # levels.
         return _odd_payload_text(payload)
 
 
 def _odd_payload_text(payload: object) -> str:
-    """Writes a payload that pydantic refuses, as JSON if the standard library can.
+    """Writes a payload that pydantic refuses to write as JSON.
 
-    Otherwise it has one line for each field. The line has the value of the field if it
-    is a text or a number, and else its type.
+    The standard library may still write JSON. If not, each field gets a line with its
+    value, or only with its type if the value is no text and no number: "size: 3".
     """
     try:
         text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
@@ -95,8 +107,11 @@ def _odd_payload_text(payload: object) -> str:
         lines = []
         for name, value in fields.items():
             is_plain = isinstance(value, str | int | float)
-            lines.append(f"{name}: {value if is_plain else type(value)}")
+            shown = value if is_plain else type(value)
+            lines.append(f"{name}: {shown}")
         text = "\n".join(lines)
+
+    # A lone surrogate could not be sent to a model.
     return text.encode("utf-8", "replace").decode()
 
 
@@ -110,7 +125,7 @@ def name_media(part: types.Part | types.FunctionResponsePart) -> str:
     """Returns the MIME type, the name and the size of an image or a file, in one line.
 
     For example: "image/png 'cat.png', 2048 bytes". Facts that are not known are left
-    out. "" for a part that is no file.
+    out. Returns "" for a part that is no file.
     """
     if part.inline_data:
         blob = part.inline_data
@@ -129,10 +144,10 @@ def name_media(part: types.Part | types.FunctionResponsePart) -> str:
 
 
 def file_text(part: types.Part) -> str:
-    """Returns the text of a file.
+    """Returns the text of a file that is in the part itself.
 
-    "" for an empty file, a file whose MIME type is not that of a text, and a file whose
-    text has a zero character: such a file is binary.
+    Returns "" for other parts, and for an empty or a binary file. A file is binary if
+    its MIME type is not that of a text, or if its text has a zero character.
     """
     blob = part.inline_data
     if blob is None or not blob.data:
@@ -148,20 +163,16 @@ def file_text(part: types.Part) -> str:
 def _decode(data: bytes, mime_type: str) -> str:
     """Decodes a file with text. The charset is the first of these that applies:
 
-    1. The charset that the MIME type names, if Python knows it and it is not one of
-       `_UNUSED_CODECS`: "text/csv; charset=latin1" -> "iso8859-1".
+    1. The charset that the MIME type names: "text/csv; charset=latin1".
     2. UTF-16, if the file begins with its byte order mark.
     3. UTF-8, if at most 1 % of the characters are invalid in it.
     4. Windows-1252.
     """
-    named_charset = _CHARSET.search(mime_type)
-    if named_charset:
-        # Python raises a LookupError for a codec that it does not know, and for one
-        # that does not decode to text.
+    codec_name = _find_codec(mime_type)
+    if codec_name:
+        # The codec may turn out to be one that does not decode to text, such as base64.
         with suppress(LookupError, UnicodeError):
-            codec_name = codecs.lookup(named_charset[1]).name
-            if codec_name.replace("-", "_") not in _UNUSED_CODECS:
-                return data.decode(codec_name, "replace")
+            return data.decode(codec_name, "replace")
 
     utf16_marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     if data.startswith(utf16_marks):
@@ -174,19 +185,36 @@ def _decode(data: bytes, mime_type: str) -> str:
     return data.decode("cp1252", "replace")
 
 
+def _find_codec(mime_type: str) -> str:
+    """Returns the name of Python's codec for the charset that a MIME type names.
+
+    For example: "text/csv; charset=latin1" -> "iso8859-1". Returns "" if the type names
+    no charset, one that Python does not know, or one of `_UNUSED_CODECS`.
+    """
+    charset = _CHARSET.search(mime_type)
+    if charset is None:
+        return ""
+    try:
+        codec_name = codecs.lookup(charset[1]).name
+    except (LookupError, UnicodeError):
+        return ""
+    is_unused = codec_name.replace("-", "_") in _UNUSED_CODECS
+    return "" if is_unused else codec_name
+
+
 @dataclass(frozen=True)
-class Said:
-    """One part of a history, with the facts that are needed to write it.
+class PlacedPart:
+    """A part of a content, with the facts that are needed to write it as text.
 
     Attributes:
-        index: The index of its content.
+        content_index: The index of the content.
         part: The part.
         author: "user", "model" or "other agent".
         whole: The part before it was shortened; None if it gets no handle.
         call: For a result, the call that it answers.
     """
 
-    index: int
+    content_index: int
     part: types.Part
     author: str
     whole: types.Part | None
@@ -211,13 +239,13 @@ def walk_parts(
     indexes: Iterable[int],
     outputs: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
-) -> Iterator[Said]:
+) -> Iterator[PlacedPart]:
     """Yields the parts of contents, oldest first, without thoughts and credentials.
 
     Args:
         contents: The contents of a request.
-        indexes: The contents that are read.
-        outputs: The indexes of texts that executed code has printed.
+        indexes: The indexes of the contents that are read.
+        outputs: The indexes of contents whose text is an output of executed code.
         wholes: The same contents before they were shortened, for the handles of the
             parts; None for no handles.
     """
@@ -226,52 +254,57 @@ def walk_parts(
         content = contents[index]
         parts = parts_of(content)
         whole_parts = parts_of(wholes[index]) if wholes else [None] * len(parts)
+        parts_with_wholes = list(zip(parts, whole_parts, strict=True))
 
         author = content.role or "user"
-        start = 0
         if is_relay(content):
             author = "other agent"
-            start = 1  # ADK's preamble is no part of the conversation.
+            # The first part is ADK's "For context:", which nobody has said.
+            del parts_with_wholes[0]
 
-        for part, whole in zip(parts[start:], whole_parts[start:], strict=True):
+        for part, whole in parts_with_wholes:
+            # Private calls wait for their results as well: otherwise their results
+            # could take other calls.
             answered_call = _update_waiting(waiting, index, part)
             if _is_private(part):
                 continue
-            written_part = _as_output(part) if part.text and index in outputs else part
-            yield Said(index, written_part, author, whole, answered_call)
+
+            # ADK shows an output of code as a text.
+            is_output = index in outputs and bool(part.text)
+            written = _as_output(part) if is_output else part
+            yield PlacedPart(index, written, author, whole, answered_call)
 
 
 def _update_waiting(
     waiting: list[PlacedCall], index: int, part: types.Part
 ) -> types.FunctionCall | None:
-    """Updates the calls that wait for a result, once a part is read.
+    """Keeps `waiting`, the calls without a result, up to date with the next part.
 
-    - A call is added to `waiting`; returns None.
-    - For a result, the call that it answers is removed and returned; None if no call
+    - A call is added.
+    - A result removes the call that it answers. The call is returned; None if no call
       matches.
-    - For other parts nothing changes; returns None.
+    - For any other part nothing changes, and None is returned.
     """
     if part.function_call:
         waiting.append(PlacedCall(index, part.function_call))
-    if not part.function_response:
-        return None
-    answered = take_call(waiting, part.function_response)
-    return answered.call if answered else None
+    if part.function_response:
+        answered = take_call(waiting, part.function_response)
+        return answered.call if answered else None
+    return None
 
 
 def _is_private(part: types.Part) -> bool:
-    """Whether nobody may read a part: a thought, or a call of ADK with credentials.
-
-    A signed call may be marked as a thought; it is still a call.
-    """
+    """Whether nobody may read a part: a thought, or a call of ADK with credentials."""
     tool = part.function_call or part.function_response
     if tool is not None and tool.name in INTERNAL_CALLS:
         return True
+
+    # A signed call may be marked as a thought, but it is still a call.
     return bool(part.thought) and not part.function_call
 
 
 def _as_output(part: types.Part) -> types.Part:
-    """Returns the output of code that ADK shows as a text."""
+    """Returns the text in `part`, which code has printed, as an output of code."""
     result = types.CodeExecutionResult(output=part.text)
     return types.Part(code_execution_result=result)
 
@@ -280,15 +313,18 @@ def _as_output(part: types.Part) -> types.Part:
 class Item:
     """A message, a call, a tool's result or a file, as the recall tool lists it.
 
+    An example of a title: `1f3c5b7d9a user message "Please fix…", 2,048 characters`.
+
     Attributes:
-        handle: Its short name.
-        label: Its kind: the author of a message, the name of a tool.
-        hint: The beginning of a message, or of the arguments of a result's call, in one
-            line of at most 60 characters.
-        text: Its text; "" for a file that has none.
-        content_index: The index of its content.
+        handle: The short name of the item.
+        label: "user message", "grep call", "grep result" and the like. For a file, its
+            description.
+        hint: The beginning of a message in quotes, or of the arguments of a result's
+            call: one line of at most 60 characters.
+        text: The text of the item; "" for a file that has none.
+        content_index: The index of the content that has the item.
         args: For a result, the first 1,000 characters of its call's arguments.
-        is_call: Whether it is a call.
+        is_call: Whether the item is a call.
         media: The file; None for other items.
     """
 
@@ -317,15 +353,15 @@ class Item:
 
     @property
     def heading(self) -> str:
-        """The line above the item where it is read: its title, or the file's name."""
+        """The line above the text of the item: the title, or the name of the file."""
         if self.media is None:
             return self.title
         return f"{self.handle}: {name_media(self.media)}{self._extent}"
 
     @property
     def _extent(self) -> str:
-        has_no_text = self.media is not None and not self.text
-        return "" if has_no_text else f", {len(self.text):,} characters"
+        is_file_without_text = self.media is not None and not self.text
+        return "" if is_file_without_text else f", {len(self.text):,} characters"
 
 
 def list_items(
@@ -336,53 +372,57 @@ def list_items(
 ) -> list[Item]:
     """Lists the items of some contents, oldest first.
 
-    A part may have an item for its text, and one for each of its files.
+    A result may have an item for its text, and one for each of its files.
 
     Args:
         contents: The contents of a request.
-        indexes: The contents whose items are listed.
-        outputs: The indexes of texts that executed code has printed.
+        indexes: The indexes of the contents whose items are listed.
+        outputs: The indexes of contents whose text is an output of executed code.
         wholes: The same contents before they were shortened, for the handles of the
             items; None if the contents are whole.
     """
     items: list[Item] = []
-    for said in walk_parts(contents, indexes, outputs, wholes or contents):
-        label = _label(said)
-        if not label:
+    for placed in walk_parts(contents, indexes, outputs, wholes or contents):
+        # Calls and results of the recall tool are copies of other items.
+        tool = placed.part.function_call or placed.part.function_response
+        if tool is not None and tool.name == RECALL_TOOL:
             continue
 
-        result = said.part.function_response
-        if said.text or result:
-            items.append(_make_item(said, label))
+        # A file has no text here: `_list_files` makes its item. An empty result is
+        # listed all the same.
+        result = placed.part.function_response
+        if placed.text or result:
+            items.append(_make_item(placed))
 
-        possible_files = result_media(result) if result else [said.part]
-        items += _list_files(possible_files, said.index)
+        possible_files = result_media(result) if result else [placed.part]
+        items += _list_files(possible_files, placed.content_index)
     return items
 
 
-def _make_item(said: Said, label: str) -> Item:
+def _make_item(placed: PlacedPart) -> Item:
     """Makes the item of a text, a call or a result."""
-    args = payload_text(said.call.args) if said.call and said.call.args else ""
-    hint = _hint(said, args)
+    args = payload_text(placed.call.args) if placed.call and placed.call.args else ""
+    hint = _hint(placed, args)
     return Item(
-        handle=said.handle,
-        label=label,
+        handle=placed.handle,
+        label=_label(placed),
         hint=hint,
-        text=said.text,
-        content_index=said.index,
-        args=args[:1_000] if hint else "",
-        is_call=said.part.function_call is not None,
+        text=placed.text,
+        content_index=placed.content_index,
+        # Arguments that are blank give no hint, and are no help in a search.
+        args=args[:_ITEM_ARGS_CHARS] if hint else "",
+        is_call=placed.part.function_call is not None,
     )
 
 
 def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Item]:
     """Yields an item for each part that is an image or a file."""
     for part in parts:
-        described = describe_media(part)
-        if described:
+        description = describe_media(part)
+        if description:
             yield Item(
                 handle=handle_of(part),
-                label=described,
+                label=description,
                 hint="",
                 text=file_text(part),
                 content_index=content_index,
@@ -390,34 +430,31 @@ def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Ite
             )
 
 
-def _label(said: Said) -> str:
-    """Returns the label of a part: the author of a message, or the name of a tool.
+def _label(placed: PlacedPart) -> str:
+    """Returns the author of a message, or the name of a tool.
 
-    "" for a call or a result of the recall tool: these are copies of other items. The
-    label of a file is not used: `_list_files` describes the file itself.
+    For example: "user message", "grep call", "output of code".
     """
-    part = said.part
+    part = placed.part
     if part.function_call:
-        name = part.function_call.name
-        return "" if name == RECALL_TOOL else f"{name} call"
+        return f"{part.function_call.name} call"
     if part.function_response:
-        name = part.function_response.name
-        return "" if name == RECALL_TOOL else f"{name} result"
+        return f"{part.function_response.name} result"
     if part.text:
-        return f"{said.author} message"
+        return f"{placed.author} message"
     return "code that was run" if part.executable_code else "output of code"
 
 
-def _hint(said: Said, args: str) -> str:
+def _hint(placed: PlacedPart, args: str) -> str:
     """Returns the beginning of a message, or of the arguments of a result's call.
 
-    "" for a call, a file and code.
+    Returns "" for a call and for code.
 
     Args:
-        said: The part with the message or the result.
+        placed: The part.
         args: For a result, the arguments of the call that it answers; else "".
     """
-    part = said.part
+    part = placed.part
     if part.function_response:
         return _clip(args)
     if part.function_call:
@@ -426,7 +463,8 @@ def _hint(said: Said, args: str) -> str:
 
 
 def _clip(text: str) -> str:
-    """Returns the beginning of a text in one line, at most 60 characters."""
-    beginning = text[:240]  # Enough for 60 characters, even with many spaces.
+    """Returns the beginning of a text in one line, at most `_HINT_CHARS` characters."""
+    # Several blanks become one, so more characters are read than are kept.
+    beginning = text[: 4 * _HINT_CHARS]
     line = " ".join(beginning.split()).encode("utf-8", "replace").decode()
-    return line if len(line) <= 60 else f"{line[:60]}…"
+    return line if len(line) <= _HINT_CHARS else f"{line[:_HINT_CHARS]}…"

@@ -15,6 +15,9 @@ from contextguard_adk._history.contents import parts_of, with_parts
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo
 
+_DIGEST_BYTES = 6
+"""The size of a digest: session state has room for only a few bytes."""
+
 
 def is_signed(part: types.Part) -> bool:
     """Whether a part is a thought with a signature."""
@@ -33,9 +36,11 @@ def name_thoughts(content: types.Content) -> str:
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
-    """Names the newest signed thoughts in contents; "" if no content has any."""
-    # Most requests have no thoughts. To call `is_signed` for each part would double the
-    # time.
+    """Returns `name_thoughts` of the newest content with signed thoughts; "" if none.
+
+    Each request is searched, and most have no thoughts. So `is_signed` and `parts_of`
+    are written out here: to call them would double the time.
+    """
     for content in reversed(contents):
         for part in content.parts or ():
             if part and part.thought and part.thought_signature:
@@ -48,8 +53,13 @@ def change_thoughts(
 ) -> types.Content | None:
     """Replaces each thought of a content by the result of `change`.
 
-    `change` returns None to drop the thought. This function returns None if no part is
-    left, and the content itself if nothing changes.
+    Args:
+        content: The content.
+        change: Returns the new part for a thought; None to drop the thought.
+
+    Returns:
+        The changed content; the content itself if nothing changes, None if no part is
+        left.
     """
     new_parts: list[types.Part] = []
     for part in parts_of(content):
@@ -62,48 +72,50 @@ def change_thoughts(
 
 
 def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
-    """Yields for each content a digest of the parts before its last signed thought.
+    """Yields for each content a digest of all parts before its last signed thought.
 
-    These are all parts of the earlier contents, and the parts of the content itself
-    before the thought. If the content has no signed thought, only the earlier contents
-    count. Signed thoughts are left out of the digests.
+    The parts of the earlier contents count as well. If the content has no signed
+    thought, only the earlier contents count. Signed thoughts are left out.
     """
-    digest_so_far = hashlib.blake2b(digest_size=6)
+    digest_so_far = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for content in contents:
         parts = parts_of(content)
-        signed_places = [place for place, part in enumerate(parts) if is_signed(part)]
-        thought_place = signed_places[-1] if signed_places else 0
+        thought_offset = 0
+        for offset, part in enumerate(parts):
+            if is_signed(part):
+                thought_offset = offset
+        parts_before = parts[:thought_offset]
 
-        digest_up_to_thought = digest_so_far.copy()
-        parts_before = parts[:thought_place]
-        digest_up_to_thought.update(_spell_message(content.role, parts_before, memo))
-        yield digest_up_to_thought.hexdigest()
+        digest_before_thought = digest_so_far.copy()
+        digest_before_thought.update(_spell_message(content.role, parts_before, memo))
+        yield digest_before_thought.hexdigest()
 
         digest_so_far.update(_spell_message(content.role, parts, memo))
 
 
 def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Returns the fingerprint of a message, followed by the ids of its tools.
+    """Returns the fingerprint of a message, followed by the ids of its tool calls.
 
-    The ids are those of its calls and results: a fingerprint does not contain them.
-    Signed thoughts are left out; b"" for a message that has nothing else.
+    The ids are spelled because a fingerprint does not contain them. Signed thoughts are
+    left out; a message that has nothing else is b"".
     """
-    other_parts = [part for part in parts if not is_signed(part)]
-    if not other_parts:
+    unsigned = [part for part in parts if not is_signed(part)]
+    if not unsigned:
         return b""
 
     tool_ids: list[str] = []
-    for part in other_parts:
-        tool = part.function_call or part.function_response
-        if tool:
-            tool_ids.append(tool.id or "")
+    for part in unsigned:
+        call_or_result = part.function_call or part.function_response
+        if call_or_result:
+            tool_ids.append(call_or_result.id or "")
 
-    message = types.Content.model_construct(role=role, parts=other_parts)
-    message_fingerprint = memo.remember(fingerprint, message, other_parts, role)
+    message = types.Content.model_construct(role=role, parts=unsigned)
+    message_fingerprint = memo.remember(fingerprint, message, unsigned, role)
     return message_fingerprint + ",".join(tool_ids).encode()
 
 
 def digest(texts: Iterable[bytes]) -> str:
     """Returns a short digest of several texts; ("ab", "c") and ("a", "bc") differ."""
+    # With the length before each text, such as "2:ab1:c".
     spelled = b"".join(b"%d:%b" % (len(text), text) for text in texts)
-    return hashlib.blake2b(spelled, digest_size=6).hexdigest()
+    return hashlib.blake2b(spelled, digest_size=_DIGEST_BYTES).hexdigest()

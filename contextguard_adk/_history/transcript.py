@@ -1,7 +1,9 @@
 """Writes the conversation as a text for a summarizer, within a budget of tokens.
 
-The text has entries. The heading of an entry is not indented and names the author. The
-body is indented, so no text in it can pass for another entry.
+The text has an entry for each message, call, result and file. The heading of an entry
+is not indented and names the author. The body is indented, so no text in the body can
+pass for another entry. An entry has the handle under which the agent's recall tool
+finds the whole text.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.text import (
-    Said,
+    PlacedPart,
     describe_media,
     name_media,
     walk_parts,
@@ -34,11 +36,14 @@ MIN_BODY_TOKENS = 40
 _NOTE_TOKENS = MIN_BODY_TOKENS
 """The room for the note that tells how many entries were dropped."""
 
+_MESSAGE_WEIGHT = 1.0
+"""When tokens are divided among entries, a message's entry has this weight."""
+
 _TOOL_WEIGHT = 0.2
-"""The share of the tokens that a tool's entry gets; a message's entry has 1.0."""
+"""The weight of the entry of a call, a result, code or a file."""
 
 _COPY_WEIGHT = 0.2 * _TOOL_WEIGHT
-"""The share that a result of the recall tool gets: it repeats other entries."""
+"""The weight of an entry of the recall tool, which repeats other entries."""
 
 _MARGIN = "  "
 """The indentation of each line of a body."""
@@ -49,19 +54,19 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class Entry:
-    """A message, a call or a result in a transcript.
+    """A message, a call, a result or a file in a transcript.
 
     Attributes:
         heading: The line that names the author.
-        body: The text below it.
-        weight: Its share of the tokens, in proportion to the other entries' weights.
-        is_required: Whether it always stays.
-        handle: The name under which the recall tool finds the whole text.
+        body: The text below the heading.
+        weight: If the bodies are shortened, they share the tokens by their weights.
+        is_required: Whether the entry is never dropped.
+        handle: The name under which the recall tool finds the whole text; "" for none.
     """
 
     heading: str
     body: str = ""
-    weight: float = 1.0
+    weight: float = _MESSAGE_WEIGHT
     is_required: bool = False
     handle: str = ""
 
@@ -85,22 +90,22 @@ def render_entries(
 
     Args:
         contents: The contents of a request.
-        indexes: The contents that are rendered.
+        indexes: The indexes of the contents that are rendered.
         required: The indexes of contents whose entries are never dropped.
         wholes: The same contents before they were shortened, for the handles of the
             parts; None for no handles.
-        outputs: The indexes of texts that executed code has printed.
+        outputs: The indexes of contents whose text is an output of executed code.
     """
     entries = []
-    for said in walk_parts(contents, indexes, outputs, wholes):
-        # Names of tools and files come from outside, line breaks and all.
-        heading = " ".join(_write_heading(said).split())
+    for placed in walk_parts(contents, indexes, outputs, wholes):
+        # The name of a tool or a file may have line breaks, but a heading is one line.
+        heading = " ".join(_write_heading(placed).split())
         if not heading:
             continue
 
-        tool = said.part.function_call or said.part.function_response
-        if said.part.text:
-            weight = 1.0
+        tool = placed.part.function_call or placed.part.function_response
+        if placed.part.text:
+            weight = _MESSAGE_WEIGHT
         elif tool is not None and tool.name == RECALL_TOOL:
             weight = _COPY_WEIGHT
         else:
@@ -108,27 +113,30 @@ def render_entries(
 
         entry = Entry(
             heading,
-            quote(said.text),
+            quote(placed.text),
             weight=weight,
-            is_required=said.index in required,
-            handle=said.handle,
+            is_required=placed.content_index in required,
+            handle=placed.handle,
         )
         entries.append(entry)
     return entries
 
 
-def _write_heading(said: Said) -> str:
-    """Writes the heading of a part; "" for a part without an entry."""
-    part = said.part
-    author = said.author
+def _write_heading(placed: PlacedPart) -> str:
+    """Writes the heading of a part: "model: [called tool: grep]".
+
+    Returns "" for a part that gets no entry, such as an empty one.
+    """
+    part = placed.part
+    author = placed.author
     if part.text:
         return f"{author}:"
     if part.function_call:
         return f"{author}: [called tool: {part.function_call.name}]"
     if part.function_response:
         response = part.function_response
-        media = [describe_media(file) for file in response.parts or ()]
-        return " ".join([f"tool: [tool {response.name} returned a result]", *media])
+        files = [describe_media(file) for file in response.parts or ()]
+        return " ".join([f"tool: [tool {response.name} returned a result]", *files])
     if part.executable_code:
         return f"{author}: [ran code]"
     if part.code_execution_result:
@@ -137,44 +145,42 @@ def _write_heading(said: Said) -> str:
     file_name = name_media(part)
     if not file_name:
         return ""
-    if said.handle:
-        named_item = f"{file_name}; item {said.handle}"
-        return f"{author}: {ATTACHED.format(named_item)}"
-    return f"{author}: {ATTACHED.format(file_name)}"
+    # Other entries name their handle if their body is shortened. A file has no body.
+    item = f"; item {placed.handle}" if placed.handle else ""
+    return f"{author}: {ATTACHED.format(file_name + item)}"
 
 
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Drops the oldest entries and shortens the others until they fit.
+    """Drops the oldest entries and shortens the bodies of the others until they fit.
 
     If entries are dropped, the first of the returned entries is a note that says so.
+    If all entries fit, they are returned as they are.
     """
+    count_body = partial(_count_body, count_tokens=count_tokens)
     sized = []
     for entry in entries:
-        heading_tokens = count_tokens(entry.heading) + 1
-        body_tokens = _count_body(entry.body, count_tokens=count_tokens)
-        least_tokens = min(body_tokens, MIN_BODY_TOKENS)
-        sized.append(_Sized(entry, heading_tokens, body_tokens, least_tokens))
+        heading_tokens = count_tokens(entry.heading) + 1  # One for the line break.
+        body_tokens = count_body(entry.body)
+        least_body_tokens = min(body_tokens, MIN_BODY_TOKENS)
+        sized.append(_Sized(entry, heading_tokens, body_tokens, least_body_tokens))
 
     whole_tokens = sum(each.heading_tokens + each.body_tokens for each in sized)
     if whole_tokens <= budget_tokens:
         return list(entries)
 
-    tokens_for_entries = float(budget_tokens - _NOTE_TOKENS)
-    kept, dropped = _choose_kept(sized, tokens_for_entries)
+    entries_tokens = budget_tokens - _NOTE_TOKENS
+    kept, dropped = _choose_kept(sized, entries_tokens)
 
-    kept_headings_tokens = sum(each.heading_tokens for each in kept)
-    tokens_for_bodies = tokens_for_entries - kept_headings_tokens
-    body_budgets = _divide_among_bodies(kept, tokens_for_bodies)
+    headings_tokens = sum(each.heading_tokens for each in kept)
+    body_budgets = _divide_among_bodies(kept, entries_tokens - headings_tokens)
 
     fitted = []
-    count_body = partial(_count_body, count_tokens=count_tokens)
     for each, body_budget in zip(kept, body_budgets, strict=True):
-        whole_body = each.entry.body
-        handle = each.entry.handle
-        body = shorten_to_tokens(whole_body, body_budget, count_body, handle)
-        fitted.append(replace(each.entry, body=body))
+        entry = each.entry
+        body = shorten_to_tokens(entry.body, body_budget, count_body, entry.handle)
+        fitted.append(replace(entry, body=body))
     return [_note_dropped(dropped), *fitted] if dropped else fitted
 
 
@@ -186,7 +192,11 @@ def _count_body(body: str, count_tokens: TokenCounter) -> int:
 class _Sized(NamedTuple):
     """An entry with its size.
 
-    `least_body_tokens` is the size of its body once it is as short as it may become.
+    Attributes:
+        entry: The entry.
+        heading_tokens: The tokens of the heading.
+        body_tokens: The tokens of the whole body.
+        least_body_tokens: The tokens of the body once it is as short as it may become.
     """
 
     entry: Entry
@@ -196,55 +206,58 @@ class _Sized(NamedTuple):
 
 
 def _choose_kept(
-    sized: Sequence[_Sized], budget_tokens: float
+    sized: Sequence[_Sized], budget_tokens: int
 ) -> tuple[list[_Sized], list[Entry]]:
     """Chooses the required entries, and the newest of the others as long as they fit.
 
-    For this choice each body counts with its least size. Returns the kept and the
-    dropped entries, both in their order.
+    Each body counts with the least tokens that it may have, because the kept bodies can
+    still be shortened. Returns the kept and the dropped entries, both in their order.
     """
     least_tokens = [each.heading_tokens + each.least_body_tokens for each in sized]
-    required_places = [i for i, each in enumerate(sized) if each.entry.is_required]
-    other_places = [i for i, each in enumerate(sized) if not each.entry.is_required]
+    required = [i for i, each in enumerate(sized) if each.entry.is_required]
+    others = [i for i, each in enumerate(sized) if not each.entry.is_required]
 
-    kept_places = set(required_places)
-    used_tokens = sum(least_tokens[place] for place in required_places)
-    for place in reversed(other_places):
-        used_tokens += least_tokens[place]
+    kept_positions = set(required)
+    used_tokens = sum(least_tokens[position] for position in required)
+    for position in reversed(others):
+        used_tokens += least_tokens[position]
         if used_tokens > budget_tokens:
             break
-        kept_places.add(place)
+        kept_positions.add(position)
 
-    kept = [each for i, each in enumerate(sized) if i in kept_places]
-    dropped = [each.entry for i, each in enumerate(sized) if i not in kept_places]
+    kept = [each for i, each in enumerate(sized) if i in kept_positions]
+    dropped = [each.entry for i, each in enumerate(sized) if i not in kept_positions]
     return kept, dropped
 
 
 def _divide_among_bodies(kept: Sequence[_Sized], budget_tokens: float) -> list[float]:
     """Returns how many tokens the body of each entry gets.
 
-    First each body gets its least size. Then the rest is divided by weight.
+    First each body gets the least tokens that it may have, whatever its weight. Then
+    the rest of the budget is divided by weight.
     """
     least = [each.least_body_tokens for each in kept]
-    first_shares = divide_budget(least, [1.0] * len(kept), budget_tokens)
+    equal_weights = [1.0] * len(kept)
+    first_shares = divide_budget(least, equal_weights, budget_tokens)
 
     missing = [
         each.body_tokens - share for each, share in zip(kept, first_shares, strict=True)
     ]
     weights = [each.entry.weight for each in kept]
-    rest_shares = divide_budget(missing, weights, budget_tokens - sum(first_shares))
+    rest_tokens = budget_tokens - sum(first_shares)
+    rest_shares = divide_budget(missing, weights, rest_tokens)
     return [first + rest for first, rest in zip(first_shares, rest_shares, strict=True)]
 
 
 def _note_dropped(dropped: Sequence[Entry]) -> Entry:
-    """Returns an entry that tells how many are dropped, and names the newest.
+    """Returns an entry that tells how many entries are dropped, and names the newest.
 
-    Only dropped entries with a body and a handle are named: the others cannot be read
-    back.
+    For example: "[5 earlier messages left out; the newest are items 3c1d, 9f0a]". Only
+    entries with a body and a handle are named: others cannot be read back.
     """
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
-    newest_first = handles[::-1][:_MAX_NAMED]
+    newest = handles[-_MAX_NAMED:]
     names = ""
-    if newest_first:
-        names = f"; the newest are items {', '.join(newest_first)}"
+    if newest:
+        names = f"; the newest are items {', '.join(reversed(newest))}"
     return Entry(LEFT_OUT.format(len(dropped), names))

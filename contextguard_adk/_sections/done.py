@@ -1,12 +1,14 @@
 """The list of the running turn's calls that the summary replaces.
 
+The running turn is the agent's work since the user's current request. A completed call
+is a call with its result.
+
 Telling arguments are those that tell the calls of one tool apart: two calls of
-`read_file` differ in `path`, and share `encoding`.
+`read_file` differ in `path`, and share `encoding`. So `path` is telling.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -22,7 +24,7 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of
 from contextguard_adk._history.fingerprints import handle_of
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.phrases import DONE, quote_line
@@ -33,13 +35,13 @@ DONE_RATIO = 0.10
 """The list takes at most this part of the window."""
 
 MAX_TEXT_CHARS = 1_000
-"""Only so many characters of an argument or a result are read."""
+"""Only this many characters of an argument or a result are read."""
 
 MAX_TEXT_BYTES = 80
 """In a line for each call, an argument or an outcome takes at most this."""
 
 MAX_TELLING_BYTES = 200
-"""A telling argument, as a path or a URL, takes at most this."""
+"""A telling argument, such as a path or a URL, takes at most this."""
 
 EVER_FEWER_BYTES = (MAX_TELLING_BYTES, 48, 16)
 """In a line for each tool, a telling argument takes at most one of these.
@@ -51,7 +53,7 @@ MAX_FLAT_FIELDS = 20
 """A dict in arguments with more fields than this is a single text."""
 
 MAX_FLAT_DEPTH = 3
-"""A dict below so many others is a single text."""
+"""A dict that is nested in this many others is a single text."""
 
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
@@ -59,6 +61,8 @@ _FAILURE = re.compile(
     r'"(ok|success\w*)": ?false|"(exit|return)_?code": ?-?[1-9]',
     re.IGNORECASE,
 )
+"""The words of a failed result, such as `Error: …`, `"ok": false`, `"exit_code": 1`."""
+
 _NO_ERROR: tuple[object, ...] = (
     "",
     None,
@@ -74,6 +78,7 @@ _NO_ERROR: tuple[object, ...] = (
     "success",
     "no error",
 )
+"""A field such as "error" with one of these values denies an error."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,10 @@ class _Call:
 
     Attributes:
         name: The name of the tool.
-        args: Its arguments as texts, by name; small dicts in them are taken apart.
-        outcome: The beginning of its result; "" for an empty one.
-        handle: A hash of the whole result, with which it can be recalled; "" where the
-            recall tool is missing.
+        args: The arguments as texts, by name; small dicts among them are taken apart.
+        outcome: The beginning of the result; "" for an empty result.
+        handle: The short name under which the recall tool finds the whole result; ""
+            if the agent does not have that tool.
         is_failed: Whether the result tells of an error.
     """
 
@@ -99,7 +104,8 @@ class _Call:
 class DoneCalls(Section):
     """Lists the completed calls of the running turn, so that none is made twice.
 
-    Calls whose outcome the sections `beside` it show are not listed.
+    Some tools have a section of their own, which shows what their calls did. Calls of
+    these tools are not listed.
     """
 
     name = "done"
@@ -110,6 +116,7 @@ class DoneCalls(Section):
     is_told_anew = True
 
     def __init__(self, beside: Sequence[Section] = ()) -> None:
+        """Creates the section; `beside` are the sections that may have own tools."""
         listed_tools = {tool for section in beside for tool in section.listed_tools}
         self._unlisted = listed_tools | {RECALL_TOOL}
 
@@ -118,24 +125,26 @@ class DoneCalls(Section):
     ) -> JsonValue:
         """Lists the calls of the running turn among all covered messages.
 
-        Calls that an earlier summary has replaced are listed again. The result is "" if
-        there are none, or if no list of them fits.
+        Calls that an earlier summary has replaced are listed again. Returns "" if there
+        are no calls, or no list of them fits.
         """
         history = turn.history
         indexes = sorted(covered.intersection(history.running_turn))
         wholes = history.contents if turn.has_recall else None
-        told_parts = walk_parts(history.told, indexes, wholes=wholes)
-        calls = self._find_completed(told_parts, history.memo)
+        parts = walk_parts(history.told, indexes, wholes=wholes)
+        calls = self._find_completed(parts, history.memo)
+        if not calls:
+            return ""
 
-        def count(text: str) -> int:
-            """Counts a text; a text that is too large for session state never fits."""
+        def count_if_storable(text: str) -> int:
+            """Counts a text; one that is too large for session state never fits."""
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             if stored_bytes > 4 * room_tokens:
                 return sys.maxsize
             return turn.count(text)
 
         max_tokens = int(turn.budgets.working_tokens * DONE_RATIO)
-        return _write_within(calls, max_tokens, count)
+        return _write_within(calls, max_tokens, count_if_storable)
 
     def tell_left_out(
         self,
@@ -149,21 +158,22 @@ class DoneCalls(Section):
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
-    def _find_completed(self, told_parts: Iterable[Said], memo: Memo) -> list[_Call]:
+    def _find_completed(self, parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
         """Returns the calls whose results are among these parts, in their order.
 
         Calls that another section lists, and calls of the recall tool, are left out.
         """
         calls = []
-        for told in told_parts:
-            response = told.part.function_response
-            call = told.call
+        for placed in parts:
+            response = placed.part.function_response
+            call = placed.call
             if response is None or call is None or response.name in self._unlisted:
                 continue
 
-            outcome, is_failed = memo.remember(_read_result, told.part, (told.part,))
+            part = placed.part
+            outcome, is_failed = memo.remember(_read_result, part, (part,))
             # The part may be shortened. The handle leads to the whole result.
-            whole = told.whole
+            whole = placed.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {
                 _one_line(name): _one_line(value)
@@ -177,25 +187,28 @@ class DoneCalls(Section):
 def _read_result(part: types.Part) -> tuple[str, bool]:
     """Returns the outcome of a call in one line, and whether the call failed.
 
-    A failure is found by its words. A result that is no JSON is searched for them as it
-    is; in JSON, fields that deny an error are not searched.
+    A failed call is found by the words of its result. If the result is JSON, fields
+    that deny an error are left out first.
     """
     payload = payload_of(part)
     outcome = _one_line(payload)
 
-    searched = outcome
-    with contextlib.suppress(ValueError, RecursionError):
-        fields = json.loads(
+    try:
+        without_denials = json.loads(
             payload_text(payload), object_pairs_hook=_leave_out_no_error
         )
-        searched = json.dumps(fields, ensure_ascii=False)[:MAX_TEXT_CHARS]
+        json_text = json.dumps(without_denials, ensure_ascii=False)
+        searched = json_text[:MAX_TEXT_CHARS]
+    except (ValueError, RecursionError):
+        searched = outcome  # The result is no JSON.
     return outcome, _FAILURE.search(searched) is not None
 
 
 def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Returns a JSON object without the fields that deny an error.
 
-    An example of such a field: `"error": "none"`.
+    An example of such a field: `"error": "none"`. The object is given as pairs of names
+    and values.
     """
     kept = {}
     for name, value in pairs:
@@ -211,14 +224,22 @@ def _flatten(
 ) -> Iterator[tuple[str, object]]:
     """Yields names and values of arguments, with small dicts taken apart.
 
-    Each value inside a dict may tell calls apart. An example: `{"file": {"path": "a"}}`
-    yields "file.path" and "a". Empty, large and deep dicts are yielded whole.
+    For example, {"file": {"path": "a"}} yields "file.path" and "a": such a value may
+    tell calls apart. Empty, large and deep dicts are yielded whole.
+
+    Args:
+        args: The arguments, or a dict that is nested in them.
+        prefix: The names of the dicts around `args`, such as "file.".
     """
     for key, value in args.items():
         name = f"{prefix}{key}"
+        if not isinstance(value, dict):
+            yield name, value
+            continue
+
+        is_small = 0 < len(value) <= MAX_FLAT_FIELDS
         is_deep = name.count(".") >= MAX_FLAT_DEPTH
-        is_small = isinstance(value, dict) and 0 < len(value) <= MAX_FLAT_FIELDS
-        if isinstance(value, dict) and is_small and not is_deep:
+        if is_small and not is_deep:
             yield from _flatten(value, prefix=f"{name}.")
         else:
             yield name, value
@@ -234,7 +255,7 @@ def _one_line(value: object) -> str:
 def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
     """Returns the longest list of calls that fits.
 
-    The result is "" for no calls, and where even the shortest list does not fit.
+    Returns "" for no calls, and if even the shortest list does not fit.
     """
     if not calls:
         return ""
@@ -249,13 +270,14 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
     """Yields the lines of ever shorter lists.
 
-    - The first list has a line for each call.
+    - The first list has a line for each call, with its outcome.
     - The next lists have a line for each tool, with the telling arguments of its calls.
+      Instead of outcomes they show which calls failed.
     - The last lists have the newest calls in such lines, and the number of the others.
-
-    Every list shows which of its calls failed.
     """
-    telling_names = _find_telling(calls)
+    telling_names = {
+        group[0].name: _find_telling_names(group) for group in _by_tool(calls)
+    }
     with_short_args = _shorten_args(calls, MAX_TEXT_BYTES, telling_names)
     yield [_write_line(call) for call in with_short_args]
 
@@ -268,11 +290,12 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         with_telling_args = _shorten_args(with_telling_args, most_bytes)
         yield _write_groups(with_telling_args)
 
-    # The oldest eighth of the calls is dropped each time. So little is lost with one
-    # step, and there are only few steps.
+    # Each list drops an eighth of the calls, the oldest ones. So little is lost with
+    # one step, and there are only few steps.
     newest = with_telling_args
     while len(newest) > 1:
-        newest = newest[len(newest) // 8 + 1 :]
+        dropped_count = len(newest) // 8 + 1
+        newest = newest[dropped_count:]
         note = f"- … and {len(calls) - len(newest)} calls before these"
         yield [*_write_groups(newest), note]
 
@@ -303,13 +326,15 @@ def _write_group(group: Sequence[_Call]) -> str:
     call has an item with its other arguments. An example with two calls:
     "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
     """
-    names = list(dict.fromkeys(name for call in group for name in call.args))
-    differing_names = [
-        name for name in names if len({call.args.get(name) for call in group}) > 1
-    ]
-    head_args = {
-        name: group[0].args[name] for name in names if name not in differing_names
-    }
+    head_args: dict[str, str] = {}
+    differing_names: list[str] = []
+    for name in dict.fromkeys(name for call in group for name in call.args):
+        texts = {call.args.get(name) for call in group}
+        if len(texts) == 1:
+            head_args[name] = group[0].args[name]
+        else:
+            differing_names.append(name)
+
     # If one argument differs, the items leave out its name. So the head has the name.
     if len(differing_names) == 1:
         head_args[differing_names[0]] = "…"
@@ -317,6 +342,7 @@ def _write_group(group: Sequence[_Call]) -> str:
     head = f"- {group[0].name}({', '.join(_name_args(head_args))})"
     items = [_write_item(call, differing_names) for call in group]
     if len(group) == 1:
+        # All arguments are in the head. The item only tells of a failure.
         return f"{head}{items[0]}"
     if not any(items):
         return f"{head}: {len(group)} times"
@@ -326,12 +352,13 @@ def _write_group(group: Sequence[_Call]) -> str:
 def _write_item(call: _Call, names: Sequence[str]) -> str:
     """Writes the named arguments of a call, and whether the call failed.
 
-    The name of a single argument is left out.
+    For example: "path=a.txt, line=3 → error". The name of a single argument is left
+    out: "a.txt".
     """
     args = {name: call.args[name] for name in names if name in call.args}
     texts = _name_args(args) if len(names) > 1 else args.values()
-    text = ", ".join(texts)
-    return f"{text} → error" if call.is_failed else text
+    item = ", ".join(texts)
+    return f"{item} → error" if call.is_failed else item
 
 
 def _name_args(args: Mapping[str, str]) -> list[str]:
@@ -345,34 +372,30 @@ def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
     return list(groups.values())
 
 
-def _find_telling(calls: Iterable[_Call]) -> dict[str, frozenset[str]]:
-    """Returns the names of the telling arguments of each tool."""
-    return {group[0].name: _find_telling_args(group) for group in _by_tool(calls)}
-
-
-def _find_telling_args(group: Sequence[_Call]) -> frozenset[str]:
+def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     """Returns the names of the telling arguments of one tool's calls.
 
     - A single call has nothing to be told apart from: all its arguments are returned.
-    - Of several calls, an argument is taken if more calls differ with it than with the
-      arguments that were taken before. Arguments with short texts are tried first.
+    - Of several calls, an argument is telling if more calls differ with it than with
+      the telling arguments before it. Arguments with short texts are tried first.
     """
+    if len(group) == 1:
+        return frozenset(group[0].args)
+
     total_chars = defaultdict[str, int](int)
     for call in group:
         for name, text in call.args.items():
             total_chars[name] += len(text)
-    if len(group) == 1:
-        return frozenset(total_chars)
 
-    taken: list[str] = []
-    distinct_count = 1  # How many calls differ in the arguments that are taken.
+    telling: list[str] = []
+    distinct_count = 1  # How many calls differ in the telling arguments so far.
     for name in sorted(total_chars, key=lambda name: (total_chars[name], name)):
-        wider = [*taken, name]
+        wider = [*telling, name]
         distinct = {tuple(call.args.get(each) for each in wider) for call in group}
         if len(distinct) > distinct_count:
-            taken = wider
+            telling = wider
             distinct_count = len(distinct)
-    return frozenset(taken)
+    return frozenset(telling)
 
 
 class _Argument(NamedTuple):
@@ -395,15 +418,15 @@ def _shorten_args(
         telling_names: The names of each tool's telling arguments, which may take
             `MAX_TELLING_BYTES`. None if `most_bytes` is for all arguments.
     """
-    # An argument of a tool is shortened for all calls at once, so that different texts
-    # stay different.
-    texts_of = defaultdict[_Argument, list[str]](list)
+    texts_by_argument = defaultdict[_Argument, list[str]](list)
     for call in calls:
         for name, text in call.args.items():
-            texts_of[_Argument(call.name, name)].append(text)
+            texts_by_argument[_Argument(call.name, name)].append(text)
 
+    # The texts of all calls are shortened at once, so that different texts stay
+    # different.
     short_texts: dict[_Argument, dict[str, str]] = {}
-    for argument, texts in texts_of.items():
+    for argument, texts in texts_by_argument.items():
         argument_bytes = most_bytes
         if telling_names and argument.name in telling_names[argument.tool]:
             argument_bytes = MAX_TELLING_BYTES
@@ -430,12 +453,15 @@ def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
     if len(set(excerpts.values())) == len(excerpts):
         return excerpts
 
-    find_shared = os.path.commonprefix  # It takes any texts, not only paths.
-    start_chars = len(find_shared(list(excerpts)))
-    # A shared end is a shared beginning of the texts read backwards.
+    # Despite its module, this function takes any texts, not only paths.
+    find_shared_start = os.path.commonprefix
+    start_chars = len(find_shared_start(list(excerpts)))
+    # A shared end is a shared start of the texts read backwards.
     backwards = [text[start_chars:][::-1] for text in excerpts]
-    end_chars = len(find_shared(backwards))
-    return {
-        text: excerpt(f"…{text[start_chars : len(text) - end_chars]}…", most_bytes)
-        for text in excerpts
-    }
+    end_chars = len(find_shared_start(backwards))
+
+    differing_excerpts = {}
+    for text in excerpts:
+        differing = text[start_chars : len(text) - end_chars]
+        differing_excerpts[text] = excerpt(f"…{differing}…", most_bytes)
+    return differing_excerpts

@@ -1,6 +1,7 @@
-"""The list of compacted calls that have no answer yet.
+"""The list of calls without an answer among the messages that a summary replaces.
 
-Such calls are open: a person has to approve one, or a tool runs long.
+Such calls are open: a person has to approve one, or a tool runs long. Their id is that
+of the session's events: ADK does not show a model the ids that ADK itself has made.
 """
 
 from __future__ import annotations
@@ -21,21 +22,32 @@ from contextguard_adk._support.phrases import OPEN_CALLS, quote_line, quote_stor
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-OPEN_RATIO = 0.05  # Of the window, for the list.
-MAX_VALUE_BYTES = 80  # Of one argument.
-MAX_READ_CHARS = 1_000  # Of one argument; the rest cannot be in the excerpt.
+OPEN_RATIO = 0.05
+"""The list takes at most this part of the window."""
 
-_HANDLE = "#"
-"""Before a handle, a hash of the call, in place of an id that is not known."""
+MAX_VALUE_BYTES = 80
+"""An argument takes at most this in a line."""
+
+MAX_LINE_BYTES = 4 * MAX_VALUE_BYTES
+"""A call takes at most this in a line."""
+
+MAX_READ_CHARS = 1_000
+"""Only this many characters of an argument are read; its excerpt is far shorter."""
+
+_HANDLE_MARK = "#"
+"""Stands before a handle in place of an id, if the id of a call is not known.
+
+The handle is a hash of the call.
+"""
 
 
 class _Listed(NamedTuple):
     """An open call in the list.
 
     Attributes:
-        call_id: Its id in the session's events, or a handle after a mark; "" for the
-            last line, which counts the calls that have no room.
-        line: The line on it.
+        call_id: The id of the call, or a handle after `_HANDLE_MARK`; "" for the last
+            line, which counts the calls that have no room.
+        line: The line that describes the call.
     """
 
     call_id: str
@@ -43,7 +55,7 @@ class _Listed(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call as the session has it, and as the model is told of it."""
+    """A call as the session has it, and the redacted form for the list."""
 
     part: types.Part
     told: types.FunctionCall
@@ -52,9 +64,9 @@ class _Call(NamedTuple):
 class OpenCalls(Section):
     """Lists the open calls that the summary replaces.
 
-    The stored value is a list of pairs, the newest call first: the id of the call in
-    the session's events, and a line on it. Once the call has an answer, ADK shows call
-    and answer again, and the line goes.
+    The stored value is a list of pairs, the newest call first: `_Listed.call_id` and
+    `_Listed.line`. Once a call has an answer, ADK shows call and answer again. Then the
+    line is not rendered any more.
     """
 
     name = "open"
@@ -65,15 +77,14 @@ class OpenCalls(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Lists open calls of the covered messages, then those that are not loaded."""
+        """Lists open calls of the covered messages, then calls that are not loaded."""
         history = turn.history
         lines = {call.call_id: call.line for call in _find_open(history, covered)}
         for call_id, line in _read_listed(known):
-            is_loaded = call_id in history.calls.ids or call_id.startswith(_HANDLE)
-            if call_id and not is_loaded:
+            has_id = call_id != "" and not call_id.startswith(_HANDLE_MARK)
+            if has_id and call_id not in history.calls.ids:
                 lines[call_id] = line
 
-        # The newest call is listed in any case, however little room there is.
         left_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
         left_bytes = 4 * room_tokens
         pairs: list[JsonValue] = []
@@ -82,6 +93,7 @@ class OpenCalls(Section):
             left_bytes -= len(stored.encode())
             left_tokens -= turn.count(line)
             is_full = left_tokens < 0 or left_bytes < 0
+            # The newest call is listed in any case, however little room there is.
             if is_full and pairs:
                 pairs.append(["", f"- … and {len(lines) - len(pairs)} older ones"])
                 break
@@ -91,7 +103,7 @@ class OpenCalls(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the lines of the calls that are still open."""
+        """Returns the lines of the calls that are still open; "" if there are none."""
         lines = [
             quote_stored(listed.line)
             for listed in _read_listed(value)
@@ -102,8 +114,9 @@ class OpenCalls(Section):
 
 def _read_listed(value: JsonValue) -> list[_Listed]:
     """Reads a stored value; pairs that are malformed are left out."""
+    pairs = value if isinstance(value, list) else []
     listed: list[_Listed] = []
-    for pair in value if isinstance(value, list) else ():
+    for pair in pairs:
         match pair:
             case [str(call_id), str(line)]:
                 listed.append(_Listed(call_id, line))
@@ -113,56 +126,60 @@ def _read_listed(value: JsonValue) -> list[_Listed]:
 def _find_open(history: History, covered: Collection[int]) -> Iterator[_Listed]:
     """Yields each covered call that is open, newest first.
 
-    A model is not shown ids that ADK has made. The session's events have them, and tell
-    which of several calls in one step has its answer.
+    The session's events know which calls are open: a content may have several calls, of
+    which some have an answer.
     """
-    # Equal calls have one handle, and each of them an id of its own.
-    open_ids: dict[str, list[str]] = {}
+    # Equal calls have the same handle, but each has an id of its own.
+    unused_ids: dict[str, list[str]] = {}
     for call_id, part in history.calls.open.items():
-        open_ids.setdefault(handle_of(part), []).append(call_id)
+        unused_ids.setdefault(handle_of(part), []).append(call_id)
 
     for index in sorted(history.pairs.open_calls, reverse=True):
-        # Calls that are not covered take their ids as well, so that no other gets them.
-        listed = _take_ids(history, index, open_ids) or _list_handles(history, index)
-        if index in covered:
-            yield from listed
+        # Contents that are not covered use up their ids, too. So no older call that is
+        # equal gets these ids.
+        listed = _list_by_id(history, index, unused_ids)
+        if index not in covered:
+            continue
+
+        # No event has the calls if another plugin has rewritten them, or if the model
+        # has used their id again.
+        yield from listed or _list_by_handle(history, index)
 
 
-def _take_ids(
-    history: History, index: int, open_ids: dict[str, list[str]]
+def _list_by_id(
+    history: History, index: int, unused_ids: dict[str, list[str]]
 ) -> list[_Listed]:
-    """Takes the ids of one content's open calls out of `open_ids`, and lists the calls.
+    """Lists the open calls of a content, newest first; uses up their ids.
 
     Args:
         history: The history of the request.
         index: The index of the content.
-        open_ids: The ids of all open calls that are not taken yet, by handle.
+        unused_ids: The ids of open calls, by handle, the newest last. The ids of the
+            listed calls are removed.
     """
     listed: list[_Listed] = []
     for call in reversed(_read_calls(history, index)):
-        ids = open_ids.get(handle_of(call.part))
+        ids = unused_ids.get(handle_of(call.part))
         if ids:
-            listed.append(_Listed(ids.pop(), _write_line(call.told)))
+            newest_id = ids.pop()
+            listed.append(_Listed(newest_id, _write_line(call.told)))
     return listed
 
 
-def _list_handles(history: History, index: int) -> list[_Listed]:
-    """Lists one content's open calls that no event has, with handles for ids.
-
-    Another plugin has rewritten these calls, or their id was used again.
-    """
-    unanswered = [
-        call for call_index, call in history.pairs.unanswered if call_index == index
-    ]
+def _list_by_handle(history: History, index: int) -> list[_Listed]:
+    """Lists the calls of a content without a result, newest first, by their handles."""
+    unanswered_ids = {
+        id(call) for call_index, call in history.pairs.unanswered if call_index == index
+    }
     return [
-        _Listed(_HANDLE + handle_of(call.part), _write_line(call.told))
+        _Listed(_HANDLE_MARK + handle_of(call.part), _write_line(call.told))
         for call in reversed(_read_calls(history, index))
-        if any(call.part.function_call is each for each in unanswered)
+        if id(call.part.function_call) in unanswered_ids
     ]
 
 
 def _read_calls(history: History, index: int) -> list[_Call]:
-    """Returns the calls of one content, in their order."""
+    """Returns the calls of a content, in their order."""
     parts = parts_of(history.contents[index])
     told_parts = parts_of(history.told[index])
     return [
@@ -177,12 +194,13 @@ def _is_open(history: History, call_id: str) -> bool:
 
     A call that is not loaded counts as open.
     """
-    if not call_id.startswith(_HANDLE):
-        calls = history.calls
-        return call_id in calls.open or call_id not in calls.ids
+    if not call_id.startswith(_HANDLE_MARK):
+        is_loaded = call_id in history.calls.ids
+        return call_id in history.calls.open or not is_loaded
 
+    # The events do not have this call: the contents tell whether it is open.
     open_handles = {
-        _HANDLE + handle_of(part)
+        _HANDLE_MARK + handle_of(part)
         for index in history.pairs.open_calls
         for part in parts_of(history.contents[index])
         if part.function_call
@@ -191,12 +209,12 @@ def _is_open(history: History, call_id: str) -> bool:
 
 
 def _write_line(call: types.FunctionCall) -> str:
-    """Writes the line on a call, as "- approve(sum=12): no answer yet"."""
+    """Writes the line of a call, such as "- approve(sum=12): no answer yet"."""
     args = []
     for name, value in (call.args or {}).items():
         text = value if isinstance(value, str) else payload_text(value)
-        shown = excerpt(quote_line(text[:MAX_READ_CHARS]), MAX_VALUE_BYTES)
-        args.append(f"{quote_line(name)}={shown}")
+        value_line = quote_line(text[:MAX_READ_CHARS])
+        args.append(f"{quote_line(name)}={excerpt(value_line, MAX_VALUE_BYTES)}")
 
-    made = f"{quote_line(call.name or '?')}({', '.join(args)})"
-    return f"- {excerpt(made, 4 * MAX_VALUE_BYTES)}: no answer yet"
+    call_text = f"{quote_line(call.name or '?')}({', '.join(args)})"
+    return f"- {excerpt(call_text, MAX_LINE_BYTES)}: no answer yet"

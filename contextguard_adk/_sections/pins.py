@@ -19,8 +19,15 @@ from contextguard_adk._support.phrases import PINS
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
-MAX_PINNED_BYTES = 4 * 1024  # Of all lines that one agent is shown.
-ROOM_RATIO = 0.5  # Of what instruction and tools leave below the threshold.
+MAX_PINNED_BYTES = 4 * 1024
+"""The most that all lines of one agent take."""
+
+MAX_KEY_CHARS = 64
+
+ROOM_RATIO = 0.5
+"""The lines take at most this part of what instruction and tools leave below the
+threshold.
+"""
 
 logger = logging.getLogger("contextguard_adk.call")
 
@@ -28,8 +35,10 @@ logger = logging.getLogger("contextguard_adk.call")
 class _PinName(NamedTuple):
     """The name of a pinned text in session state.
 
-    `owner` is the agent that is shown the text, or an agent with its scope, as
-    "writer@branch"; "" for every agent.
+    Attributes:
+        owner: The agent that is shown the text, or an agent with its scope, such as
+            "writer@branch"; "" for every agent.
+        key: The key that `pin` got for the text, or made from the text.
     """
 
     owner: str
@@ -44,23 +53,24 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
     limit may be exceeded; the last texts in the order of the state are shown then.
 
     Args:
-        state: Where to keep it.
-        text: What to pin.
-        key: Its name, to replace it or take it back: at most 64 characters, no colon;
-            "" derives one from the text.
-        agent: The agent that is shown it; None for every guarded one of the session.
+        state: The state that keeps the text.
+        text: The text to pin.
+        key: A name to replace the text or take it back: at most 64 characters, no
+            colon; "" derives one from the text.
+        agent: The agent that is shown the text; None for every guarded agent of the
+            session.
 
     Returns:
         The key.
 
     Raises:
-        ValueError: The text is empty or no string, the key is not as above, or an agent
-            would be shown more than 4,096 bytes of UTF-8 in all, three for each text
-            included. Nothing is changed then.
+        ValueError: The text is empty or no string, or the key is not as above. Or an
+            agent would be shown more than 4,096 bytes of UTF-8 in all; each text counts
+            three bytes more than it has. Nothing is changed then.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("The text to pin is empty, or no string.")
-    if not isinstance(key, str) or len(key) > 64 or ":" in key:
+    if not isinstance(key, str) or len(key) > MAX_KEY_CHARS or ":" in key:
         raise ValueError("A key is a string of at most 64 characters, without a colon.")
 
     if not key:
@@ -79,20 +89,23 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
 
 
 def _largest_view_bytes(pinned: dict[_PinName, str], pinning_owner: str) -> int:
-    """Returns how many bytes an agent is shown at most, after a text was pinned.
+    """Returns the most bytes that an agent is shown, once a text is pinned.
 
-    Only agents that are shown the texts of `pinning_owner` count. `pinned` has at least
-    one of these texts.
+    Agents that are not shown the texts of `pinning_owner` do not count.
+
+    Args:
+        pinned: All pinned texts, the new text of `pinning_owner` included.
+        pinning_owner: The owner of the new text.
     """
-    bytes_of = Counter[str]()  # By owner.
+    bytes_by_owner = Counter[str]()
     for name, text in pinned.items():
-        bytes_of[name.owner] += _size_bytes(text)
+        bytes_by_owner[name.owner] += _line_bytes(text)
 
     view_bytes = []
-    for viewer in bytes_of:
+    for viewer in bytes_by_owner:
         shown_owners = _shown_owners(viewer)
         if pinning_owner in shown_owners:
-            view_bytes.append(sum(bytes_of[owner] for owner in shown_owners))
+            view_bytes.append(sum(bytes_by_owner[owner] for owner in shown_owners))
     return max(view_bytes)
 
 
@@ -102,10 +115,12 @@ def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
     An unknown key is no error. Arguments are as for `pin`.
     """
     name = f"{agent or ''}:{key}"
-    # A plain dict does not show which keys the session has, so it always gets one more.
+    # A plain dict does not show which texts the session has, so an unknown key cannot
+    # be told from a known one.
     is_plain_dict = not hasattr(state, "to_dict")
     if is_plain_dict or name in AgentState(state, "").find(PIN_KEY):
-        state[PIN_KEY + name] = None  # State has no delete.
+        # ADK's state cannot delete a key, but None counts as absent.
+        state[f"{PIN_KEY}{name}"] = None
 
 
 class PinTool(BaseTool):
@@ -131,14 +146,16 @@ class PinTool(BaseTool):
         """Pins, unpins or lists, by the arguments that are given.
 
         - `text`, with or without `key`: pins the text, and returns its key.
-        - `key` alone: unpins its text, and returns the texts that are left.
+        - `key` alone: unpins the text with this key, and returns the texts that are
+          left.
         - Neither: returns the pinned texts, by key.
 
-        A refusal returns its reason as `error`.
+        If `pin` refuses the text, returns the reason as `error`.
         """
         text = args.get("text")
         key = str(args.get("key") or "")
         state = tool_context.state
+        # In a branch, or in an isolation scope, the owner is the agent with its scope.
         scope = branch_scope(tool_context.get_invocation_context())
         agent_state = AgentState(state, tool_context.agent_name, scope=scope)
         owner = agent_state.owner
@@ -176,29 +193,31 @@ class Pins(Section):
     def brief(self, turn: Turn) -> str:
         """Returns a line for each text, in the order of the state; "" for no texts.
 
-        Where not all texts have room, the last ones stay, and a warning is logged.
+        If not all texts have room, the last texts stay, and a warning is logged.
         """
-        shown_owners = _shown_owners(turn.state.owner)
+        # `fit_bytes` guesses the size of a token in the same way.
         bytes_a_token = 3 / max(1.0, turn.correction)
         share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         most_bytes = min(MAX_PINNED_BYTES, share_bytes)
 
+        shown_owners = _shown_owners(turn.state.owner)
         left_bytes = most_bytes
-        lines: list[str] = []
+        last_first: list[str] = []
         for name, text in reversed(_find(turn.state).items()):
             if name.owner not in shown_owners:
                 continue
-            size_bytes = _size_bytes(text)
-            if size_bytes <= left_bytes:
-                left_bytes -= size_bytes
-                lines.append(f"- {text}")
+
+            line_bytes = _line_bytes(text)
+            if line_bytes <= left_bytes:
+                left_bytes -= line_bytes
+                last_first.append(f"- {text}")
             else:
                 message = (
                     "Agent %r is not shown all that is pinned: there is room for "
                     "%d bytes. Pin less, or use a larger window."
                 )
                 warn_once(logger, message, turn.agent, most_bytes)
-        return "\n".join([PINS, *reversed(lines)]) if lines else ""
+        return "\n".join([PINS, *reversed(last_first)]) if last_first else ""
 
     def describe(self, state: AgentState) -> str:
         """Counts the texts that are pinned for an agent."""
@@ -208,7 +227,7 @@ class Pins(Section):
         return f"{count} pins"
 
 
-def _size_bytes(text: str) -> int:
+def _line_bytes(text: str) -> int:
     return len(f"- {text}\n".encode("utf-8", "replace"))
 
 
@@ -227,6 +246,7 @@ def _find(state: AgentState) -> dict[_PinName, str]:
     found = {}
     for name, text in state.find(PIN_KEY).items():
         if isinstance(text, str) and text.strip():
-            owner, _, key = name.rpartition(":")  # "writer:style" -> "writer", "style".
+            # "writer:style" -> "writer", "style".
+            owner, _, key = name.rpartition(":")
             found[_PinName(owner, key)] = text
     return found

@@ -10,7 +10,7 @@ from contextguard_adk._turn.units import Section
 
 
 class RecallNote(Section):
-    """Tells of the recall tool, where the agent has it."""
+    """Tells of the recall tool, if the agent has it."""
 
     name = "recall"
     heading = RECALL
@@ -20,5 +20,5 @@ class RecallNote(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the note; the tool is named only where the request declares it."""
+        """Returns the note; "" if the request does not declare the tool."""
         return RECALL if turn.has_recall else ""

@@ -19,15 +19,35 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
 TOOL_NAME = "todos"
+
+STATE_NAME = "todos"
+"""The name of the list in session state: the name of its field in `StateValues`."""
+
 SHARED_TODOS_KEY = "todos"
-MAX_CHARS = 100_000  # Of all tasks; later ones are not read.
-MAX_LINE_CHARS = 500  # Of a task, where not all tasks have room.
+"""The key of an app's own list, for all agents; an agent's own list has priority."""
+
+MAX_CHARS = 100_000
+"""Only this many characters of all tasks are read; later tasks are left out."""
+
+MAX_LINE_CHARS = 500
+"""If not all tasks have room, the line of a task is cut to this."""
+
 MAX_SECTION_TOKENS = 2_500
+"""The list beside a summary takes at most this, whatever the window."""
+
 MAX_BRIEF_CHARS = 8_000
+"""The list for the summarizer takes at most this."""
+
+_MISSING_NOTE = "- … and {} more tasks that are not shown"
 
 
 class Task(NamedTuple):
-    """A task as it was stored, by this tool or by the app."""
+    """A task as this tool or the app has stored it.
+
+    Attributes:
+        status: "pending", "in_progress", "completed", or another word of the app.
+        content: The text of the task.
+    """
 
     status: str
     content: str
@@ -65,7 +85,10 @@ class TodosTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
-        """Writes or reads the list; explains what is wrong with a list it refuses."""
+        """Stores the list if there is one in `args`, and reads the list otherwise.
+
+        If the list is malformed, returns what is wrong as `error`.
+        """
         is_namespaced = _needs_namespaced_keys(tool_context)
         name = tool_context.agent_name
         state = AgentState(tool_context.state, name, is_namespaced)
@@ -77,16 +100,11 @@ class TodosTool(BaseTool):
         try:
             items = _TODOS.validate_python(args["todos"])
         except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(str(step) for step in first["loc"])
-            return {
-                "error": f"The list was not stored: todos.{place}: {first['msg']}. "
-                "Each item needs `content`, and may have `status` (pending, "
-                "in_progress or completed) and `active_form`."
-            }
+            return {"error": _explain_malformed(error)}
 
-        # The other form of the key could hold an older list, which would be read.
-        tool_context.state[state.key(SHARED_TODOS_KEY)] = [
+        # An empty list is stored, too. Otherwise an older list, which may be under the
+        # other form of the key, would be read.
+        tool_context.state[state.key(STATE_NAME)] = [
             {"status": "pending", **item.model_dump(exclude_defaults=True)}
             for item in items
         ]
@@ -94,13 +112,29 @@ class TodosTool(BaseTool):
         return {"result": f"{len(items)} todos are stored, {open_count} of them open."}
 
 
+def _explain_malformed(error: ValidationError) -> str:
+    """Names the first mistake in a list, and tells what a list looks like."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    path = ".".join(str(step) for step in first["loc"])  # For example: "0.content".
+    return (
+        f"The list was not stored: todos.{path}: {first['msg']}. "
+        "Each item needs `content`, and may have `status` (pending, "
+        "in_progress or completed) and `active_form`."
+    )
+
+
 def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
-    """Whether a plain key could end the turn, because a `state_schema` is declared."""
+    """Whether the keys in session state must have the namespaced form.
+
+    With a `state_schema`, ADK ends the turn if a key has the plain form.
+    """
     invocation = tool_context.get_invocation_context()
     plugins = getattr(invocation.plugin_manager, "plugins", ())
     if any(getattr(plugin, "has_namespaced_keys", False) for plugin in plugins):
-        return True
+        return True  # The guard's plugin has found a schema, or is set to this form.
+
     root = getattr(invocation.agent, "root_agent", None)
+    # Without a root, a schema may be anywhere.
     return root is None or declares_state_schema(root)
 
 
@@ -116,7 +150,7 @@ class Todos(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the list, as far as it has room."""
+        """Returns the list, or as much of the list as has room."""
         budget_tokens = min(
             MAX_SECTION_TOKENS, turn.budgets.summary_tokens // 2, room_tokens // 2
         )
@@ -132,10 +166,10 @@ class Todos(Section):
 
 
 def read_todos(state: AgentState) -> list[Task]:
-    """Reads the tasks under the agent's key; without this key, those under `todos`."""
-    stored = state.read("todos")
+    """Reads the tasks of an agent; without a list of its own, the app's list."""
+    stored = state.read(STATE_NAME)
     if stored is None:
-        stored = state.read_at(SHARED_TODOS_KEY, "todos")
+        stored = state.read_at(SHARED_TODOS_KEY, STATE_NAME)
 
     tasks = []
     left_chars = MAX_CHARS
@@ -151,7 +185,10 @@ def read_todos(state: AgentState) -> list[Task]:
 
 
 def _read_item(item: object) -> Task | None:
-    """Reads a dict, or an object with attributes; None for any other value."""
+    """Reads a task that is stored as a dict, or as an object with attributes.
+
+    Returns None for a value that has no text as `content`.
+    """
     if isinstance(item, Mapping):
         content = item.get("content")
         status = item.get("status")
@@ -161,6 +198,7 @@ def _read_item(item: object) -> Task | None:
 
     if not isinstance(content, str) or not content.strip():
         return None
+    # An app may store any status.
     known_status = status[:20] if isinstance(status, str) else "pending"
     return Task(known_status, content)
 
@@ -168,8 +206,8 @@ def _read_item(item: object) -> Task | None:
 def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str:
     """Renders a list of tasks in their order.
 
-    Where not all of them have room, long tasks are cut, open tasks have priority, and
-    of the completed ones the newest. A last line counts the tasks that are missing.
+    If not all tasks have room, long tasks are cut. Open tasks have priority, and among
+    the completed tasks the newest. A last line counts the tasks that are missing.
 
     Args:
         tasks: The tasks, the oldest first.
@@ -177,7 +215,7 @@ def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str
         count: Measures a text.
 
     Returns:
-        The list; "" where there is no task, or room for none.
+        The list; "" if there is no task, or room for none.
     """
     if not tasks:
         return ""
@@ -186,28 +224,32 @@ def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str
     if count(whole) <= budget:
         return whole
 
-    open_places = []
-    completed_places = []
-    for place, task in enumerate(tasks):
-        if task.status == "completed":
-            completed_places.append(place)
-        else:
-            open_places.append(place)
-
     short_lines = [line[:MAX_LINE_CHARS] for line in lines]
-    note = "- … and {} more tasks that are not shown"
-    left = budget - count(f"{TODO_LIST}\n{note}") - 1
-    shown_places = []
-    for place in [*open_places, *reversed(completed_places)]:
-        cost = count(short_lines[place]) + 1  # One for the line break.
+    heading_and_note = f"{TODO_LIST}\n{_MISSING_NOTE}"
+    left = budget - count(heading_and_note) - 1  # One for the line break.
+    shown_positions = []
+    for position in _rank_positions(tasks):
+        cost = count(short_lines[position]) + 1
         if cost <= left:
             left -= cost
-            shown_places.append(place)
-    if not shown_places:
+            shown_positions.append(position)
+    if not shown_positions:
         return ""
 
-    shown_lines = [short_lines[place] for place in sorted(shown_places)]
-    missing_count = len(tasks) - len(shown_places)
+    shown_lines = [short_lines[position] for position in sorted(shown_positions)]
+    missing_count = len(tasks) - len(shown_lines)
     if missing_count:
-        shown_lines.append(note.format(missing_count))
+        shown_lines.append(_MISSING_NOTE.format(missing_count))
     return "\n".join([TODO_LIST, *shown_lines])
+
+
+def _rank_positions(tasks: Sequence[Task]) -> list[int]:
+    """Returns the positions of open tasks, then of completed ones, the newest first."""
+    open_positions = []
+    completed_positions = []
+    for position, task in enumerate(tasks):
+        if task.status == "completed":
+            completed_positions.append(position)
+        else:
+            open_positions.append(position)
+    return [*open_positions, *reversed(completed_positions)]

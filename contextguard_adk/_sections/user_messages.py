@@ -1,4 +1,9 @@
-"""The user's messages beside a summary: whole, or their most telling sentences."""
+"""The user's messages beside a summary: whole, or their most telling sentences.
+
+After the summary stands the continuation: it quotes the user's current request, so this
+section does not show the request. "Covered" messages are those that the summary
+replaces.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +27,25 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 WHOLE_RATIO = 0.5
-"""Where some messages are shortened, the whole ones take at most this part."""
+"""If some messages are shortened, those that stay whole take at most this part."""
 
 MAX_STORED_BYTES = 6 * 1024
 """The most that the excerpts in session state take, before they are JSON."""
 
 MAX_SENTENCE_CHARS = 240
+"""A longer sentence is split at words; a shorter message is not split at all."""
+
 MAX_HEADING_BYTES = 100
 """The most that is repeated of a heading, before each sentence below it."""
 
 MAX_READ_BYTES = 16 * 1024
 """Only an excerpt of this size is read of a longer message: it has pasted text."""
+
+LINE_BYTES = 3
+"""In the list, a text has a dash and a space before it, and a line break after it."""
+
+MARGIN_BYTES = 2
+"""In the list, each further line of a text has two spaces before it."""
 
 FIRST_MARKS_BYTES = 8
 """The first kept sentence of a text has a mark before it and one after it.
@@ -40,17 +53,40 @@ FIRST_MARKS_BYTES = 8
 Each of these marks takes 3 bytes, and a space.
 """
 
-NEXT_MARK_BYTES = 2
-"""A mark and two spaces before another kept sentence of a text take 5 bytes.
+NEXT_MARK_BYTES = 5 - LINE_BYTES
+"""A further kept sentence of a text has a mark of 3 bytes and two spaces before it.
 
-The measured size has 3 bytes for a dash and a line break, which it does not need.
+It begins no new line in the list, but is measured as if it did.
 """
 
+RARE_WEIGHT = 3.0
+"""Points of a sentence whose words stand in no other sentence."""
+
+NAME_WEIGHT = 2.0
+"""The most points of a sentence that names something: a number, a path, a quote."""
+
+COMMAND_POINTS = 2
+"""Points of a sentence with a word such as "never" or "always"."""
+
+EXCLAMATION_POINTS = 2
+"""Points of a sentence that ends with an exclamation mark."""
+
+BYTES_A_POINT = 100
+"""A sentence loses a point for so many bytes: a short one tells more in its room."""
+
 _GAP = "…"
+"""The mark in place of sentences that are left out."""
+
 _SENTENCE = re.compile(r"(?<=[.!?…;])(?<!^\d\.)\s+|(?<=[。！？；।])")  # noqa: RUF001
+"""Where a line is split into sentences, but not behind the "1." of a list item."""
+
 _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
+"""The beginning of a list item, such as "-" or "2)"."""
+
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
+"""A sign that a sentence names something exactly: a digit, a path, a quotation mark."""
+
 _COMMAND = re.compile(
     # Words that mark a rule. A sentence in another language only lacks this bonus.
     r"\b(?:never|always|must|only|cannot|can't|don'?t|(?:do|may|should|shall) not|"
@@ -64,14 +100,15 @@ _COMMAND = re.compile(
 )
 
 
-class _Known(BaseModel):
-    """A stored value, with which the messages are shown again.
+class _Stored(BaseModel):
+    """The stored value of the section, with which the messages are shown again.
 
     Attributes:
         max_bytes: The most that the shown messages may take.
-        request_fingerprint: The fingerprint of the covered request, which the
-            continuation after the summary quotes; "" for none.
-        digest: A hash of the other messages; "" where later requests may lack some.
+        request_fingerprint: The fingerprint, in hex, of the covered request, which the
+            continuation quotes; "" if no covered message is the request.
+        digest: A hash of the other messages; "" if later requests may have fewer or
+            other messages.
         excerpts: Excerpts of the messages. If there is a `request_fingerprint`, the
             last one is of that request.
     """
@@ -81,19 +118,19 @@ class _Known(BaseModel):
     digest: str = ""
     excerpts: list[str] = []
 
-    def excerpts_beside(self, request_fingerprint: str) -> list[str]:
-        """Returns the excerpts of all messages but a request; "" for no request."""
+    def excerpts_without(self, request_fingerprint: str) -> list[str]:
+        """Returns the excerpts of all messages but this request; "" for no request."""
         if request_fingerprint and request_fingerprint == self.request_fingerprint:
             return self.excerpts[:-1]
         return self.excerpts
 
 
 class _Request(NamedTuple):
-    """The current request, if the summary replaces it; else both texts are "".
+    """The current request, if it is covered; else both texts are "".
 
     Attributes:
-        text: Its text.
-        fingerprint: Its fingerprint.
+        text: The text of the request.
+        fingerprint: The fingerprint of the request, in hex.
     """
 
     text: str
@@ -101,11 +138,11 @@ class _Request(NamedTuple):
 
 
 class UserMessages(Section):
-    """Shows the user's messages that the summary replaces, in the user's own words.
+    """Shows the covered messages of the user, in the user's own words.
 
-    They are read from the covered contents. Stored excerpts stand in where these differ
-    from the contents of `write`: the history is loaded in part, or another plugin
-    rewrites it.
+    The messages are read from the covered contents of each request. A later request may
+    have fewer or other contents: the history is loaded in part, or another plugin
+    rewrites it. Then excerpts in session state are shown instead.
     """
 
     name = "user_messages"
@@ -115,24 +152,22 @@ class UserMessages(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the size of the section, and excerpts of the messages.
-
-        The keys of the result are those that `_Known` reads.
-        """
+        """Returns the fields of `_Stored`, by their aliases."""
         history = turn.history
         user_indexes = covered.intersection(history.user_messages)
 
         # The continuation quotes the current request, so the list does not show it.
         request = _read_request(history, user_indexes)
-        new_indexes = user_indexes - {history.request_index}
+        listed_indexes = user_indexes - {history.request_index}
 
-        # Messages that are not loaded any more are known by their excerpts alone.
-        older = _read(known)
         older_texts: list[str] = []
-        if history.is_partial and older.excerpts:
-            older_texts = older.excerpts_beside(request.fingerprint)
-            new_indexes -= history.covered
-        texts = (*older_texts, *_read_texts(history, new_indexes))
+        if history.is_partial:
+            # Messages that are not loaded any more are known by their excerpts alone.
+            stored = _read(known)
+            if stored.excerpts:
+                older_texts = stored.excerpts_without(request.fingerprint)
+                listed_indexes -= history.covered
+        texts = (*older_texts, *_read_texts(history, listed_indexes))
 
         max_bytes = fit_bytes(
             turn.user_tokens,
@@ -141,11 +176,14 @@ class UserMessages(Section):
             count=turn.count,
         )
 
-        # Session state has less room. Escapes in JSON may double the size of a text.
-        stored_bytes = min(MAX_STORED_BYTES, max_bytes, 2 * room_tokens)
-        excerpts = _fit_as_json(condense(texts, stored_bytes), 2 * stored_bytes)
+        # The room has four bytes a token. Escapes in JSON may double the size of texts,
+        # so the excerpts take half of the room before they are JSON.
+        half_room_bytes = 2 * room_tokens
+        excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
+        excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
         if request.text:
-            excerpts.append(excerpt(request.text, stored_bytes // 4))
+            # A later continuation cannot quote a request that is not loaded.
+            excerpts.append(excerpt(request.text, excerpt_bytes // 4))
         return {
             "bytes": max_bytes,
             "quoted": request.fingerprint,
@@ -158,42 +196,46 @@ class UserMessages(Section):
     ) -> str:
         """Returns the messages, each after a dash, without the quoted request.
 
-        The result is "" where there is no message. Stored excerpts are shown where the
-        covered contents are not those of `write`.
+        Returns "" if there is no message.
         """
-        known = _read(value)
+        stored = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
 
-        # Of equal requests the newest one is quoted. It may not be covered any more.
-        request_indexes = [
+        # If several messages equal the request, the continuation quotes the newest.
+        quoted_indexes = [
             index
             for index in user_indexes
-            if history.fingerprint(index).hex() == known.request_fingerprint
+            if history.fingerprint(index).hex() == stored.request_fingerprint
         ]
-        request_index = max(request_indexes, default=None)
-        texts = _read_texts(history, user_indexes - {request_index})
+        quoted_index = max(quoted_indexes, default=None)
+        texts = _read_texts(history, user_indexes - {quoted_index})
 
-        # After a rewind fewer messages are covered, but each of them is there.
-        is_whole = history.is_rewound and known.digest and not history.is_partial
-        if is_whole or _digest(texts) == known.digest:
-            shown: Sequence[str] = condense(texts, known.max_bytes)
-        elif request_index is None:
-            shown = known.excerpts
+        # After a rewind fewer messages are covered, but none of them is missing.
+        has_digest = stored.digest != ""
+        has_all = has_digest and history.is_rewound and not history.is_partial
+        if has_all or _digest(texts) == stored.digest:
+            shown: Sequence[str] = condense(texts, stored.max_bytes)
+        elif quoted_index is not None:
+            shown = stored.excerpts_without(stored.request_fingerprint)
         else:
-            shown = known.excerpts_beside(known.request_fingerprint)
+            # The continuation quotes nothing, so the request is shown here, if any.
+            shown = stored.excerpts
 
         if not shown:
             return ""
         return f"{USER_MESSAGES}\n{_write_lines(shown)}"
 
 
-def _read(value: JsonValue) -> _Known:
-    """Reads a stored value, which may be anybody's; older releases stored a list."""
+def _read(value: JsonValue) -> _Stored:
+    """Reads a stored value, which anybody may have written to session state.
+
+    Older releases stored only the list of excerpts.
+    """
     fields = value if isinstance(value, dict) else {"excerpts": value}
     try:
-        return _Known.model_validate(fields, strict=True)
+        return _Stored.model_validate(fields, strict=True)
     except ValidationError:
-        return _Known()
+        return _Stored()
 
 
 def _read_request(history: History, user_indexes: Collection[int]) -> _Request:
@@ -223,14 +265,14 @@ def _write_lines(texts: Sequence[str]) -> str:
 
 
 def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
-    """Returns texts without the oldest ones, so that the others fit as JSON.
+    """Returns the texts that fit as JSON: the first text and the newest ones.
 
     The first text is the user's task, so it is the last one that is dropped.
     """
     kept = [*texts]
     while kept and len(json.dumps(kept)) > max_bytes:
-        oldest = 1 if len(kept) > 1 else 0
-        del kept[oldest]
+        oldest_after_task = 1 if len(kept) > 1 else 0
+        del kept[oldest_after_task]
     return kept
 
 
@@ -247,27 +289,49 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
     - Otherwise the newest texts stay whole, up to half of the room. Each older text is
       shortened to its most telling sentences, or left out.
 
-    Sentences that command, forbid or name something have priority, and sentences with
-    words that stand nowhere else. The sentences of one text stay in their order.
+    A long text may become "First read the docs. … Never delete a file! …".
     """
     sizes_bytes = _measure_lines(texts)
     if sum(sizes_bytes) <= max_bytes:
         return texts
 
     older_count = _count_older(sizes_bytes, int(max_bytes * WHOLE_RATIO))
+    room_bytes = max_bytes - sum(sizes_bytes[older_count:])
     split = [_split(text) for text in texts]
-    # No sentence is shown twice.
-    shown_sentences = set(itertools.chain.from_iterable(split[older_count:]))
+    kept_numbers = _choose_sentences(split, older_count, room_bytes)
 
-    # The most telling sentences of all older texts are kept, while they fit.
+    shortened = [
+        _join(sentences, sorted(numbers))
+        for sentences, numbers in zip(split[:older_count], kept_numbers, strict=True)
+        if numbers
+    ]
+    return (*shortened, *texts[older_count:])
+
+
+def _choose_sentences(
+    split: Sequence[Sequence[str]], older_count: int, room_bytes: int
+) -> list[list[int]]:
+    """Chooses the most telling sentences of the older texts, while they have room.
+
+    No sentence is shown twice.
+
+    Args:
+        split: The sentences of every text, the oldest text first.
+        older_count: How many texts are shortened; the texts after them stay whole.
+        room_bytes: The most that the shortened texts may take.
+
+    Returns:
+        For each older text, the numbers of the chosen sentences in the text.
+    """
     older = split[:older_count]
     older_sizes_bytes = [_measure_lines(sentences) for sentences in older]
+    shown_sentences = set(itertools.chain.from_iterable(split[older_count:]))
     kept_numbers: list[list[int]] = [[] for _ in older]
-    left_bytes = max_bytes - sum(sizes_bytes[older_count:])
+
+    left_bytes = room_bytes
     for text_number, sentence_number in _rank(split, older_count):
-        marks_bytes = FIRST_MARKS_BYTES
-        if kept_numbers[text_number]:
-            marks_bytes = NEXT_MARK_BYTES
+        is_first_of_text = not kept_numbers[text_number]
+        marks_bytes = FIRST_MARKS_BYTES if is_first_of_text else NEXT_MARK_BYTES
         cost_bytes = older_sizes_bytes[text_number][sentence_number] + marks_bytes
 
         sentence = older[text_number][sentence_number]
@@ -275,19 +339,17 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
             left_bytes -= cost_bytes
             shown_sentences.add(sentence)
             kept_numbers[text_number].append(sentence_number)
-
-    shortened = [
-        _join(sentences, sorted(numbers))
-        for sentences, numbers in zip(older, kept_numbers, strict=True)
-        if numbers
-    ]
-    return (*shortened, *texts[older_count:])
+    return kept_numbers
 
 
 def _count_older(sizes_bytes: Sequence[int], max_whole_bytes: int) -> int:
     """Returns how many texts stand before the newest ones, which stay whole.
 
     The newest texts are as many as take at most `max_whole_bytes` together.
+
+    Args:
+        sizes_bytes: The size of each text, the oldest first.
+        max_whole_bytes: The most that the newest texts take.
     """
     whole_bytes = 0
     older_count = len(sizes_bytes)
@@ -302,10 +364,12 @@ def _count_older(sizes_bytes: Sequence[int], max_whole_bytes: int) -> int:
 def _measure_lines(texts: Iterable[str]) -> list[int]:
     """Returns how many bytes each text takes in a list, its dash and margins included.
 
-    Every sentence of a long history is measured, so this is one call for all of a text.
+    Every sentence of a long history is measured, so one call measures all texts.
     """
     return [
-        len(text.encode("utf-8", "replace")) + 2 * text.count("\n") + 3
+        len(text.encode("utf-8", "replace"))
+        + MARGIN_BYTES * text.count("\n")
+        + LINE_BYTES
         for text in texts
     ]
 
@@ -313,10 +377,10 @@ def _measure_lines(texts: Iterable[str]) -> list[int]:
 def _split(text: str) -> list[str]:
     """Splits a text into sentences; a short text is returned whole.
 
-    A heading is a sentence that ends with a colon at the end of its line. The sentences
-    of the next line, and of list items after that line, begin with the heading: "Never
-    do this:" over "- Delete files." gives "Never do this: - Delete files.". Otherwise
-    the item could be shown without its heading, and be taken for an order.
+    A heading is a sentence that ends with a colon at the end of its line. It is put
+    before each sentence of the next line, and of list items after that line: "Never do
+    this:" over "- Delete files." gives "Never do this: - Delete files.". Without the
+    heading, the item could be taken for an order.
     """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
@@ -325,6 +389,7 @@ def _split(text: str) -> list[str]:
     heading = ""  # The heading above the line that is read; "" for none.
     follows_heading = False  # Whether the line before ended with the heading.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
+        # The excerpt has a gap, which is no sentence.
         pieces = _SENTENCE.split(line.strip())
         sentences = [piece.strip() for piece in pieces if piece.strip(f"{_GAP} ")]
         if not sentences:
@@ -340,8 +405,9 @@ def _split(text: str) -> list[str]:
         if follows_heading:
             heading = excerpt(result.pop(), MAX_HEADING_BYTES)
 
+    # No sentence repeats a heading in the last line.
     if follows_heading:
-        result.append(heading)  # It is the last line: no sentence repeats it.
+        result.append(heading)
     return result
 
 
@@ -364,15 +430,15 @@ class _Sentence(NamedTuple):
     """The properties of a sentence that decide its rank.
 
     Attributes:
-        words: Its words of three and more letters, in lower case.
+        words: The words of three and more letters, in lower case.
         has_name: Whether it names something exactly: a number, a path, a quoted text.
-        bonus: Points for a command and for an exclamation mark.
-        size_bytes: Its length.
+        bonus_points: The points for a command and for an exclamation mark.
+        size_bytes: The length of the sentence.
     """
 
     words: frozenset[str]
     has_name: bool
-    bonus: int
+    bonus_points: int
     size_bytes: int
 
 
@@ -386,58 +452,60 @@ class _Place(NamedTuple):
 @lru_cache(maxsize=1_024)  # Each summary ranks the sentences of those before it.
 def _read_sentence(sentence: str) -> _Sentence:
     """Finds the properties that decide the rank of a sentence."""
-    command_bonus = 2 if _COMMAND.search(sentence) else 0
-    exclamation_bonus = 2 if sentence.endswith(("!", "！")) else 0  # noqa: RUF001
+    is_exclamation = sentence.endswith(("!", "！"))  # noqa: RUF001
+    command_points = COMMAND_POINTS if _COMMAND.search(sentence) else 0
+    exclamation_points = EXCLAMATION_POINTS if is_exclamation else 0
     return _Sentence(
         words=frozenset(_WORD.findall(sentence.lower())),
         has_name=_NAME.search(sentence) is not None,
-        bonus=command_bonus + exclamation_bonus,
+        bonus_points=command_points + exclamation_points,
         size_bytes=len(sentence.encode("utf-8", "replace")),
     )
 
 
-def _rank(split: Sequence[Sequence[str]], text_count: int) -> list[_Place]:
-    """Returns the places of the sentences in some texts, the most telling first.
+def _rank(split: Sequence[Sequence[str]], older_count: int) -> list[_Place]:
+    """Returns the places of the sentences in older texts, the most telling first.
 
     Args:
         split: The sentences of every text, the oldest text first.
-        text_count: The number of texts that are ranked, from the first one on. The
-            other texts only show which words are rare.
+        older_count: How many texts are ranked, from the first one on. The other texts
+            only show which words are rare.
     """
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
-    uses = Counter[str]()  # The number of sentences with a word, by the word.
+    use_counts = Counter[str]()  # How many sentences of all texts have a word.
     for sentences in read:
         for sentence in sentences:
-            uses.update(sentence.words)
+            use_counts.update(sentence.words)
 
-    scores: dict[_Place, float] = {}
-    for text_number, sentences in enumerate(read[:text_count]):
-        for sentence_number, score in enumerate(_score(sentences, uses)):
-            scores[_Place(text_number, sentence_number)] = score
-    return sorted(scores, key=scores.__getitem__, reverse=True)
+    points: dict[_Place, float] = {}
+    for text_number, sentences in enumerate(read[:older_count]):
+        for sentence_number, score in enumerate(_score(sentences, use_counts)):
+            points[_Place(text_number, sentence_number)] = score
+    return sorted(points, key=points.__getitem__, reverse=True)
 
 
-def _score(sentences: Sequence[_Sentence], uses: Counter[str]) -> list[float]:
+def _score(sentences: Sequence[_Sentence], use_counts: Counter[str]) -> list[float]:
     """Returns the points of each sentence of a text; a telling sentence has many.
 
     Args:
         sentences: All sentences of the text.
-        uses: How many sentences of all texts have a word.
+        use_counts: How many sentences of all texts have a word, by the word.
     """
-    # Where most sentences name something, as in a log, a name says little. In a text of
-    # at most three sentences it counts in full.
-    name_bonus = 2.0
+    # If most sentences name something, as in a log, a name tells little. In a text of
+    # at most three sentences a name counts in full.
+    name_points = NAME_WEIGHT
     if len(sentences) > 3:
         named_count = sum(1 for each in sentences if each.has_name)
-        name_bonus = 2 * (1 - named_count / len(sentences))
+        name_points = NAME_WEIGHT * (1 - named_count / len(sentences))
 
     scores = []
     for sentence in sentences:
-        rare_count = sum(1 for word in sentence.words if uses[word] == 1)
-        score = 3 * rare_count / max(1, len(sentence.words))
+        rare_count = sum(1 for word in sentence.words if use_counts[word] == 1)
+        score = RARE_WEIGHT * rare_count / max(1, len(sentence.words))
         if sentence.has_name:
-            score += name_bonus
-        scores.append(score + sentence.bonus - sentence.size_bytes / 100)
+            score += name_points
+        length_points = sentence.size_bytes / BYTES_A_POINT
+        scores.append(score + sentence.bonus_points - length_points)
     return scores
 
 
@@ -447,12 +515,12 @@ def _join(sentences: Sequence[str], numbers: Sequence[int]) -> str:
     An example: the numbers 1 and 2 of four sentences give "… Second. Third. …".
     """
     pieces = []
-    last_number = -1
+    next_number = 0  # The number of the sentence after the last one that is joined.
     for number in numbers:
-        if number != last_number + 1:
+        if number > next_number:
             pieces.append(_GAP)
         pieces.append(sentences[number])
-        last_number = number
-    if last_number < len(sentences) - 1:
+        next_number = number + 1
+    if next_number < len(sentences):
         pieces.append(_GAP)
     return " ".join(pieces)

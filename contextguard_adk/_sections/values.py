@@ -1,7 +1,9 @@
 """The list of values in the messages that a summary replaces.
 
 A value is a text that names something exactly: an id, a number, a path, a name. The
-list says with each value where it stood.
+list has a line for each source of values, such as "- grep(TODO, src): src/a.py, 4711".
+A source is a call with its result, or a message. "Covered" messages are those that the
+summary replaces.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from contextguard_adk._history.extraction import (
     without_secrets,
 )
 from contextguard_adk._history.history import History
-from contextguard_adk._history.text import Said, payload_text, walk_parts
+from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt, fit_bytes
 from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._runtime.memory import BoundedDict
@@ -37,34 +39,63 @@ VALUES_RATIO = 0.10
 """The list takes at most this part of the window."""
 
 ROOM_RATIO = 0.25
-"""It takes at most this part of what instruction and tools leave of the threshold."""
+"""The list takes at most this part of what instruction and tools leave of the
+threshold.
+"""
 
 COVERED_RATIO = 0.25
-"""It takes at most this part of the calls and results that the summary replaces."""
+"""The list takes at most this part of the covered calls and results."""
 
 MAX_VALUES_TOKENS = 8_000
+"""The list takes at most this, whatever the window."""
+
 MAX_STORED_BYTES = 4 * 1024
 """The most of the list in session state, for a history that is loaded in part."""
+
+BYTES_A_TOKEN = 3
+"""The size of a token of a list, as `fit_bytes` guesses it."""
+
+MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
+"""A number in session state counts as this at most: no list has so many bytes."""
 
 LEAST_COST_BYTES = 12
 """With less room left, hardly a value would fit."""
 
 MAX_LABEL_BYTES = 60
+"""The arguments of a call take at most this in the label of a source."""
+
 MAX_READ_CHARS = 4_000
-"""Only so many characters of a call's arguments are read for its label."""
+"""Only this many characters of a call's arguments are read for a label."""
 
 MAX_READ_BYTES = 400_000
 """The newest messages of this size are read whole; of older ones only the calls."""
 
-REUSE_WEIGHT = 2.0  # Calls have used it that came after it.
-RECENCY_WEIGHT = 2.0  # It stands in a newer message.
-CALL_WEIGHT = 1.0  # A call has used it.
-KIN_WEIGHT = 1.0  # It shares words with values that calls have used.
-KIN_WITHOUT_WORDS = 0.3  # The share of such words in a value that has no words.
-"""How values are ranked. Chosen on recorded sessions of agents."""
+REUSE_WEIGHT = 2.0
+"""Points for the logarithm of the number of calls that used a value again.
+
+These weights decide which values are listed. They were chosen on recorded sessions of
+agents.
+"""
+
+RECENCY_WEIGHT = 2.0
+"""Points of a value in the newest message; a value in an older message has fewer."""
+
+CALL_WEIGHT = 1.0
+"""Points of a value that a call has used."""
+
+KIN_WEIGHT = 1.0
+"""Points of a value that has all its words in common with values in calls."""
+
+KIN_WITHOUT_WORDS_RATIO = 0.3
+"""The part of `KIN_WEIGHT` that a value without words gets."""
 
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
-_TEXTS = BoundedDict[Hashable, str](64)  # Lists that were written before.
+"""The words in a value: "orderId_42" has "order"."""
+
+_TEXTS = BoundedDict[Hashable, str](64)
+"""The lists that were written last, by the fingerprints of their messages and their
+size.
+"""
 
 
 @dataclass
@@ -72,9 +103,9 @@ class _Source:
     """A call with its result, or a message.
 
     Attributes:
-        label: Its name in the list: a tool with arguments, or an author.
-        is_shown: Whether the list has a line for it.
-        listed: Its values that this line names beside the label.
+        label: The name of the source in the list: a tool with arguments, or an author.
+        is_shown: Whether the list has a line for the source.
+        listed: The values in this line, without those that stand in the label.
     """
 
     label: str
@@ -84,24 +115,24 @@ class _Source:
 
 @dataclass
 class _Value:
-    """A value, and its uses.
+    """The uses of a value: the places where it stands.
 
     Attributes:
-        kind_weight: The points of its kind; an id has more than a word.
-        source: The source of its first use in the newest message that has it.
+        telling: The points of its form, from `read_values`: an id has more than a word.
+        source: The first source with the value in the newest message that has it.
         newest_number: The number of that message, from 1; 0 before the first use.
-        call_count: How many calls have used it.
-        reuse_count: How many calls have used it that were not its first use.
+        call_count: How many times calls have used the value.
+        reuse_count: `call_count` without a call that was the first use of the value.
     """
 
-    kind_weight: float
+    telling: float
     source: _Source
     newest_number: int = 0
     call_count: int = 0
     reuse_count: int = 0
 
-    def use(self, source: _Source, message_number: int, is_call: bool) -> None:
-        """Counts one more use. The first use in a message decides the source."""
+    def add_use(self, source: _Source, message_number: int, is_call: bool) -> None:
+        """Counts one more use; messages are read in their order."""
         is_first_use = self.newest_number == 0
         if is_call:
             self.call_count += 1
@@ -113,25 +144,25 @@ class _Value:
             self.source = source
 
 
-class _Known(NamedTuple):
-    """A stored value of the section.
+class _Stored(NamedTuple):
+    """The stored value of the section.
 
     Attributes:
-        max_bytes: What the list may take.
-        covered_count: How many messages the summary replaces.
-        text: The newest lines of the list.
+        max_bytes: The most bytes that the list may take.
+        covered_count: How many messages are covered.
+        lines: The newest lines of the list.
     """
 
     max_bytes: int
     covered_count: int
-    text: str
+    lines: str
 
 
 class Values(Section):
-    """Lists ids, numbers, paths and names in the messages that the summary replaces.
+    """Lists ids, numbers, paths and names in the covered messages.
 
-    The list is written anew from these messages each time, so session state holds no
-    more than its size, and 4 KB of it for a history that is loaded in part.
+    The list is written anew from these messages each time. Session state only has the
+    size of the list, and 4 KB of its lines for a history that is loaded in part.
     """
 
     name = "values"
@@ -143,111 +174,124 @@ class Values(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the size of the list, and its newest lines.
-
-        The result is None where the list has no line, and no older line is stored.
-        """
+        """Returns the fields of `_Stored`, as `_read` reads them; None for no line."""
         history = turn.history
         older_lines = ""
-        new_indexes = covered
+        listed_indexes = covered
         if history.is_partial and not history.is_rewound:
             # Messages that are not loaded are known by their stored lines alone.
-            older_lines = _read(known).text
-            new_indexes = covered - history.covered
+            older_lines = _read(known).lines
+            listed_indexes = covered - history.covered
 
-        # A list in any request may take a part of the window. This list may also take
-        # no more than a part of the calls and results that it stands for.
-        contents = [history.shown[index] for index in new_indexes]
-        with_tools = [content for content in contents if has_tool(content)]
-        any_list_tokens = min(
+        most_tokens = min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
             MAX_VALUES_TOKENS,
         )
-        covered_tokens = turn.measure_alone(with_tools)
-        max_bytes = fit_bytes(
-            min(any_list_tokens, covered_tokens * COVERED_RATIO),
-            turn.correction,
-            write=lambda size_bytes: list_values(history, new_indexes, size_bytes),
-            count=turn.count,
-        )
-        text = list_values(history, new_indexes, max_bytes)
+        max_bytes = _fit_list(turn, listed_indexes, most_tokens)
+        text = list_values(history, listed_indexes, max_bytes)
+        _heading, _, newer_lines = text.partition("\n")
 
         # Session state holds the newest lines, for when less of the history is loaded.
-        any_list_bytes = int(any_list_tokens * 3 / max(1.0, turn.correction))
-        stored_bytes = min(MAX_STORED_BYTES, 2 * room_tokens, any_list_bytes)
-        _, _, newer_lines = text.partition("\n")
-        stored_older = _newest_lines(older_lines, stored_bytes // 2)
-        # Characters stand for bytes here: where the older lines are not ASCII, the
-        # newer lines have slightly more room than is left.
-        left_bytes = stored_bytes - len(stored_older)
-        stored_newer = _newest_lines(newer_lines, left_bytes)
-        stored = "\n".join(lines for lines in (stored_older, stored_newer) if lines)
-        if not (stored or text):
+        # They also stand for older messages, so `max_bytes` does not limit them.
+        most_bytes = int(most_tokens * BYTES_A_TOKEN / max(1.0, turn.correction))
+        half_room_bytes = 2 * room_tokens  # The room has four bytes a token.
+        stored_bytes = min(MAX_STORED_BYTES, half_room_bytes, most_bytes)
+        lines = _join_newest(older_lines, newer_lines, stored_bytes)
+        if not (lines or text):
             return None
-        return {"bytes": max_bytes, "count": len(covered), "text": stored}
+        return {"bytes": max_bytes, "count": len(covered), "text": lines}
 
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the list anew, or its stored lines where messages are missing.
+        """Returns the list anew, or its stored lines if messages are missing.
 
-        The result is "" where there is no line.
+        Returns "" if there is no line.
         """
-        known = _read(value)
-        is_whole = len(covered) >= known.covered_count and not history.loads_part
+        stored = _read(value)
+        has_all = len(covered) >= stored.covered_count and not history.loads_part
         # After a rewind fewer messages are covered, but none of them is missing.
-        if is_whole or history.is_rewound:
-            return list_values(history, frozenset(covered), known.max_bytes)
-        return f"{VALUES}\n{quote_stored(known.text)}" if known.text else ""
+        if has_all or history.is_rewound:
+            return list_values(history, frozenset(covered), stored.max_bytes)
+        return f"{VALUES}\n{quote_stored(stored.lines)}" if stored.lines else ""
 
 
-def _read(value: JsonValue) -> _Known:
-    """Reads a stored value, which may be anybody's."""
-    stored = value if isinstance(value, dict) else {}
-    text = stored.get("text")
-    return _Known(
-        max_bytes=_read_number(stored.get("bytes")),
-        covered_count=_read_number(stored.get("count")),
-        text=text[:MAX_STORED_BYTES] if isinstance(text, str) else "",
+def _read(value: JsonValue) -> _Stored:
+    """Reads a stored value, which anybody may have written to session state."""
+    fields = value if isinstance(value, dict) else {}
+    numbers = {"bytes": 0, "count": 0}
+    for name in numbers:
+        number = fields.get(name)
+        if isinstance(number, int) and number > 0:
+            numbers[name] = min(number, MAX_STORED_NUMBER)
+
+    lines = fields.get("text")
+    return _Stored(
+        max_bytes=numbers["bytes"],
+        covered_count=numbers["count"],
+        lines=lines[:MAX_STORED_BYTES] if isinstance(lines, str) else "",
     )
 
 
-def _read_number(value: JsonValue) -> int:
-    """Returns a stored number, 0 at least; 0 for a value that is no number."""
-    if not isinstance(value, int) or value < 0:
-        return 0
-    return min(value, 4 * MAX_VALUES_TOKENS)  # More bytes than a list has.
+def _fit_list(turn: Turn, indexes: Collection[int], most_tokens: float) -> int:
+    """Returns how many bytes the list of these messages may take.
+
+    The list may take at most `most_tokens`, and at most a part of the calls and results
+    among the messages.
+    """
+    history = turn.history
+    contents = [history.shown[index] for index in indexes]
+    with_tools = [content for content in contents if has_tool(content)]
+    tool_tokens = turn.measure_alone(with_tools)
+    return fit_bytes(
+        min(most_tokens, tool_tokens * COVERED_RATIO),
+        turn.correction,
+        write=lambda size_bytes: list_values(history, indexes, size_bytes),
+        count=turn.count,
+    )
+
+
+def _join_newest(older_lines: str, newer_lines: str, max_bytes: int) -> str:
+    """Joins the newest lines of two texts; the older text gets half of the room.
+
+    Characters are counted as bytes here: if older lines are not ASCII, the newer lines
+    get slightly more than the rest of the room.
+    """
+    older = _newest_lines(older_lines, max_bytes // 2)
+    newer = _newest_lines(newer_lines, max_bytes - len(older))
+    return "\n".join(lines for lines in (older, newer) if lines)
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
     """Returns the last whole lines of a text that take at most `max_bytes` as JSON."""
-    kept: list[str] = []
+    newest_first: list[str] = []
     left_bytes = max_bytes
     for line in reversed(text.splitlines()):
         left_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
         if left_bytes < 0:
             break
-        kept.append(line)
-    return "\n".join(reversed(kept))
+        newest_first.append(line)
+    return "\n".join(reversed(newest_first))
 
 
 def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
     """Lists the values of the covered messages with their sources; "" for none.
 
-    The list depends on these messages and `max_bytes` alone, so it is written once.
+    The list depends on these messages and `max_bytes` alone. Several requests have the
+    same list, so it is written once.
     """
     indexes = sorted(covered)
-    spelled = tuple(
+    fingerprints = tuple(
         history.fingerprint_content(history.told[index]) for index in indexes
     )
-    key = (spelled, max_bytes)
+    key = (fingerprints, max_bytes)
     text = _TEXTS.get(key)
     if text is None:
         gathered = _gather(history, indexes)
-        _choose(gathered.values, max_bytes - len(VALUES))
+        _mark_listed(gathered.values, max_bytes - len(VALUES))
         text = _write_list(gathered.sources)
-    # A text that is used is stored again: the oldest ones are dropped first.
+    # A list that is read is stored again, because the oldest ones are dropped first.
     _TEXTS[key] = text
     return text
 
@@ -260,52 +304,40 @@ class _Gathered(NamedTuple):
 
 
 def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
-    """Reads the values of some messages, and counts their uses.
-
-    Calls of the recall tool, and their results, only repeat values, so they are not
-    read.
-    """
+    """Reads the values of some messages, and counts their uses."""
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
     message_numbers = {index: number for number, index in enumerate(indexes, 1)}
     oldest_index = _find_oldest_read(history, indexes)
 
-    told_parts = walk_parts(history.told, indexes, history.outputs)
-    for part_number, told in enumerate(told_parts):
-        if not _is_read(told, oldest_index):
+    placed_parts = walk_parts(history.told, indexes, history.outputs)
+    for part_number, placed in enumerate(placed_parts):
+        tool = placed.part.function_call or placed.part.function_response
+        only_repeats_values = tool is not None and tool.name == RECALL_TOOL
+        is_call = placed.part.function_call is not None
+        is_too_old = not is_call and placed.content_index < oldest_index
+        if only_repeats_values or is_too_old:
             continue
 
         # A call and its result are one source; any other part is a source of its own.
-        call = told.part.function_call or told.call
-        key = id(call) if call else (told.index, part_number)
-        if key not in sources:
-            sources[key] = _Source(_label_source(told, call))
+        call = placed.part.function_call or placed.call
+        source_key = id(call) if call else (placed.content_index, part_number)
+        if source_key not in sources:
+            sources[source_key] = _Source(_label_source(placed, call))
+        source = sources[source_key]
 
-        message_number = message_numbers[told.index]
-        is_call = told.part.function_call is not None
-        for text, kind_weight in _read_part(history, told):
-            value = values.setdefault(text, _Value(kind_weight, sources[key]))
-            value.use(sources[key], message_number, is_call)
+        message_number = message_numbers[placed.content_index]
+        for text, telling in _read_part(history, placed):
+            value = values.setdefault(text, _Value(telling, source))
+            value.add_use(source, message_number, is_call)
     return _Gathered(values, list(sources.values()))
-
-
-def _is_read(told: Said, oldest_index: int) -> bool:
-    """Whether the values of a part count.
-
-    Only calls are read of messages before `oldest_index`.
-    """
-    call = told.part.function_call
-    tool = call or told.part.function_response
-    if tool is not None and tool.name == RECALL_TOOL:
-        return False
-    return call is not None or told.index >= oldest_index
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     """Returns the index of the oldest message that is read whole.
 
-    To read all of a long history would hold up the event loop. The index lies behind
-    the last message where not even the newest one may be read whole.
+    To read all of a long history would hold up the event loop. If even the newest
+    message is too long, the index after the last content is returned.
     """
     left_bytes = MAX_READ_BYTES
     oldest_index = len(history.contents)
@@ -317,92 +349,91 @@ def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     return oldest_index
 
 
-def _read_part(history: History, told: Said) -> Found:
-    """Returns the values of a part, each with the points of its kind.
+def _read_part(history: History, placed: PlacedPart) -> Found:
+    """Returns the values of a part, each with how telling it is.
 
     Text that another plugin adds is not read: it may be new on each call, as the time.
     """
-    found = read_values(payload_of(told.part) or told.text)
-    original = history.original(told.index)
-    if original is history.contents[told.index]:
-        return found
+    found = read_values(payload_of(placed.part) or placed.text)
+    original = history.original(placed.content_index)
+    if original is history.contents[placed.content_index]:
+        return found  # No plugin has changed the content.
 
     original_text = content_text(original)
-    return [(text, weight) for text, weight in found if text in original_text]
+    return [(text, telling) for text, telling in found if text in original_text]
 
 
-def _label_source(told: Said, call: types.FunctionCall | None) -> str:
+def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
     """Names a source: a tool with its arguments, code, or the author of a message.
 
     An example for a tool: "read_file(notes/a.txt, utf-8)".
     """
     if call is None:
-        return "code" if told.part.code_execution_result else told.author
+        return "code" if placed.part.code_execution_result else placed.author
 
     args = without_secrets(call.args or {})
     texts = [
         value if isinstance(value, str) else payload_text(value)
         for value in args.values()
     ]
-    whole = ", ".join(texts)
-    clean = " ".join(hide_secrets(whole[:MAX_READ_CHARS]).split())
-    if len(whole) > MAX_READ_CHARS:
-        # The cut may go through a credential, and half of one is not recognized. So the
-        # label shows nothing from near the cut, while an excerpt would show the end.
-        clean = clean[:MAX_LABEL_BYTES]
-    return f"{call.name}({excerpt(clean, MAX_LABEL_BYTES)})"
+    args_text = ", ".join(texts)
+    shown = " ".join(hide_secrets(args_text[:MAX_READ_CHARS]).split())
+    if len(args_text) > MAX_READ_CHARS:
+        # The cut may go through a credential, and half of one is not recognized. An
+        # excerpt would show the text at the cut, so only the beginning is used.
+        shown = shown[:MAX_LABEL_BYTES]
+    return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
 
 
-def _choose(values: dict[str, _Value], max_bytes: int) -> None:
-    """Chooses values while they have room, and writes the choice into their sources.
+def _mark_listed(values: dict[str, _Value], max_bytes: int) -> None:
+    """Marks in the sources which values are listed: the most useful ones that fit.
 
-    The source of a chosen value is marked as shown, and lists the value. The most
-    useful values are chosen first. A value that stands in a label, or in another chosen
-    value, is not listed again.
+    A value that stands in a label, or in another listed value, is not listed again.
     """
     left_bytes = max_bytes
-    written = "\n"  # All chosen labels and values, a line for each.
+    list_text = "\n"  # All labels and values that are listed so far.
     for text, value in _rank(values):
         if left_bytes < LEAST_COST_BYTES:
             break
 
         source = value.source
-        cost_bytes = text_bytes(text) + 2  # With ", ".
+        cost_bytes = text_bytes(text) + len(", ")
         if not source.is_shown:
-            cost_bytes += text_bytes(source.label) + 5  # With "- ", ": " and a break.
-        if cost_bytes > left_bytes or _stands_in(text, written):
+            cost_bytes += text_bytes(source.label) + len("- : \n")
+        if cost_bytes > left_bytes or _stands_in(text, list_text):
             continue
 
-        # The label of a new source may already show the value.
         left_bytes -= cost_bytes
         if not source.is_shown:
             source.is_shown = True
-            written += source.label + "\n"
+            list_text += source.label + "\n"
+        # The label of the source may show the value already.
         if not _stands_in(text, source.label):
             source.listed.append(text)
-            written += text + "\n"
+            list_text += text + "\n"
 
 
 def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
     """Returns the values with their texts, the most useful first."""
     newest_number = max((value.newest_number for value in values.values()), default=1)
-    used_words = set[str]()
+    words_in_calls = set[str]()
     for text, value in values.items():
         if value.call_count:
-            used_words |= _find_words(text)
+            words_in_calls |= _find_words(text)
 
-    def score(item: tuple[str, _Value]) -> float:
-        text, value = item
+    def score(text_and_value: tuple[str, _Value]) -> float:
+        text, value = text_and_value
+        recency_ratio = value.newest_number / newest_number
         words = _find_words(text)
-        kin_ratio = KIN_WITHOUT_WORDS
+        kin_ratio = KIN_WITHOUT_WORDS_RATIO
         if words:
-            kin_ratio = len(words & used_words) / len(words)
-        call_score = CALL_WEIGHT if value.call_count else 0.0
+            kin_ratio = len(words & words_in_calls) / len(words)
+        call_points = CALL_WEIGHT if value.call_count else 0.0
         return (
-            value.kind_weight
+            value.telling
             + REUSE_WEIGHT * math.log1p(value.reuse_count)
-            + RECENCY_WEIGHT * value.newest_number / newest_number
-            + call_score
+            + RECENCY_WEIGHT * recency_ratio
+            + call_points
             + KIN_WEIGHT * kin_ratio
         )
 
@@ -422,7 +453,7 @@ def _stands_in(value: str, text: str) -> bool:
 
 
 def _write_list(sources: Sequence[_Source]) -> str:
-    """Writes a line for each source that is shown; "" where none is."""
+    """Writes the heading, and a line for each source that is shown; "" for no line."""
     lines = []
     for source in sources:
         if source.listed:
