@@ -266,7 +266,9 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> None:
         """Stores the prompt tokens that the provider counted, and reports the call."""
         with _log_failures("The guard could not store the provider's token count"):
-            await record_answer(self._guard, callback_context, llm_response, plugin=self)
+            await record_answer(
+                self._guard, callback_context, llm_response, plugin=self
+            )
 
     async def on_model_error_callback(
         self,
