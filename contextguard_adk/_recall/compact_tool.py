@@ -17,8 +17,8 @@ class CompactTool(BaseTool):
     """A tool named `compact_history`: has the history summarized before the next step.
 
     Args:
-        focus: The subjects that every summary that the agent asks for should keep above
-            all; the agent may name more.
+        focus: The subjects that each of these summaries should keep above all; the
+            agent may name more.
     """
 
     def __init__(self, focus: str = "") -> None:
@@ -59,8 +59,9 @@ def _was_just_compacted(tool_context: ToolContext) -> bool:
     """
     call_id = tool_context.function_call_id
     for event in reversed(tool_context.session.events):
-        if any(call.id == call_id for call in event.get_function_calls()):
-            # Others may write to the metadata, too, so it may hold anything.
-            metadata = (event.custom_metadata or {}).get(METADATA_KEY)
-            return isinstance(metadata, dict) and "compaction" in metadata
+        if not any(call.id == call_id for call in event.get_function_calls()):
+            continue
+        # Others may write to the metadata, too, so the value may be anything.
+        notes = (event.custom_metadata or {}).get(METADATA_KEY)
+        return isinstance(notes, dict) and "compaction" in notes
     return False

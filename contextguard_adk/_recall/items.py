@@ -1,7 +1,8 @@
 """Finds the items of a history that an agent may read back.
 
 An item is a message, a tool call, a tool's result or a file. Each has a handle, a short
-name by which the agent asks for it.
+name by which the agent asks for the item. A hidden item is one that the request does
+not show as a whole.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Items:
 
     Attributes:
         all: Every item, whether the request shows it or not.
-        hidden: The items that the request does not show, one for each handle.
+        hidden: The hidden items, one for each handle.
     """
 
     all: list[Item]
@@ -43,16 +44,21 @@ class Items:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Lists the items of a history when a tool asks for them."""
+    """Lists the items of a history when a tool asks for them.
+
+    Attributes:
+        history: The history of the request.
+        invocation: The run that the request belongs to.
+    """
 
     history: History
     invocation: InvocationContext
 
     async def load(self) -> Items:
         """Lists the items, also those of events that this run has not loaded."""
-        older = await _load_older(self.invocation, self.history.loads_part)
+        older_contents = await _load_older(self.invocation, self.history.loads_part)
         # Megabytes take a while, in which nothing else would run.
-        return await asyncio.to_thread(_list_items, self.history, older)
+        return await asyncio.to_thread(_list_items, self.history, older_contents)
 
 
 def _list_items(history: History, older_contents: Sequence[types.Content]) -> Items:
@@ -60,30 +66,39 @@ def _list_items(history: History, older_contents: Sequence[types.Content]) -> It
 
     An older content that the request has too makes no second item.
     """
-    redactor = history.redactor
     request_items = list_items(
-        history.told, history.indexes, history.outputs, history.contents
+        history.told,  # The contents in their redacted form.
+        indexes=history.indexes,
+        outputs=history.outputs,
+        wholes=history.contents,
     )
-    redacted_contents = redactor.redact_contents(older_contents, history.memo.remember)
-    older_items = list_items(
-        redacted_contents, range(len(redacted_contents)), wholes=older_contents
-    )
-
     request_handles = {item.handle for item in request_items}
     missing_items = [
-        replace(item, content_index=_NOT_IN_REQUEST)
-        for item in older_items
+        item
+        for item in _list_older_items(history, older_contents)
         if item.handle not in request_handles
     ]
-    newest_first = [*reversed(request_items), *reversed(missing_items)]
-    all_items = [_redact_file(redactor, item) for item in newest_first]
+    oldest_first = [*missing_items, *request_items]
+    newest_first = [
+        _redact_file(history.redactor, item) for item in reversed(oldest_first)
+    ]
 
     hidden_indexes = _find_hidden(history)
     hidden_by_handle = dict[str, Item]()
-    for item in all_items:
+    for item in newest_first:
         if item.content_index in hidden_indexes:
             hidden_by_handle.setdefault(item.handle, item)
-    return Items(all=all_items, hidden=list(hidden_by_handle.values()))
+    return Items(all=newest_first, hidden=list(hidden_by_handle.values()))
+
+
+def _list_older_items(
+    history: History, older_contents: Sequence[types.Content]
+) -> list[Item]:
+    """Lists the items of contents that the request does not have, oldest first."""
+    remember = history.memo.remember
+    redacted = history.redactor.redact_contents(older_contents, remember)
+    items = list_items(redacted, range(len(redacted)), wholes=older_contents)
+    return [replace(item, content_index=_NOT_IN_REQUEST) for item in items]
 
 
 def _find_hidden(history: History) -> set[int]:
@@ -91,14 +106,15 @@ def _find_hidden(history: History) -> set[int]:
 
     `_NOT_IN_REQUEST` is among them.
     """
-    stored = history.stored
     hidden = {_NOT_IN_REQUEST, *history.covered, *history.shown_in_part}
-    if stored is None:
+    stored = history.stored
+    if stored is None:  # The history is not compacted.
         return hidden
 
+    # The continuation, a text after the summary, quotes the user's current request.
+    quotes_whole_request = stored.request_chars < 0
     request_index = history.request_index
-    if request_index is not None and stored.request_chars < 0:
-        # The continuation, a text after the summary, quotes the user's request whole.
+    if quotes_whole_request and request_index is not None:
         hidden.discard(request_index)
     return hidden.union(history.shortened_results(stored))
 
@@ -119,46 +135,57 @@ async def _load_older(
 
     - The agent gets no history from ADK.
     - A plugin may have masked messages: the events still have the unmasked texts.
+
+    `loads_part` says whether the run may have loaded only a part of the session.
     """
-    is_without_history = (
-        getattr(invocation.agent, "include_contents", "default") == "none"
-    )
-    if is_without_history or _may_be_rewritten(invocation):
+    include_contents = getattr(invocation.agent, "include_contents", "default")
+    if include_contents == "none" or _may_be_rewritten(invocation):
         return []
 
-    session = invocation.session
-    loaded_ids = {event.id for event in session.events}
-    events: Sequence[Event] = session.events
+    events: Sequence[Event] = invocation.session.events
+    loaded_ids = {event.id for event in events}
     if loads_part:
-        # The config tells a service of the app's own that all events are wanted.
-        whole_session = await invocation.session_service.get_session(
-            app_name=session.app_name,
-            user_id=session.user_id,
-            session_id=session.id,
-            config=GetSessionConfig(),
-        )
-        if whole_session is not None:
-            events = whole_session.events
+        events = await _load_all_events(invocation)
 
     valid_events = without_rewound(events)
     compacted = compacted_spans(valid_events)
     contents = list[types.Content]()
     for event in valid_events:
-        is_left_out = event.id not in loaded_ids or is_within(
-            event.timestamp, compacted
-        )
-        if is_left_out and event.content and is_visible(event, invocation):
+        is_loaded = event.id in loaded_ids
+        if is_loaded and not is_within(event.timestamp, compacted):
+            continue  # The request has the content.
+        if event.content and is_visible(event, invocation):
             contents.append(event.content)
     return contents
 
 
+async def _load_all_events(invocation: InvocationContext) -> Sequence[Event]:
+    """Loads all events of the session of a run.
+
+    Returns the events of the run if the session has been deleted.
+    """
+    session = invocation.session
+    # The config tells a service of the app's own that all events are wanted.
+    whole_session = await invocation.session_service.get_session(
+        app_name=session.app_name,
+        user_id=session.user_id,
+        session_id=session.id,
+        config=GetSessionConfig(),
+    )
+    return session.events if whole_session is None else whole_session.events
+
+
 def _may_be_rewritten(invocation: InvocationContext) -> bool:
-    """Whether a plugin may have masked messages before the agent saw them."""
+    """Whether a plugin may have masked messages before the agent saw them.
+
+    ADK's and the guard's own plugins mask none, but for ADK's filter of contents if the
+    app has given it a function.
+    """
     for plugin in invocation.plugin_manager.plugins:
-        # The module of the class that defines the callback: ADK's for one without.
+        # If a class does not define the callback, this is the module of ADK's base.
         module = type(plugin).before_model_callback.__module__
         is_known = module.startswith(("google.adk.", "contextguard_adk."))
-        # The function that an app gives to ADK's filter may do anything.
+        # `ContextFilterPlugin` stores the function of the app under this name.
         has_own_filter = getattr(plugin, "_custom_filter", None) is not None
         if has_own_filter or not is_known:
             return True

@@ -1,4 +1,7 @@
-"""Decides when an agent is offered the recall tool."""
+"""Decides when an agent is offered the recall tool.
+
+A tool is offered by its declaration, which is sent with the request.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ class Recall:
             return False
 
         same_named = request.tools_dict.get(RECALL_TOOL)
-        if same_named is not None and not isinstance(same_named, RecallHistoryTool):
+        is_of_app = not isinstance(same_named, RecallHistoryTool)
+        if same_named is not None and is_of_app:
             message = "Agent %r has its own tool %r, so it is not offered the guard's."
             warn_once(logger, message, str(getattr(agent, "name", "")), RECALL_TOOL)
             return False
@@ -59,18 +63,19 @@ class Recall:
         """Whether to declare the tool in this request.
 
         It is declared from the first request on that does not show the whole history.
+        If the tools must stay the same, it is declared before that.
         """
-        if not turn.has_recall:
+        if not turn.has_recall:  # `is_possible` has returned False.
             return False
         was_declared = turn.record.has_recall
-        return was_declared or _has_more(turn) or self.must_stay_declared(turn)
+        return was_declared or _is_cut(turn) or self.must_stay_declared(turn)
 
     def must_stay_declared(self, turn: Turn) -> bool:
-        """Whether every later request has to declare the tool as well.
+        """Whether every request from this one on has to declare the tool.
 
         Some thoughts and caches are valid only while the tools before them stay the
-        same. With them the tool is declared from the first request on, or in an older
-        session from the first compaction on.
+        same. With them the tool is declared from the first request on or, in a session
+        that began without it, from the first request that is cut.
         """
         thinker = Thinker.of(
             turn.model.llm,
@@ -78,12 +83,12 @@ class Recall:
             turn.settings.binds_thoughts,
             turn.record.helped,
         )
-        if not (thinker.may_bind or turn.request.cache_config):
+        needs_same_tools = thinker.may_bind or turn.request.cache_config
+        if not needs_same_tools:
             return False
-        is_first_request = all(
-            content.role != "model" for content in turn.history.contents
-        )
-        return is_first_request or _has_more(turn)
+        roles = {content.role for content in turn.history.contents}
+        is_first_request = "model" not in roles
+        return is_first_request or _is_cut(turn)
 
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
         """Returns the tool that reads the items that this request leaves out."""
@@ -97,6 +102,6 @@ class Recall:
         )
 
 
-def _has_more(turn: Turn) -> bool:
-    """Whether the history has more than the request shows."""
+def _is_cut(turn: Turn) -> bool:
+    """Whether the request shows only a part of the history."""
     return turn.history.stored is not None or bool(turn.history.shown_in_part)

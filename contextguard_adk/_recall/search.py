@@ -1,6 +1,7 @@
 """Ranks items by how well they match a query: BM25 over passages, words by stems.
 
-A term of a query is one of these:
+An item is a message, a tool call, a tool's result or a file. A passage is a piece of
+its text. A term of a query is one of these:
 
 - the stem of a word, which is found in all words with this stem
 - a literal term: a word as it was typed, or the whole query, which is found anywhere
@@ -16,12 +17,19 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from contextguard_adk._history.text import Item
 
 _PASSAGE_CHARS = 1_600
+"""The length of a passage."""
+
 _OVERLAP_CHARS = 200
+"""How much of a passage the next one repeats, so that no phrase is cut in two."""
+
+_CLUSTER_CHARS = 200
+"""Terms that stand together stand within so many characters."""
 
 _K1 = 1.2
 """The constant k1 of BM25: how soon the repetition of a term stops to count."""
@@ -44,8 +52,16 @@ _MAX_LITERALS = 12
 _MIN_TELLING_CHARS = 5
 """A literal term of fewer letters stands within too many other words."""
 
+_PUNCTUATION = "\"'`.,:;!?()[]{}<>"
+"""The signs that are removed around a literal term."""
+
 _WORD = re.compile(r"[^\W_]+")
-_ENDING = r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
+# An English ending after at least three letters; no "s" as in "class" or "status".
+_ENDING = re.compile(
+    r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
+)
+# A consonant that an ending has doubled: "runn" of "running", but not "call" or "pass".
+_DOUBLED = re.compile(r"([b-df-km-rtv-x])\1$")
 # Scripts without blanks; and Korean, which joins endings to words.
 _UNSPACED = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
@@ -73,24 +89,32 @@ class Match:
     @property
     def position(self) -> int:
         """Where in the item's text most of the terms stand together, in characters."""
-        stems = [
-            _Spot(word.start(), _stem(word[0])) for word in _WORD.finditer(self.text)
-        ]
-        # A term that is no literal text of the passage has the start -1 here.
-        literals = [_Spot(self.text.find(term), term) for term in self.hits]
-        spots = sorted(
-            spot
-            for spot in (*stems, *literals)
-            if spot.start >= 0 and spot.term in self.hits
-        )
+        spots = self._find_spots()
+        best_start = 0
+        best_count = 0
+        for first in spots:
+            end = first.start + _CLUSTER_CHARS
+            terms = {spot.term for spot in spots if first.start <= spot.start < end}
+            if len(terms) > best_count:
+                best_start = first.start
+                best_count = len(terms)
+        return self.start + best_start
 
-        def count_terms_behind(start: int) -> int:
-            """Counts the different terms in the 200 characters from a place on."""
-            end = start + _OVERLAP_CHARS
-            return len({spot.term for spot in spots if start <= spot.start < end})
+    def _find_spots(self) -> list[_Spot]:
+        """Finds the hits in the text of the passage, in their order.
 
-        starts = [spot.start for spot in spots]
-        return self.start + max(starts, key=count_terms_behind, default=0)
+        A stem is found in all its words, and a literal term where it first stands.
+        """
+        spots = list[_Spot]()
+        for word in _WORD.finditer(self.text):
+            stem = _stem(word[0])
+            if stem in self.hits:
+                spots.append(_Spot(word.start(), stem))
+        for term in self.hits:
+            start = self.text.find(term)
+            if start >= 0:  # A stem may be no part of the text: "queri" of "query".
+                spots.append(_Spot(start, term))
+        return sorted(spots)
 
 
 class _Spot(NamedTuple):
@@ -104,31 +128,38 @@ def rank_items(items: Sequence[Item], query: str) -> list[Match]:
     """Returns the best passage of each item that matches a query, the best first.
 
     Passages that hold the whole query as it was typed come before all others.
-
-    Texts are searched passage by passage, because other threads have to wait while a
-    regular expression runs.
     """
     terms = _Terms(query.lower())
+    # Texts are searched passage by passage, because other threads have to wait while a
+    # regular expression runs.
     passages_by_item = [list(terms.split_into_passages(item)) for item in items]
-    passages = [passage for group in passages_by_item for passage in group]
-    terms.count_literals(passages)
+    all_passages = [passage for passages in passages_by_item for passage in passages]
+    terms.add_literal_hits(all_passages)
 
-    weights = _weigh_terms(passages)
-    _score_passages(passages, weights)
-    best_passages = [
-        max(group, key=lambda passage: passage.score) for group in passages_by_item
-    ]
+    weights = _weigh_terms(all_passages)
+    _score_passages(all_passages, weights)
+    best_passages = [max(passages, key=_get_score) for passages in passages_by_item]
     _add_scores_of_neighbors(best_passages)
 
+    matches = _choose_matches(best_passages, weights)
+    # Items with equal scores stay in their order.
+    matches.sort(key=_get_score, reverse=True)
+    with_phrase = [match for match in matches if terms.phrase in match.hits]
+    without_phrase = [match for match in matches if terms.phrase not in match.hits]
+    return [*with_phrase, *without_phrase]
+
+
+def _get_score(passage: Match) -> float:
+    return passage.score
+
+
+def _choose_matches(
+    passages: Sequence[Match], weights: Mapping[str, float]
+) -> list[Match]:
+    """Returns the passages with at least one term that is not too common."""
     least_weight = _MIN_WEIGHT_RATIO * max(weights.values(), default=0.0)
-    matches = [
-        passage
-        for passage in best_passages
-        if any(weights[term] >= least_weight for term in passage.hits)
-    ]
-    return sorted(
-        matches, key=lambda match: (terms.phrase not in match.hits, -match.score)
-    )
+    telling_terms = {term for term in weights if weights[term] >= least_weight}
+    return [each for each in passages if not telling_terms.isdisjoint(each.hits)]
 
 
 def _weigh_terms(passages: Sequence[Match]) -> dict[str, float]:
@@ -147,27 +178,28 @@ def _weigh_terms(passages: Sequence[Match]) -> dict[str, float]:
 
 def _score_passages(passages: Sequence[Match], weights: Mapping[str, float]) -> None:
     """Adds the score by BM25 to each passage."""
-    total_chars = sum(len(passage.text) for passage in passages) or 1
+    lengths = [len(passage.text) for passage in passages]
+    total_chars = max(1, sum(lengths))  # All texts may be empty.
     for passage in passages:
         # 1.0 is the average length of a passage.
         relative_length = len(passage.text) * len(passages) / total_chars
-        norm = _K1 * (1 - _B + _B * relative_length)
+        length_norm = _K1 * (1 - _B + _B * relative_length)
         for term, count in passage.hits.items():
-            passage.score += weights[term] * count * (_K1 + 1) / (count + norm)
+            passage.score += weights[term] * count * (_K1 + 1) / (count + length_norm)
 
 
 def _add_scores_of_neighbors(passages: Sequence[Match]) -> None:
     """Adds to each score a part of the scores of the items before and after.
 
     So an answer, which rarely repeats the words of its question, is found with it.
+    `passages` has one passage for each item, in the order of the items.
     """
     scores = [passage.score for passage in passages]
     scores_before = [0.0, *scores[:-1]]
     scores_after = [*scores[1:], 0.0]
-    for passage, before, after in zip(
-        passages, scores_before, scores_after, strict=False
-    ):
-        passage.score += _NEIGHBOR_RATIO * (before + after)
+    for index, passage in enumerate(passages):
+        neighbors_score = scores_before[index] + scores_after[index]
+        passage.score += _NEIGHBOR_RATIO * neighbors_score
 
 
 class _Terms:
@@ -178,64 +210,70 @@ class _Terms:
     """
 
     def __init__(self, query: str) -> None:
+        # A history repeats most of its words, and a stem takes long.
         self._stem_cached = functools.lru_cache(100_000)(_stem)
         self._stems = {self._stem_cached(word) for word in _WORD.findall(query)}
         self._stem_openings = {stem[:3] for stem in self._stems}
 
         # The whole query is one literal term; each of its words is another.
-        literals = [
-            text.strip("\"'`.,:;!?()[]{}<>") for text in (query, *query.split())
-        ]
+        texts = [query, *query.split()]
+        literals = [text.strip(_PUNCTUATION) for text in texts]
         self.phrase = literals[0]
         longest_literals = sorted(literals, key=len)[-_MAX_LITERALS:]
         self._literals = {term for term in longest_literals if term}
 
         self._pairs = set[str]()
         for run in _UNSPACED.findall(query):
-            pair_count = max(1, len(run) - 1)  # A single character stands for a pair.
-            self._pairs.update(run[start : start + 2] for start in range(pair_count))
+            self._pairs.update(_list_pairs(run))
 
     def split_into_passages(self, item: Item) -> Iterator[Match]:
-        """Yields the passages of an item, with counts of the stems of the query.
+        """Yields the passages of an item, with the stems of the query as hits.
 
         The item's label and the arguments of its call count in each passage.
         """
         label_and_args = f"{item.label} {item.args} ".lower()
-        end = max(1, len(item.text) - _OVERLAP_CHARS)  # An empty text has a passage.
+        # The last overlap begins no passage: the passage before it has it all. An empty
+        # text has one passage.
+        end = max(1, len(item.text) - _OVERLAP_CHARS)
         for start in range(0, end, _PASSAGE_CHARS - _OVERLAP_CHARS):
             text = item.text[start : start + _PASSAGE_CHARS].lower()
-
-            hits = dict[str, int]()
-            for word in _WORD.findall(label_and_args + text):
-                # The first letters rule out most words, and stems take longer.
-                if word.isascii() and word[:3] not in self._stem_openings:
-                    continue
-                stem = self._stem_cached(word)
-                if stem in self._stems:
-                    hits[stem] = hits.get(stem, 0) + 1
+            hits = self._count_stems(label_and_args + text)
             yield Match(item, start, text, hits)
 
-    def count_literals(self, passages: Sequence[Match]) -> None:
+    def _count_stems(self, text: str) -> dict[str, int]:
+        """Returns how often the stems of the query stand in a text, without zeros."""
+        hits = dict[str, int]()
+        for word in _WORD.findall(text):
+            # The first letters rule out most words, and stems take longer. The stem of
+            # a word with an accent may begin otherwise.
+            if word.isascii() and word[:3] not in self._stem_openings:
+                continue
+            stem = self._stem_cached(word)
+            if stem in self._stems:
+                hits[stem] = hits.get(stem, 0) + 1
+        return hits
+
+    def add_literal_hits(self, passages: Sequence[Match]) -> None:
         """Adds the counts of literal terms and of pairs to the hits of each passage.
 
         Two kinds of literal terms are skipped: terms whose stem was found in a passage,
         which are counted already, and words of fewer than five letters.
         """
-        found_terms = {term for passage in passages for term in passage.hits}
+        found_stems = {stem for passage in passages for stem in passage.hits}
         sought = set(self._pairs)
         for term in self._literals:
             is_telling = len(term) >= _MIN_TELLING_CHARS or not term.isalpha()
-            if is_telling and self._stem_cached(term) not in found_terms:
+            if is_telling and self._stem_cached(term) not in found_stems:
                 sought.add(term)
 
         for passage in passages:
             for term in sought:
-                count = self._count_literal(term, passage.text)
+                count = self._count_in_text(term, passage.text)
                 if count:
                     passage.hits[term] = count
 
-    def _count_literal(self, term: str, text: str) -> int:
-        """Returns how often a text has a term, also within words.
+    def _count_in_text(self, term: str, text: str) -> int:
+        """Returns how often a text has a literal term or a pair, also within words.
 
         A literal term that stands somewhere as a whole word counts once more.
         """
@@ -246,16 +284,29 @@ class _Terms:
         return count + 1 if is_whole_word else count
 
 
+def _list_pairs(run: str) -> list[str]:
+    """Returns the pairs of neighboring characters: "abc" -> "ab", "bc".
+
+    A single character stands for a pair.
+    """
+    if len(run) == 1:
+        return [run]
+    return [first + second for first, second in pairwise(run)]
+
+
 def _stem(word: str) -> str:
-    """Returns a word without accents and common English endings."""
+    """Returns a word without accents and common English endings.
+
+    "running" -> "run", "cities" -> "citi", "city" -> "citi".
+    """
     plain = word
     if not word.isascii():
+        # The decomposed form has each accent as a character of its own.
         decomposed = unicodedata.normalize("NFKD", word[:40])
         plain = "".join(char for char in decomposed if char.isalnum())
 
-    without_ending = re.sub(_ENDING, "", plain)
-    # "runn" of "running" -> "run"
-    stem = re.sub(r"([b-df-km-rtv-x])\1$", r"\1", without_ending)
+    without_ending = _ENDING.sub("", plain)
+    stem = _DOUBLED.sub(r"\1", without_ending)
     if len(stem) > 3 and stem[-1] == "y":
-        return f"{stem[:-1]}i"  # As "ies" leaves it: "query" and "queries" -> "queri".
+        return f"{stem[:-1]}i"  # As "ies" loses its "es".
     return stem

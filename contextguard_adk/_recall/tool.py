@@ -1,4 +1,9 @@
-"""The tool by which an agent reads back what was compacted."""
+"""The tool by which an agent reads back what was compacted.
+
+An item is a message, a tool call, a tool's result or a file, with a handle by which the
+agent asks for it. An answer is a page: as much text as `recall_page_tokens` allows,
+with a last line that has the call for the next page.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +45,13 @@ DECLARATION = types.FunctionDeclaration(
 )
 
 _MAX_QUERY_CHARS = 200
+"""The rest of a longer query is ignored."""
 
 _MAX_OFFSET = 10**12
 """A larger offset would only have an answer quote too many digits."""
 
 _MIN_EXCERPT_TOKENS = 60
+"""An excerpt may take at least this, even if the page has less room left."""
 
 _MIN_TEXT_TOKENS = 30
 """The text of an excerpt, below its title, may take at least this."""
@@ -58,6 +65,9 @@ _SPARE_TOKENS = 20
 _MAX_CHARS_PER_TOKEN = 8
 """A text of more characters is cut uncounted, because counting takes a while."""
 
+_MIN_CUT_RATIO = 0.1
+"""A text is cut to a tenth at most in one step: its tokens are spread unevenly."""
+
 
 class RecallHistoryTool(BaseTool):
     """Searches and pages through the compacted part of a history."""
@@ -70,11 +80,20 @@ class RecallHistoryTool(BaseTool):
         correction: float,
         mover: MediaMover,
     ) -> None:
+        """Makes the tool.
+
+        Args:
+            source: Lists the items.
+            window_tokens: The context window.
+            page_tokens: The size of a page, which is at most a tenth of the window.
+            correction: Real tokens per heuristic token (bytes / 4).
+            mover: Knows which files can be attached.
+        """
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
         self._source = source
         self._window_tokens = window_tokens
         self._page_tokens = min(page_tokens, window_tokens // 10)
-        self._count = token_counter(correction)
+        self._count = token_counter(correction)  # Counts the tokens of a text.
         self._mover = mover
 
     def _get_declaration(self) -> types.FunctionDeclaration:
@@ -83,7 +102,7 @@ class RecallHistoryTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Answers one call; the answer to a wrong argument says which are possible."""
+        """Answers a call of the tool; a wrong argument is explained in the answer."""
         try:
             items = await self._source.load()
             # A search in megabytes takes seconds, and would block the event loop.
@@ -97,6 +116,7 @@ class RecallHistoryTool(BaseTool):
         """Reads an item, searches for a query, or, without both, lists the items."""
         query_text = str(args.get("query") or "")[:_MAX_QUERY_CHARS]
         query = " ".join(query_text.split())
+        # A model may copy the marks around a handle.
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
 
@@ -110,13 +130,14 @@ class RecallHistoryTool(BaseTool):
         self, items: Sequence[Item], handle: str, offset: int
     ) -> dict[str, str]:
         """Reads an item that has a text, or attaches an item that is a file."""
-        item = next((each for each in items if each.handle == handle), None)
-        if item is None:
+        found = [item for item in items if item.handle == handle]
+        if not found:
             usage = "recall_history() lists the items, with query=… it searches them."
             return {"result": f"There is no item {handle[:40]!r}. {usage}"}
+
+        item = found[0]  # The newest; others with its handle have the same text.
         if item.text or not item.media:
             return {"result": self._read(item, offset)}
-
         obstacle = self._find_obstacle(item, item.media)
         if obstacle:
             return {"result": f"[{item.heading}]\n{obstacle}"}
@@ -142,10 +163,11 @@ class RecallHistoryTool(BaseTool):
 
         head = f"[{item.heading}; from {offset}]\n"
         next_call = f"recall_history(item={item.handle!r}, offset={{}})"
-        next_line = phrases.GOES_ON.format(next_call)
+        next_line = phrases.GOES_ON.format(next_call)  # Still with `{}` for the offset.
+        # No offset has more digits than the length of the text.
         longest_frame = f"{head}\n{next_line.format(text_chars)}"
         room_tokens = self._page_tokens - self._count(longest_frame)
-        text = self._fill(item.text[offset:], room_tokens)
+        text = self._cut_end(item.text[offset:], room_tokens)
 
         end = offset + len(text)
         tail = phrases.END_OF_ITEM
@@ -167,7 +189,7 @@ class RecallHistoryTool(BaseTool):
             offset=offset,
             total=len(items),
         )
-        return self._page(frame, [f"- {item.title}" for item in items[offset:]])
+        return self._join_page(frame, [f"- {item.title}" for item in items[offset:]])
 
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
         """Returns a page of excerpts from the items that match a query.
@@ -187,54 +209,66 @@ class RecallHistoryTool(BaseTool):
             offset=offset,
             total=len(matches),
         )
+        excerpts = self._write_excerpts(matches[offset:], self._count_room(frame))
+        return self._join_page(frame, excerpts)
+
+    def _write_excerpts(self, matches: Sequence[Match], room_tokens: int) -> list[str]:
+        """Returns excerpts until a page is full; the last one may be too long for it.
+
+        Each excerpt may take half of the room that is left, so the best matches get
+        most. The last match may take all of it.
+        """
         excerpts = list[str]()
-        room_tokens = self._room(frame)
-        last = len(matches) - 1
-        for number, match in enumerate(matches[offset:], offset):
-            # Each excerpt may take half of the room that is left, so the best get most.
-            share_tokens = room_tokens if number == last else room_tokens // 2
+        left_tokens = room_tokens
+        for match in matches:
+            is_last = match is matches[-1]
+            share_tokens = left_tokens if is_last else left_tokens // 2
             excerpt = self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share_tokens))
             excerpts.append(excerpt)
-            room_tokens -= self._count(excerpt) + 1
-            if room_tokens < 0:
+            left_tokens -= self._count(excerpt) + 1  # A token for the line break.
+            if left_tokens < 0:
                 break
-        return self._page(frame, excerpts)
+        return excerpts
 
     def _excerpt(self, match: Match, most_tokens: int) -> str:
-        """Returns an item whole if it fits; else its title and a part of its text.
-
-        The part is the text around the best match; up to a third of it stands before.
-        """
+        """Returns an item whole if it fits; else its title and a part of its text."""
         item = match.item
         name = f"{item.label} {item.hint}" if item.args else item.label
         heading = f"[{item.handle} {phrases.quote_line(name)}]\n"
-        whole_tokens = most_tokens - self._count(heading)
-        may_fit = len(item.text) <= _MAX_CHARS_PER_TOKEN * whole_tokens
-        if may_fit and self._count(item.text) <= whole_tokens:
+        text_tokens = most_tokens - self._count(heading)
+        may_fit = len(item.text) <= _MAX_CHARS_PER_TOKEN * text_tokens
+        if may_fit and self._count(item.text) <= text_tokens:
             return f"{heading}{phrases.quote(item.text)}".rstrip("\n")
 
         position = match.position
         title_tokens = self._count(f"[{item.title}; from {position}]\n")
         room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - title_tokens)
-
-        # `_fill` cuts the end of a text, so it gets the text before the match reversed.
-        # It uses at most 8 characters for each token of its third of the room.
-        before = item.text[max(0, position - 3 * most_tokens) : position]
-        reversed_lead = self._fill(before[::-1], room_tokens // 3)
-        start = position - len(reversed_lead)
-        part = self._fill(item.text[start:], room_tokens)
+        # A third of the room goes to the text before the best match.
+        start = self._find_start(item.text, position, room_tokens // 3)
+        part = self._cut_end(item.text[start:], room_tokens)
         return f"[{item.title}; from {start}]\n{phrases.quote(part)}"
 
-    def _page(self, frame: _Frame, blocks: Sequence[str]) -> str:
+    def _find_start(self, text: str, position: int, lead_tokens: int) -> int:
+        """Returns an index in a text, at most `lead_tokens` before a position.
+
+        `_cut_end` cuts a text at its end, so it gets the text before the position
+        reversed.
+        """
+        lead_chars = lead_tokens * _MAX_CHARS_PER_TOKEN
+        before = text[max(0, position - lead_chars) : position]
+        reversed_lead = self._cut_end(before[::-1], lead_tokens)
+        return position - len(reversed_lead)
+
+    def _join_page(self, frame: _Frame, blocks: Sequence[str]) -> str:
         """Returns as many blocks as fit a page, at least one, between two lines.
 
         The last line has the call that gets the next page, or says that there is none.
         """
-        room_tokens = self._room(frame)
+        left_tokens = self._count_room(frame)
         page_blocks = list[str]()
         for block in blocks:
-            room_tokens -= self._count(block) + 1
-            if room_tokens < 0 and page_blocks:
+            left_tokens -= self._count(block) + 1  # A token for the line break.
+            if left_tokens < 0 and page_blocks:
                 break
             page_blocks.append(block)
 
@@ -244,24 +278,24 @@ class RecallHistoryTool(BaseTool):
             tail = phrases.MORE.format(frame.next_call.format(end))
         return "\n".join([frame.head, *page_blocks, tail])
 
-    def _room(self, frame: _Frame) -> int:
+    def _count_room(self, frame: _Frame) -> int:
         """Returns how many tokens a page has for blocks."""
         frame_tokens = self._count(frame.head) + self._count(frame.next_call)
         return self._page_tokens - frame_tokens - _SPARE_TOKENS
 
-    def _fill(self, text: str, room_tokens: int) -> str:
-        """Returns a long beginning of a text that fits the room; at least a character.
+    def _cut_end(self, text: str, room_tokens: int) -> str:
+        """Cuts the end of a text that is too long for the room; a character stays.
 
-        It shortens the text in proportion to its tokens until it fits. One step leaves
-        a tenth at least, because the tokens are spread unevenly.
+        The text is cut in proportion to its tokens, step by step, until it fits.
         """
         beginning = text[: max(1, room_tokens) * _MAX_CHARS_PER_TOKEN]
-        while len(beginning) > 1 and (tokens := self._count(beginning)) > room_tokens:
-            ratio = max(0.1, room_tokens / tokens)
-            # The text loses a character at least, so that the loop ends.
-            most_chars = len(beginning) - 1
-            proportional_chars = max(1, int(len(beginning) * ratio))
-            beginning = beginning[: min(most_chars, proportional_chars)]
+        tokens = self._count(beginning)
+        while tokens > room_tokens and len(beginning) > 1:
+            # The ratio is below 1, so each step cuts at least one character.
+            ratio = max(_MIN_CUT_RATIO, room_tokens / tokens)
+            most_chars = max(1, int(len(beginning) * ratio))
+            beginning = beginning[:most_chars]
+            tokens = self._count(beginning)
         return beginning
 
 
@@ -288,7 +322,10 @@ def _encodable(text: str) -> str:
 
 
 def _read_offset(value: object) -> int:
-    """Returns the offset that a model has written: 0 to 10**12; 0 for no number."""
+    """Returns the offset that a model has written, from 0 to `_MAX_OFFSET`.
+
+    Returns 0 if the model has written something else than a number.
+    """
     try:
         number: int = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):

@@ -1,15 +1,28 @@
-"""`contextguard replay`: what the guard would have done in a recorded session."""
+"""`contextguard replay`: what the guard would have done in a recorded session.
+
+A replay makes each recorded model call again, offline, with two kinds of guards. A
+guard is a plugin with settings of its own:
+
+- The watching guard changes no request, so its requests have the whole history.
+- An acting guard cuts its requests, as it would in an app. A comparison of settings has
+  several acting guards.
+
+Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider counts.
+Fixed tokens are those of an agent's instruction and tools, which each of its requests
+has.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from google.adk.agents import LlmAgent
 from google.adk.sessions import Session
@@ -34,6 +47,7 @@ from contextguard_adk._tools.replaying.side import (
     Scale,
     Sent,
     Side,
+    clamp,
     make_agent,
     make_summarizer,
 )
@@ -46,24 +60,32 @@ from contextguard_adk.strategies import Strategy
 MAX_LISTED = 100
 LIST_COLUMNS = ("app", "user", "session", "updated", "events")
 
-# The size of an agent's instruction is inferred from 40 to 79 of its calls, or from all
-# of them if it has fewer.
-SAMPLE_CALLS = 40
-# The median error below which the counts say that an agent was sent only the running
-# turn. A guard's own counts of bytes / 4 fit almost exactly.
-MOST_TURN_ERROR = 1.0
-MOST_MEASURED_TURN_ERROR = 0.05
+# The fixed tokens of an agent are inferred from 40 to 79 of its calls, or from all of
+# them if it has fewer.
+LEAST_SAMPLE_CALLS = 40
 
-# Requests of nearly the same size do not tell the ratio of tokens to bytes / 4.
-LEAST_DIFFERENCE = 0.1
+# Requests of nearly the same size do not tell the real tokens per heuristic token.
+LEAST_DIFFERENCE_RATIO = 0.1
 # No text has a ratio outside this range: a ratio beyond it comes from other changes.
-LEAST_RATIO = 0.5
-MOST_RATIO = 5.0
+LEAST_TOKEN_RATIO = 0.5
+MOST_TOKEN_RATIO = 5.0
+
+# The median error below which the recorded counts say that an agent was sent only the
+# running turn. Counts of a guard, in heuristic tokens, fit almost exactly.
+MOST_TURN_ERROR_RATIO = 1.0
+MOST_HEURISTIC_TURN_ERROR_RATIO = 0.05
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """The assumptions of a replay; None takes the recorded or configured value."""
+    """The assumptions of a replay.
+
+    Attributes:
+        guard: The settings of the guard.
+        agent: The only agent whose calls are replayed; None for all agents.
+        model: The model whose window and prices count; None for the recorded one.
+        window_tokens: The context window; None for that of the settings or the model.
+    """
 
     guard: PluginSettings = field(default_factory=PluginSettings)
     agent: str | None = None
@@ -71,24 +93,37 @@ class ReplaySettings:
     window_tokens: int | None = None
 
     def adapt(self, strategy: Strategy | Chooser | None) -> Strategy | Chooser | None:
-        """Returns a strategy with the wanted window and a simulated summarizer.
+        """Returns a strategy with the window of the replay and an offline summarizer.
 
-        A function that chooses a strategy is returned as it is, and so is None.
+        None, and a function that chooses a strategy, are returned unchanged.
         """
         if not isinstance(strategy, Strategy):
             return strategy
 
-        changes: dict[str, Any] = {}
-        summarizer = strategy.summarizer
-        if summarizer:
-            name = summarizer if isinstance(summarizer, str) else summarizer.model
-            configured_tokens = strategy.summarizer_context_window
-            summarizer_tokens = configured_tokens or resolve_context_window(name).tokens
-            changes["summarizer_context_window"] = summarizer_tokens
-            changes["summarizer"] = make_summarizer(name)
+        changes = _replace_summarizer(strategy)
         if self.window_tokens:
             changes["context_window"] = self.window_tokens
         return strategy.model_copy(update=changes)
+
+
+def _replace_summarizer(strategy: Strategy) -> dict[str, Any]:
+    """Returns the fields that make the summarizer of a strategy an offline one.
+
+    The offline summarizer has the name and the window of the configured one. Returns
+    {} for a strategy without a summarizer: the model of the agent writes its summaries.
+    """
+    summarizer = strategy.summarizer
+    if not summarizer:
+        return {}
+
+    name = summarizer if isinstance(summarizer, str) else summarizer.model
+    window_tokens = strategy.summarizer_context_window
+    if not window_tokens:
+        window_tokens = resolve_context_window(name).tokens
+    return {
+        "summarizer": make_summarizer(name),
+        "summarizer_context_window": window_tokens,
+    }
 
 
 def run_replay(
@@ -98,26 +133,25 @@ def run_replay(
     is_complete: bool,
     **recording: Any,
 ) -> None:
-    """Prints a replay of a session, a comparison of settings, or a list of sessions."""
+    """Prints a replay of a session, a comparison of settings, or a list of sessions.
+
+    `recording` are the arguments of `read_recording`.
+    """
     if is_list:
         print_sessions(as_json, **recording)
         return
 
-    # Warnings about settings that are only compared would help nobody.
+    # A comparison tries settings that the user has not chosen, so the user needs no
+    # warnings about them.
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
-
-        rows = list[Row]()
+        result: Comparison | Replayed
         if compare:
-            rows += list_rows(settings.guard, settings.window_tokens)
-        # A comparison has the user's settings only if the user gives a file of them.
-        if recording["config"] or not compare:
-            rows.append(Row("your settings", settings.guard))
-        row_guards = [row.guard for row in rows]
-        replays = asyncio.run(replay_guards(session, settings, row_guards))
-        # Without a comparison there is one row, and one replay.
-        result = Comparison(rows, replays) if compare else replays[0]
+            has_settings_file = bool(recording["config"])
+            result = _compare_settings(session, settings, has_settings_file)
+        else:
+            result = asyncio.run(replay_session(session, settings))
 
     if as_json:
         print(json.dumps(result.to_json(), indent=2))
@@ -130,12 +164,32 @@ def run_replay(
         figures.print_replayed(result, is_complete)
 
 
+def _compare_settings(
+    session: Session, settings: ReplaySettings, has_own_settings: bool
+) -> Comparison:
+    """Replays a session with the built-in settings of a comparison.
+
+    If `has_own_settings` is true, the settings of the user are compared as well.
+    """
+    rows = list(list_rows(settings.guard, settings.window_tokens))
+    if has_own_settings:
+        rows.append(Row("your settings", settings.guard))
+
+    row_guards = [row.guard for row in rows]
+    replays = asyncio.run(replay_guards(session, settings, row_guards))
+    return Comparison(rows, replays)
+
+
 def read_recording(
     source: str, key: SessionKey, config: str | None, **options: Any
 ) -> tuple[Session, ReplaySettings]:
     """Reads a recorded session, and the settings to replay it with.
 
-    `options` are fields of `ReplaySettings`.
+    Args:
+        source: The file or the URL that has the session.
+        key: The names of the session in a database.
+        config: The path of a settings file; None for the built-in settings.
+        options: The other fields of `ReplaySettings`.
     """
     guard = read_settings(config)
     session = asyncio.run(recordings.load_session(source, key))
@@ -147,33 +201,50 @@ def read_settings(config: str | None) -> PluginSettings:
     return load_settings(config) if config else PluginSettings()
 
 
-def print_sessions(as_json: bool, source: str, key: SessionKey, **_: Any) -> None:
+def print_sessions(
+    as_json: bool, source: str, key: SessionKey, **_unused_options: Any
+) -> None:
     """Prints the sessions that have the names of `key`, the newest first.
 
-    `_` takes the options of a replay, which a list does not need.
+    A list needs no other options of a replay, so they are ignored.
     """
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
-    sessions = [{**vars(each), "updated": f"{each.updated:%F %T}"} for each in listed]
+
+    sessions = list[dict[str, Any]]()
+    for session in listed:
+        time = f"{session.updated:%F %T}"
+        sessions.append({**vars(session), "updated": time})
+
     if as_json:
         print(json.dumps(sessions, indent=2))
-        return
+    else:
+        _print_session_table(sessions)
 
+
+def _print_session_table(sessions: list[dict[str, Any]]) -> None:
+    """Prints the newest sessions in a table, under a line with the number of all.
+
+    The keys of a session are those of `LIST_COLUMNS`.
+    """
     print_line(f"Sessions: {len(sessions):,}; times in UTC", "bold")
-    columns: list[Any] = []
-    if sessions:  # A table without rows has no head, either.
-        *name_columns, count_column = LIST_COLUMNS
-        columns = [*name_columns, terminal.number_column(count_column)]
-
     no_style = ""
     rows = list[tuple[list[str], str]]()
     for session in sessions[:MAX_LISTED]:
         values = [session[name] for name in LIST_COLUMNS]
+        # Agent Engine does not tell the number of events: the value is None.
         cells = ["-" if value is None else str(value) for value in values]
         rows.append((cells, no_style))
-    if len(sessions) > MAX_LISTED:
-        text = f"... {len(sessions) - MAX_LISTED:,} older ones: see --app, --json"
+
+    older_count = len(sessions) - MAX_LISTED
+    if older_count > 0:
+        text = f"... {older_count:,} older ones: see --app, --json"
         rows.append(([text], no_style))
+
+    columns: list[Any] = []
+    if sessions:  # An empty table has no head, either.
+        *name_columns, count_column = LIST_COLUMNS
+        columns = [*name_columns, terminal.number_column(count_column)]
     terminal.print_table(columns, rows)
 
 
@@ -195,49 +266,52 @@ async def replay_guards(
     guards: Sequence[PluginSettings],
     known_calls: Sequence[ReplayedCall] = (),
 ) -> list[Replayed]:
-    """Replays a session with the settings of several guards at once.
+    """Replays a session with several acting guards; ADK builds each request once.
 
-    So ADK builds each request once for all guards. Returns one replay for each guard,
-    in the order of `guards`. Each replay begins with the known calls.
+    Args:
+        session: The recorded session.
+        settings: The assumptions; `settings.guard` are those of the watching guard.
+        guards: The settings of each acting guard.
+        known_calls: The first calls if their figures are known; they are not replayed.
+
+    Returns:
+        One replay for each acting guard, in the order of `guards`. Each begins with the
+        known calls.
     """
-    calls = list(list_calls(session, settings.agent))
+    calls = _list_recorded_calls(session, settings.agent)
+    usages = [read_usage(call.event.usage_metadata) for call in calls]
+    has_cache = any(usage.cached_tokens for usage in usages)
+    replay = _Replay(session, settings, guards, has_cache)
+    await replay.infer_agents(calls)
+
+    needs = Needs(session.events, calls)
+    calls_by_guard = [list(known_calls) for _ in guards]
+    numbered_calls = list(enumerate(calls, 1))
+    unknown_calls = numbered_calls[len(known_calls) :]
+    for number, call in terminal.show_progress(unknown_calls, "Replaying"):
+        played_calls = await replay.play_call(number, call, needs)
+        for guard_calls, played in zip(calls_by_guard, played_calls, strict=True):
+            guard_calls.append(played)
+
+    return [
+        Replayed(session.id, replay.fixed_tokens, guard_calls, has_cache)
+        for guard_calls in calls_by_guard
+    ]
+
+
+def _list_recorded_calls(session: Session, agent: str | None) -> list[RecordedCall]:
+    """Lists the model calls of an agent, or of all if it is None.
+
+    Raises a `CommandError` if there are no calls.
+    """
+    calls = list(list_calls(session, agent))
     if not calls:
-        of_agent = f" of agent {settings.agent!r}" if settings.agent else ""
+        of_agent = f" of agent {agent!r}" if agent else ""
         raise CommandError(
             f"session {session.id!r} has no model response{of_agent} with a recorded "
             "prompt token count"
         )
-
-    usages = [read_usage(call.event.usage_metadata) for call in calls]
-    has_cache = any(usage.cached_tokens for usage in usages)
-    replay = _Replay(session, settings, guards, has_cache)
-
-    calls_by_agent = defaultdict[str, list[RecordedCall]](list)
-    for call in calls:
-        calls_by_agent[call.event.author].append(call)
-    for agent, own_calls in calls_by_agent.items():
-        await replay.infer_agent(agent, own_calls)
-
-    needs = Needs(session.events, calls)
-    numbered_calls = list(enumerate(calls, 1))
-    unknown_calls = numbered_calls[len(known_calls) :]
-    # One list for each call, with a replayed call for each guard.
-    replayed_by_call = [
-        await replay.play_call(number, call, needs)
-        for number, call in terminal.show_progress(unknown_calls, "Replaying")
-    ]
-    replayed_by_guard = zip(*replayed_by_call, strict=True)
-    return [
-        Replayed(session.id, replay.fixed_tokens, [*known_calls, *played], has_cache)
-        for played in replayed_by_guard
-    ]
-
-
-class _RecordedTool(BaseTool):
-    """A declaration of a tool of which only the name is recorded."""
-
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        return types.FunctionDeclaration(name=self.name)
+    return calls
 
 
 class _ComparedTokens(NamedTuple):
@@ -245,7 +319,7 @@ class _ComparedTokens(NamedTuple):
 
     Attributes:
         estimated: The estimated tokens; None if no guard watches the agent.
-        real: The count; None if the recording has none of the estimated request.
+        real: The real tokens; None if the recording has no count of this request.
     """
 
     estimated: int | None
@@ -284,10 +358,14 @@ class _WholeCall(NamedTuple):
 
 
 class _Replay:
-    """Replays a session with one guard that watches, and with guards that act.
+    """A session that is replayed with a watching guard and with acting guards.
 
-    The watching guard changes no request, so its requests have the whole history. An
-    acting guard cuts its own requests.
+    Each guard has a side: a copy of the session that grows as the recording did. Each
+    agent has a scale, by which heuristic tokens become real tokens. `infer_agents`
+    makes the agents before the first call is played.
+
+    Attributes:
+        fixed_tokens: By agent, its fixed tokens, in heuristic tokens.
     """
 
     def __init__(
@@ -303,9 +381,10 @@ class _Replay:
         self._memo = Memo(recorded.events)
         self._watching = self._make_side(settings.guard, observe=True)
         self._acting = [self._make_side(guard) for guard in guards]
+
+        # By the name of the agent.
         self._agents: dict[str, LlmAgent] = {}
         self._scales: dict[str, Scale] = {}
-        # By agent, the tokens of instruction and tools by bytes / 4.
         self.fixed_tokens: dict[str, int] = {}
 
     def _make_side(self, guard: PluginSettings, observe: bool = False) -> Side:
@@ -332,11 +411,20 @@ class _Replay:
         side.plugins.register_plugin(plugin)
         return side
 
-    async def infer_agent(self, name: str, calls: list[RecordedCall]) -> None:
-        """Makes an agent whose instruction is as long as the counts suggest.
+    async def infer_agents(self, calls: Sequence[RecordedCall]) -> None:
+        """Makes the agents that the calls belong to."""
+        calls_by_agent = defaultdict[str, list[RecordedCall]](list)
+        for call in calls:
+            calls_by_agent[call.event.author].append(call)
+        for name, agent_calls in calls_by_agent.items():
+            await self._infer_agent(name, agent_calls)
+
+    async def _infer_agent(self, name: str, calls: list[RecordedCall]) -> None:
+        """Makes an agent with an instruction as long as the recorded counts suggest.
 
         A recording has neither the instruction nor `include_contents`. Both settings of
-        `include_contents` are tried, and the one that fits the recorded counts is kept:
+        `include_contents` are tried, and the setting that fits the counts is kept:
+
         - "none": the agent was sent only the running turn.
         - "default": the agent was sent the whole history.
         """
@@ -344,56 +432,46 @@ class _Replay:
         self._agents[name] = agent
         self._scales[name] = Scale()
 
-        whole_calls = [call for call in calls if not call.is_guarded]
-        measured_calls = [call for call in whole_calls if call.heuristic_tokens]
-        is_measured = bool(measured_calls)
-        usable_calls = measured_calls or whole_calls
-        sample_step = max(1, len(usable_calls) // SAMPLE_CALLS)
-        sample = usable_calls[::sample_step]
+        sample = _choose_sample(calls)
+        turn_counts = await self._count_requests(agent, "none", sample.calls)
+        turn_fit = _fit_counts(turn_counts, sample.is_heuristic)
+        whole_counts = await self._count_requests(agent, "default", sample.calls)
+        whole_fit = _fit_counts(whole_counts, sample.is_heuristic)
 
-        agent.include_contents = "none"
-        turn_counts, _ = await self._count_sample(agent, sample)
-        turn_fit = _fit_counts(turn_counts, is_measured)
-        agent.include_contents = "default"
-        whole_counts, config_tokens = await self._count_sample(agent, sample)
-        whole_fit = _fit_counts(whole_counts, is_measured)
-
-        # "none" is the rarer setting: it is taken only if its error is small, and less
-        # than half of the other one.
-        most_error = MOST_MEASURED_TURN_ERROR if is_measured else MOST_TURN_ERROR
-        if turn_fit.error < min(most_error, whole_fit.error / 2):
+        if _is_turn_only(turn_fit, whole_fit, sample.is_heuristic):
             agent.include_contents = "none"
             fit = turn_fit
         else:
             agent.include_contents = "default"
             fit = whole_fit
+
         self.fixed_tokens[name] = fit.fixed_tokens
+        # All requests have the same configuration, so any of the counts will do.
+        config_tokens = whole_counts[-1].config_tokens if whole_counts else 0
+        agent.instruction = _make_instruction(fit.fixed_tokens - config_tokens)
 
-        if sample:
-            instruction_tokens = max(0, fit.fixed_tokens - config_tokens)
-            instruction_chars = 4 * instruction_tokens
-            agent.instruction = ("instruction " * instruction_chars)[:instruction_chars]
+    async def _count_requests(
+        self,
+        agent: LlmAgent,
+        include_contents: Literal["none", "default"],
+        calls: Sequence[RecordedCall],
+    ) -> list[_Counts]:
+        """Counts the requests that ADK builds of an agent without an instruction.
 
-    async def _count_sample(
-        self, agent: LlmAgent, sample: Sequence[RecordedCall]
-    ) -> tuple[list[_Counts], int]:
-        """Builds the requests of some calls of an agent that has no instruction yet.
-
-        Returns the counts of each call, and the tokens of the last request's
-        configuration, which has the tools.
+        `include_contents` is stored in the agent.
         """
+        agent.include_contents = include_contents
         side = Side(self._recorded, self._settings.model, self._memo)
-
         counts = list[_Counts]()
-        config_tokens = 0
-        for call in sample:
+        for call in calls:
             request = await side.build(call, agent)
-            content_tokens = self._memo.estimate_tokens(request.contents)
-            recorded_tokens = call.heuristic_tokens or call.prompt_tokens
-            counts.append(_Counts(content_tokens, recorded_tokens))
-            config_tokens = estimate_config_tokens(request.config)
-
-        return counts, config_tokens
+            request_counts = _Counts(
+                content_tokens=self._memo.estimate_tokens(request.contents),
+                config_tokens=estimate_config_tokens(request.config),
+                recorded_tokens=call.heuristic_tokens or call.prompt_tokens,
+            )
+            counts.append(request_counts)
+        return counts
 
     async def play_call(
         self, number: int, call: RecordedCall, needs: Needs
@@ -404,13 +482,13 @@ class _Replay:
         # which the requests of the acting guards are counted.
         whole_call = await self._send_whole(number, call, needs)
 
-        replayed = list[ReplayedCall]()
+        played = list[ReplayedCall]()
         for acting in self._acting:
             acting.llm.scale = self._scales[agent.name]
             sent = await acting.send(call, agent, whole_call.sent.request)
             missing = needs.find_missing(whole_call.needed, sent.request.contents)
-            replayed.append(self._describe(whole_call, sent, missing, acting.state))
-        return replayed
+            played.append(self._join_figures(whole_call, sent, missing, acting.state))
+        return played
 
     async def _send_whole(
         self, number: int, call: RecordedCall, needs: Needs
@@ -418,7 +496,7 @@ class _Replay:
         """Sends the whole history to the model of the watching guard."""
         agent = self._agents[call.event.author]
         scale = self._scales[agent.name]
-        # This is read before the call is sent, which makes it the last call.
+        # To send the call replaces `scale.last`, so its ratio is read before.
         last_ratio = scale.last.ratio if scale.last else None
 
         watching = self._watching
@@ -427,51 +505,42 @@ class _Replay:
         request = await watching.build(call, agent)
         sent = await watching.send(call, agent, request)
 
+        estimated_tokens = sent.record.estimated_tokens if sent.record else None
+        if watching.llm.is_whole:
+            tokens = _ComparedTokens(estimated_tokens, call.prompt_tokens)
+        else:
+            tokens = _compare_cut_request(call, estimated_tokens, last_ratio)
+
         window_tokens = self._find_window(sent)
         return _WholeCall(
             number=number,
             agent=agent.name,
             sent=sent,
-            tokens=self._compare_tokens(call, sent, last_ratio),
+            tokens=tokens,
             window_tokens=window_tokens,
             needed=needs.find(call, sent.request.contents, window_tokens),
         )
 
-    def _compare_tokens(
-        self, call: RecordedCall, whole: Sent, last_ratio: float | None
-    ) -> _ComparedTokens:
-        """Returns a guard's estimate of a request, and the count to compare it with.
-
-        `last_ratio` is the ratio of the agent's last recorded request; None if it is
-        unknown.
-        """
-        whole_estimate = whole.record.estimated_tokens if whole.record else None
-        if self._watching.llm.is_whole:
-            return _ComparedTokens(whole_estimate, call.prompt_tokens)
-
-        # A guard had cut the recorded request. Its count can be compared only with an
-        # estimate of the cut request.
-        if whole_estimate and call.heuristic_tokens and last_ratio:
-            cut_estimate = round(call.heuristic_tokens * last_ratio)
-            return _ComparedTokens(cut_estimate, call.prompt_tokens)
-        return _ComparedTokens(whole_estimate, None)
-
-    def _describe(
+    def _join_figures(
         self,
         whole_call: _WholeCall,
         sent: Sent,
         missing: list[Needed],
         state: dict[str, Any],
     ) -> ReplayedCall:
-        """Describes a call of an acting guard, beside the call with the whole history.
+        """Joins the figures of a call with the whole history and of an acting guard.
 
-        `missing` are the needed values that the sent request does not hold, and `state`
-        is the session state of the acting guard.
+        Args:
+            whole_call: The call with the whole history.
+            sent: The request that the acting guard has sent.
+            missing: The needed values that the sent request does not hold.
+            state: The session state of the acting guard.
         """
         whole = whole_call.sent
-        record = sent.record or whole.record
-        compaction = sent.record.compaction if sent.record else None
         tokens = whole_call.tokens
+        compaction = sent.record.compaction if sent.record else None
+        # An acting guard that does not watch the agent has no record of the call.
+        record = sent.record or whole.record
         return ReplayedCall(
             number=whole_call.number,
             agent=whole_call.agent,
@@ -504,78 +573,184 @@ class _Replay:
     def _price(self, sent: Sent) -> Bill:
         """Prices a call and its summaries, those of failed compactions included."""
         model = sent.request.model or ""
-        costs = resolve_costs(model, self._settings.guard.prices, None)
+        costs = resolve_costs(model, self._settings.guard.prices, registry=None)
         bill = Bill(sent.usage, price_calls([sent.usage], costs))
         if sent.record:
             bill += Bill(sent.record.summary_usage, sent.record.summary_cost)
         return bill
 
 
+def _compare_cut_request(
+    call: RecordedCall, whole_estimate: int | None, last_ratio: float | None
+) -> _ComparedTokens:
+    """Returns a guard's estimate of a recorded request that a guard had cut.
+
+    The recorded count is that of the cut request. It can be compared if the estimate of
+    the cut request is known: its heuristic tokens times the ratio of the last request,
+    as the guard estimated it. Otherwise the estimate of the whole history is returned,
+    without a count.
+
+    Args:
+        call: The recorded call.
+        whole_estimate: The estimate of the whole history; None if no guard watches the
+            agent.
+        last_ratio: The real tokens per heuristic token of the agent's last recorded
+            request; None if it is unknown.
+    """
+    if whole_estimate and call.heuristic_tokens and last_ratio:
+        cut_estimate = round(call.heuristic_tokens * last_ratio)
+        return _ComparedTokens(cut_estimate, call.prompt_tokens)
+    return _ComparedTokens(whole_estimate, None)
+
+
+class _RecordedTool(BaseTool):
+    """A declaration of a tool of which only the name is recorded."""
+
+    def _get_declaration(self) -> types.FunctionDeclaration:
+        return types.FunctionDeclaration(name=self.name)
+
+
 def _list_tools(session: Session, agent: str) -> list[Any]:
-    """Makes the tools that an agent has called, without ADK's and the guard's own."""
-    names = dict[str, None]()
+    """Makes the tools that an agent has called, in the order of their first calls.
+
+    The tools of ADK and of the guard are left out, and so are calls without a name.
+    """
+    names = list[str]()
     for event in session.events:
         if event.author == agent:
-            for call in event.get_function_calls():
-                names[call.name or ""] = None
+            names += [call.name or "" for call in event.get_function_calls()]
 
     foreign_names = (RECALL_TOOL, "adk_")
-    own_names = [name for name in names if name and not name.startswith(foreign_names)]
-    return [_RecordedTool(name=name, description=name) for name in own_names]
+    tools = list[Any]()
+    for name in dict.fromkeys(names):  # Each name once.
+        if name and not name.startswith(foreign_names):
+            tools.append(_RecordedTool(name=name, description=name))
+    return tools
+
+
+def _make_instruction(tokens: int) -> str:
+    """Returns a text of a number of heuristic tokens; "" if it is not above 0."""
+    chars = 4 * max(0, tokens)  # Each character is one byte.
+    word = "instruction "
+    word_count = math.ceil(chars / len(word))
+    return (word * word_count)[:chars]
+
+
+class _Sample(NamedTuple):
+    """Calls of an agent, from which its fixed tokens are inferred.
+
+    Attributes:
+        calls: Some calls of the agent.
+        is_heuristic: Whether a guard has stored the heuristic tokens of each request.
+            Otherwise only the provider's counts are known.
+    """
+
+    calls: list[RecordedCall]
+    is_heuristic: bool
+
+
+def _choose_sample(calls: Sequence[RecordedCall]) -> _Sample:
+    """Chooses evenly from the calls of an agent whose requests no guard had cut.
+
+    If there are calls with heuristic tokens, only these are chosen.
+    """
+    whole_calls = [call for call in calls if not call.is_guarded]
+    heuristic_calls = [call for call in whole_calls if call.heuristic_tokens]
+    candidates = heuristic_calls or whole_calls
+    step = max(1, len(candidates) // LEAST_SAMPLE_CALLS)
+    return _Sample(candidates[::step], is_heuristic=bool(heuristic_calls))
 
 
 class _Counts(NamedTuple):
-    """The size of a recorded request, without and with its instruction and tools.
+    """The tokens of a request that was built again, and of the recorded request.
 
     Attributes:
-        contents: The tokens of the contents by bytes / 4.
-        recorded: The recorded count of the request: a guard's bytes / 4 if there is
-            one, else the provider's tokens.
+        content_tokens: The heuristic tokens of the contents.
+        config_tokens: The heuristic tokens of the tools and of ADK's own instruction.
+        recorded_tokens: The recorded count of the request, which had an instruction:
+            heuristic tokens if a guard has stored them, else real tokens.
     """
 
-    contents: int
-    recorded: int
+    content_tokens: int
+    config_tokens: int
+    recorded_tokens: int
 
 
 class _Fit(NamedTuple):
-    """The size of an agent's instruction and tools, and how well it fits the counts.
+    """The fixed tokens of an agent, and how well they fit the recorded counts.
 
     Attributes:
-        fixed_tokens: The tokens of instruction and tools by bytes / 4.
-        error: The median error of the recorded counts, as a ratio of them.
+        fixed_tokens: The heuristic tokens of instruction and tools.
+        error_ratio: The median error of the recorded counts, as a ratio of them.
     """
 
     fixed_tokens: int
-    error: float
+    error_ratio: float
 
 
 def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
-    """Infers the size of instruction and tools from the counts of some requests.
+    """Infers the fixed tokens of an agent from the counts of some of its requests.
 
-    If `is_heuristic`, the recorded counts are a guard's bytes / 4. Otherwise they are a
-    provider's tokens, which are some multiple of bytes / 4: the ratio. A recorded count
-    is `ratio * (contents + fixed_tokens)`. Without counts, size and error are 0.
+    Each request should fit this equation:
+
+        recorded_tokens = ratio * (content_tokens + fixed_tokens)
+
+    The ratio is 1 if `is_heuristic`, because the recorded counts are heuristic tokens
+    like the others. Otherwise the ratio is inferred first. For example, contents of 100
+    and 300 tokens that a provider counted as 240 and 640 give a ratio of 2, and 20
+    fixed tokens. Without counts, everything is 0.
     """
     if not counts:
         return _Fit(0, 0.0)
 
-    # Two requests with contents of different size tell the tokens per bytes / 4.
+    ratio = 1.0
+    fitted_counts = counts
+    if is_heuristic:
+        # A guard may have shortened results in any request but the first.
+        fitted_counts = counts[:1]
+    else:
+        ratio = _infer_token_ratio(counts)
+
+    rests = [
+        each.recorded_tokens - ratio * each.content_tokens for each in fitted_counts
+    ]
+    fixed_tokens = max(0, round(statistics.median(rests) / ratio))
+
+    error_ratios = list[float]()
+    for each in counts:
+        expected_tokens = ratio * (each.content_tokens + fixed_tokens)
+        error_tokens = abs(expected_tokens - each.recorded_tokens)
+        error_ratios.append(error_tokens / each.recorded_tokens)
+    return _Fit(fixed_tokens, statistics.median(error_ratios))
+
+
+def _is_turn_only(turn_fit: _Fit, whole_fit: _Fit, is_heuristic: bool) -> bool:
+    """Whether the recorded counts say that an agent was sent only the running turn.
+
+    Few agents are, so the error must be small, and less than half of the error with the
+    whole history.
+    """
+    most_error_ratio = MOST_TURN_ERROR_RATIO
+    if is_heuristic:
+        most_error_ratio = MOST_HEURISTIC_TURN_ERROR_RATIO
+    has_small_error = turn_fit.error_ratio < most_error_ratio
+    return has_small_error and turn_fit.error_ratio < whole_fit.error_ratio / 2
+
+
+def _infer_token_ratio(counts: Sequence[_Counts]) -> float:
+    """Infers the real tokens per heuristic token from requests of one agent.
+
+    All requests have the same fixed tokens, so two requests differ only by their
+    contents. Returns 1.0 if no two requests differ enough.
+    """
     ratios = list[float]()
     for one, other in combinations(counts, 2):
-        difference = other.contents - one.contents
-        if abs(difference) > LEAST_DIFFERENCE * max(one.contents, other.contents):
-            ratios.append((other.recorded - one.recorded) / difference)
-    ratio = 1.0
-    if ratios and not is_heuristic:
-        raised_ratio = max(LEAST_RATIO, statistics.median(ratios))
-        ratio = min(MOST_RATIO, raised_ratio)
+        difference = other.content_tokens - one.content_tokens
+        larger_tokens = max(one.content_tokens, other.content_tokens)
+        if abs(difference) > LEAST_DIFFERENCE_RATIO * larger_tokens:
+            real_difference = other.recorded_tokens - one.recorded_tokens
+            ratios.append(real_difference / difference)
 
-    # A guard may have cut all requests but the first.
-    uncut = counts[:1] if is_heuristic else counts
-    recorded_rests = [each.recorded - ratio * each.contents for each in uncut]
-    fixed_tokens = max(0, round(statistics.median(recorded_rests) / ratio))
-    errors = [
-        abs(ratio * (each.contents + fixed_tokens) - each.recorded) / each.recorded
-        for each in counts
-    ]
-    return _Fit(fixed_tokens, statistics.median(errors))
+    if not ratios:
+        return 1.0
+    return clamp(statistics.median(ratios), LEAST_TOKEN_RATIO, MOST_TOKEN_RATIO)

@@ -1,13 +1,18 @@
-"""`contextguard report`: a recorded session as one HTML page."""
+"""`contextguard report`: a recorded session as one HTML page.
+
+If a guard was at work in the session, the page shows the recorded requests and
+compactions. Otherwise it shows those of a replay: simulated ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.sessions import Session
@@ -45,6 +50,14 @@ from contextguard_adk.records import REASONS, Usage, format_cost
 # The command line accepts no smaller window, either.
 LEAST_WINDOW_TOKENS = 1_000
 
+# How many texts the facts of a call name, and how long each may be.
+MAX_NEWS = 4
+MAX_TOOL_NAMES = 8
+MAX_TEXT_CHARS = 200
+
+# How many kinds of content the facts of a call name.
+MAX_NAMED_KINDS = 4
+
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
     """Writes the page about a session, or prints a list of sessions if `is_list`.
@@ -58,26 +71,32 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
     with quiet_logs(Console(stderr=True)):
         session, settings = replay.read_recording(**recording)
         report = asyncio.run(make_report(session, settings))
-        calls = report.calls
-        usages = [call.usage + call.summary_usage for call in calls]
-        write_page(
-            output,
-            "report.html",
-            report=report,
-            session=describe_session(session),
-            usage=sum(usages, Usage()),
-            cost=_describe_cost([call.cost for call in calls]),
-            reasons=REASONS,
-            need=Share(len(report.needed), len(report.missing)),
-            missing=list_missing(report.missing),
-            charts=_describe_charts(calls, report.is_guarded),
-        )
+        _write_report(output, session, report)
 
     print_line(str(describe_session(session)), "dim")
-    compacted = [call for call in calls if call.compaction]
+    compacted_calls = [call for call in report.calls if call.compaction]
     kind = "compactions" if report.is_guarded else "simulated compactions"
-    count = f"model calls: {len(calls):,}, {kind}: {len(compacted):,}"
+    call_count = f"model calls: {len(report.calls):,}"
+    count = f"{call_count}, {kind}: {len(compacted_calls):,}"
     print_line(f"{output} is written ({count})", "bold")
+
+
+def _write_report(output: Path, session: Session, report: Report) -> None:
+    """Writes the page; each argument of `write_page` is a name in its template."""
+    calls = report.calls
+    usages = [call.usage + call.summary_usage for call in calls]
+    write_page(
+        output,
+        "report.html",
+        report=report,
+        session=describe_session(session),
+        usage=sum(usages, Usage()),
+        cost=_describe_cost([call.cost for call in calls]),
+        reasons=REASONS,
+        need=Share(len(report.needed), len(report.missing)),
+        missing=list_missing(report.missing),
+        charts=_describe_charts(calls, report.is_guarded),
+    )
 
 
 @dataclass(frozen=True)
@@ -105,23 +124,46 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Call:
-    """A recorded model call with its request and its replay."""
+    """A recorded model call with its request and its replay.
+
+    Attributes:
+        event: The event of the answer.
+        usage: The tokens of the call.
+        summary_usage: The tokens of the summaries of a recorded compaction.
+        cost: The price of the call and of these summaries in US dollars; None if it is
+            unknown.
+        news: A line on each part that was said since the last call.
+        replayed: The replay of the call.
+        compaction: The compaction before the call, recorded or simulated; None if there
+            was none.
+        rebuilt: The request, recorded or simulated.
+        missing: The values that the call needed and its request did not hold.
+        kinds: The prompt tokens by the kind of content.
+    """
 
     event: Event
     usage: Usage
     summary_usage: Usage
-    cost: float | None  # In US dollars, with that of summaries; None if unknown.
-    news: list[str]  # One line on each part that was said since the last call.
+    cost: float | None
+    news: list[str]
     replayed: ReplayedCall
     compaction: Compaction | None
     rebuilt: Rebuilt
-    missing: list[Needed]  # Values that the call needed and its request did not hold.
-    kinds: Counter[str]  # The prompt tokens by the kind of content.
+    missing: list[Needed]
+    kinds: Counter[str]
 
 
 @dataclass(frozen=True)
 class Report:
-    """A recorded session; without a guard at work in it, compactions are simulated."""
+    """A recorded session.
+
+    Attributes:
+        calls: The model calls.
+        replayed: The replay of the session.
+        is_guarded: Whether a guard was at work in the session. If not, compactions are
+            simulated.
+        recalled: The calls of the recall tool.
+    """
 
     calls: list[Call]
     replayed: Replayed
@@ -152,22 +194,23 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
     is_guarded = any(noted_facts) or any(call.is_guarded for call in recorded_calls)
     report_settings = _with_noted_window(settings, noted_facts)
 
-    # The compactions of a guard that was at work are recorded. None are simulated, so
-    # the acting guard of the replay guards no agent.
-    guard = PluginSettings(default=None) if is_guarded else report_settings.guard
-    (replayed,) = await replay.replay_guards(session, report_settings, [guard])
-    recorded_and_played = list(zip(recorded_calls, replayed.calls, strict=True))
+    acting_guard = report_settings.guard
+    if is_guarded:
+        # The compactions are recorded, so none are simulated: no agent is guarded.
+        acting_guard = PluginSettings(default=None)
+    (replayed,) = await replay.replay_guards(session, report_settings, [acting_guard])
 
     needs = Needs(session.events, recorded_calls)
     reader = _Reader(session, report_settings, is_guarded, needs)
     read_calls = list[Call]()
-    for recorded, played in recorded_and_played:
+    needed_by_call = list[tuple[RecordedCall, list[Needed]]]()
+    for recorded, played in zip(recorded_calls, replayed.calls, strict=True):
         fixed_tokens = replayed.fixed_tokens[recorded.event.author]
-        read_calls.append(await reader.read(recorded, played, fixed_tokens))
+        read_calls.append(await reader.read_next(recorded, played, fixed_tokens))
+        needed_by_call.append((recorded, played.needed))
 
     indexes = range(len(read_calls))
     calls = [_with_later_needs(needs, read_calls, index) for index in indexes]
-    needed_by_call = [(call, played.needed) for call, played in recorded_and_played]
     recalled = list(list_recalled(session, needs, needed_by_call))
     return Report(calls, replayed, is_guarded, recalled)
 
@@ -180,8 +223,8 @@ def _with_noted_window(
     The settings stay as they are if the user has given a window, if none is noted, and
     if the noted windows differ.
     """
-    noted_windows = [int(read_number(facts.get("window"))) for facts in noted_facts]
-    windows = set(noted_windows) - {0}  # 0 means that none is noted.
+    windows = {int(read_number(facts.get("window"))) for facts in noted_facts}
+    windows.discard(0)  # 0 means that none is noted.
     if settings.window_tokens is not None or len(windows) != 1:
         return settings
 
@@ -191,24 +234,40 @@ def _with_noted_window(
 
 
 def _with_later_needs(needs: Needs, calls: list[Call], index: int) -> Call:
-    """Adds, to the compaction of a call, the removed values that were needed later.
+    """Returns the call at an index, with the removed values that were needed later.
 
-    The compacted call itself counts as the first of the later ones. A call without a
-    compaction is returned as it is.
+    The values are added to the compaction of the call. The compacted call counts as the
+    first of the later ones. A call without a compaction is returned as it is.
     """
     call = calls[index]
     if call.compaction is None:
         return call
 
-    agent = call.event.author
-    later_calls = [
-        CallNeeds(needed=each.replayed.needed, missing=each.missing)
-        for each in calls[index:]
-        if each.event.author == agent
-    ]
-    values = find_needed_later(needs, call.rebuilt.removed, later_calls)
+    later_needs = list[CallNeeds]()
+    for later in calls[index:]:
+        if later.event.author == call.event.author:
+            later_needs.append(CallNeeds(later.replayed.needed, later.missing))
+
+    values = find_needed_later(needs, call.rebuilt.removed, later_needs)
     compaction = replace(call.compaction, held=values.held, missing=values.missing)
     return replace(call, compaction=compaction)
+
+
+class _Request(NamedTuple):
+    """The request of a call, recorded or simulated.
+
+    Attributes:
+        rebuilt: The messages of the request.
+        facts: The figures of the compaction before it; something else than a dict if
+            there was none.
+        missing: The values that the call needed and the request did not hold.
+        prompt_tokens: The tokens of the request.
+    """
+
+    rebuilt: Rebuilt
+    facts: object
+    missing: list[Needed]
+    prompt_tokens: int
 
 
 class _Reader:
@@ -226,67 +285,84 @@ class _Reader:
         self._needs = needs
         self._rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
         self._is_guarded = is_guarded
+        # The session state after the last simulated compaction.
         self._simulated_state: dict[str, Any] = {}
-        self._next_event = 0  # The index of the first event that is not described.
+        # The index of the first event that is not described.
+        self._next_event = 0
 
-    async def read(
+    async def read_next(
         self, call: RecordedCall, played: ReplayedCall, fixed_tokens: int
     ) -> Call:
-        """Describes a call; calls come in their order.
+        """Describes the next call; calls come in their order.
 
-        If a guard was at work in the session, the request and the compaction are those
-        of the recording; otherwise they are those of the replay. `fixed_tokens` are
-        the tokens of instruction and tools by bytes / 4.
+        Args:
+            call: The recorded call.
+            played: Its replay.
+            fixed_tokens: The tokens of instruction and tools by bytes / 4.
         """
-        event = call.event
-        news = self._list_news(call)
+        new_events = self._events[self._next_event : call.index]
+        # The events of the answer after the first one count for the next call.
+        self._next_event = call.index + 1
 
         if self._is_guarded:
-            rebuilt = await self._rebuilder.rebuild(call)
-            facts = recordings.read_facts(event).get("compaction")
-            missing = find_missing(self._needs, played.needed, rebuilt)
-            prompt_tokens = call.prompt_tokens
+            request = await self._rebuild_recorded(call, played)
         else:
-            # A replayed call has state only after a compaction.
-            self._simulated_state = played.state or self._simulated_state
-            rebuilt = await self._rebuilder.rebuild(call, self._simulated_state)
-            facts = asdict(played.compaction) if played.compaction else None
-            missing = played.missing
-            prompt_tokens = played.sent_tokens
-        compaction = self._read_compaction(facts, event.author, rebuilt)
+            request = await self._rebuild_simulated(call, played)
+        rebuilt = request.rebuilt
+        event = call.event
+        compaction = self._read_compaction(request.facts, event.author, rebuilt)
 
         usage = read_usage(event.usage_metadata)
         cost = self._price(event.model_version, usage)
         summary_usage = Usage()
-        if self._is_guarded and compaction:
+        if self._is_guarded and compaction:  # Nobody pays a simulation.
             summary_usage = compaction.usage
             cost = add_costs((cost, compaction.cost))
 
-        memo = self._rebuilder.memo
+        kinds = count_kinds(
+            rebuilt, self._rebuilder.memo, fixed_tokens, request.prompt_tokens
+        )
         return Call(
             event=event,
             usage=usage,
             summary_usage=summary_usage,
             cost=cost,
-            news=news,
+            news=_list_news(new_events),
             replayed=played,
             compaction=compaction,
             rebuilt=rebuilt,
-            missing=missing,
-            kinds=count_kinds(rebuilt, memo, fixed_tokens, prompt_tokens),
+            missing=request.missing,
+            kinds=kinds,
         )
 
-    def _list_news(self, call: RecordedCall) -> list[str]:
-        """Describes the messages since the last call, and notes the place of this one.
+    async def _rebuild_recorded(
+        self, call: RecordedCall, played: ReplayedCall
+    ) -> _Request:
+        """Rebuilds the request as a guard sent it when the session was recorded."""
+        rebuilt = await self._rebuilder.rebuild(call)
+        return _Request(
+            rebuilt=rebuilt,
+            facts=recordings.read_facts(call.event).get("compaction"),
+            missing=find_missing(self._needs, played.needed, rebuilt),
+            prompt_tokens=call.prompt_tokens,
+        )
 
-        The events of the call's own answer after the first count for the next call.
+    async def _rebuild_simulated(
+        self, call: RecordedCall, played: ReplayedCall
+    ) -> _Request:
+        """Rebuilds the request as the guard of the replay has sent it.
+
+        A replayed call has state only after a compaction. The state is stored for the
+        calls that follow.
         """
-        news = list[str]()
-        for event in self._events[self._next_event : call.index]:
-            if not event.partial:
-                news += list_parts(event.content, event.author)
-        self._next_event = call.index + 1
-        return news
+        if played.state:
+            self._simulated_state = played.state
+        return _Request(
+            rebuilt=await self._rebuilder.rebuild(call, self._simulated_state),
+            facts=asdict(played.compaction) if played.compaction else None,
+            missing=played.missing,
+            prompt_tokens=played.sent_tokens,
+        )
 
     def _read_compaction(
         self, facts: object, agent: str, rebuilt: Rebuilt
@@ -304,16 +380,20 @@ class _Reader:
     def _price(self, model: str | None, usage: Usage) -> float | None:
         """Returns the price of a usage in US dollars; None if it is unknown."""
         prices = self._settings.guard.prices
-        costs = resolve_costs(self._settings.model or model or "", prices, None)
+        costs = resolve_costs(
+            self._settings.model or model or "", prices, registry=None
+        )
         return price_calls([usage], costs)
 
     def _read_bill(self, facts: dict[str, Any]) -> Bill:
         """Reads the usage of a compaction's summaries, and their price in US dollars.
 
-        - If no model was asked, the price is 0.0.
-        - Else, if a valid price is noted with a usage, it is the noted price.
-        - Else, if a model is noted, it is the price of the model, which may be None.
-        - Else the price is None.
+        The price is the first of these that applies:
+
+        1. If no model was asked, 0.0.
+        2. The noted price, if it is valid and a usage is noted.
+        3. If a model is noted, the price of its tokens; None if it is unknown.
+        4. None.
         """
         noted_usage = facts.get("usage")
         counts = noted_usage if isinstance(noted_usage, dict) else {}
@@ -321,55 +401,69 @@ class _Reader:
         usage = Usage(**{name: int(read_number(counts.get(name))) for name in names})
 
         model = facts.get("model")
-        if model == "":
+        if model == "":  # No model was asked.
             return Bill(usage, 0.0)
 
         noted_cost = facts.get("cost")
-        cost = read_number(noted_cost)  # 0 for an invalid one.
-        is_valid_cost = noted_cost == cost
-        if usage != Usage() and is_valid_cost:
+        cost = read_number(noted_cost)
+        is_valid_cost = cost == noted_cost  # An invalid price is read as 0.
+        if is_valid_cost and usage != Usage():
             return Bill(usage, cost)
         if model:
             return Bill(usage, self._price(str(model), usage))
         return Bill(usage, None)
 
 
+def _list_news(new_events: Sequence[Event]) -> list[str]:
+    """Returns a line on each part of the messages in new events."""
+    news = list[str]()
+    for event in new_events:
+        if not event.partial:  # A complete event repeats its content.
+            news += list_parts(event.content, event.author)
+    return news
+
+
 def _list_facts(call: Call) -> dict[str, str]:
     """Describes a call by name and text, for the table and for a chart's hover text."""
     tool_names = [each.name or "?" for each in call.event.get_function_calls()]
-    tokens = call.usage.prompt_tokens
-    kinds_total = max(1, call.kinds.total())
-    largest_kinds = [
-        f"{name} {count / kinds_total:.0%}" for name, count in call.kinds.most_common(4)
-    ]
-
+    prompt_tokens = call.usage.prompt_tokens
     return {
         "call": f"{call.replayed.number:,}",
         "agent": call.event.author,
         "time": f"{recordings.read_time(call.event.timestamp):%F %T}",
-        "prompt tokens": f"{tokens:,}",
-        "of the window": f"{tokens / call.replayed.window_tokens:.0%}",
+        "prompt tokens": f"{prompt_tokens:,}",
+        "of the window": f"{prompt_tokens / call.replayed.window_tokens:.0%}",
         "cached": f"{call.usage.cached_tokens:,}",
         "output": f"{call.usage.output_tokens:,}",
         "cost": format_cost(call.cost),
-        "made of": ", ".join(largest_kinds),
-        "new in the request": _join_first(call.news, 4) or "-",
-        "tools called": _join_first(tool_names, 8) or "-",
+        "made of": _describe_kinds(call.kinds),
+        "new in the request": _join_first(call.news, MAX_NEWS) or "-",
+        "tools called": _join_first(tool_names, MAX_TOOL_NAMES) or "-",
     }
 
 
-def _join_first(lines: list[str], most: int) -> str:
-    """Joins the first lines, and says how many more there are."""
-    more = f"; and {len(lines) - most:,} more" if len(lines) > most else ""
-    return "; ".join(line[:200] for line in lines[:most]) + more
+def _describe_kinds(kinds: Counter[str]) -> str:
+    """Describes the largest kinds of content: "thoughts 60%, tool calls 40%"."""
+    total_tokens = max(1, kinds.total())  # An empty request has 0.
+    shares = list[str]()
+    for kind, tokens in kinds.most_common(MAX_NAMED_KINDS):
+        shares.append(f"{kind} {tokens / total_tokens:.0%}")
+    return ", ".join(shares)
+
+
+def _join_first(texts: list[str], most: int) -> str:
+    """Joins the first texts, at most `most`, and says how many more there are."""
+    joined = "; ".join(text[:MAX_TEXT_CHARS] for text in texts[:most])
+    more_count = len(texts) - most
+    return f"{joined}; and {more_count:,} more" if more_count > 0 else joined
 
 
 def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
     """Returns the data of the charts, by the names that `report.js` reads.
 
     The charts compare the recorded requests with other ones. If a guard was at work,
-    these are the requests with the whole history; else they are the requests as the
-    guard would have sent them.
+    the other ones are the requests with the whole history. Otherwise they are the
+    requests as the guard would have sent them.
     """
     replayed = [call.replayed for call in calls]
     if is_guarded:
@@ -393,7 +487,8 @@ def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
 def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]:
     """Returns, for each call, the agent, the prompt tokens, and their limits.
 
-    "other" is None if the other requests have the same tokens as the recorded ones.
+    `other_tokens` are the prompt tokens of the other request for each call. "other" is
+    None if they are all equal to the recorded ones.
     """
     recorded = [call.usage.prompt_tokens for call in calls]
     return {
@@ -421,19 +516,25 @@ def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
 def _add_up(costs: list[float | None]) -> list[float] | None:
     """Returns, for each call, the dollars of all calls up to it.
 
-    Returns None if a price is unknown or if all prices are 0.
+    Returns None, for no line in the chart, if a price is unknown or if all are 0.
     """
-    known = [cost for cost in costs if cost is not None]
-    if len(known) < len(costs) or not any(known):
+    known_costs = [cost for cost in costs if cost is not None]
+    is_complete = len(known_costs) == len(costs)
+    if not (is_complete and any(known_costs)):
         return None
-    return list(accumulate(known))
+    return list(accumulate(known_costs))
 
 
 def _describe_cost(costs: list[float | None]) -> str:
-    """Describes the cost of calls, or the least cost if some prices are unknown."""
-    known = [cost for cost in costs if cost is not None]
-    if not known or len(known) == len(costs):
+    """Describes the cost of calls: "$1.2346", or "unknown" if no price is known.
+
+    If only some prices are known: "at least $1.2346; 2 of 9 calls are unknown".
+    """
+    known_costs = [cost for cost in costs if cost is not None]
+    unknown_count = len(costs) - len(known_costs)
+    if not known_costs or unknown_count == 0:
         return format_cost(add_costs(costs))
 
-    unknown = f"{len(costs) - len(known):,} of {len(costs):,} calls are unknown"
-    return f"at least {format_cost(add_costs(known))}; {unknown}"
+    least_cost = format_cost(add_costs(known_costs))
+    unknown = f"{unknown_count:,} of {len(costs):,} calls are unknown"
+    return f"at least {least_cost}; {unknown}"

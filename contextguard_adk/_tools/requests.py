@@ -1,8 +1,13 @@
-"""Rebuilds the requests of a recorded session from its events and its state."""
+"""Rebuilds the requests of a recorded session from its events and its state.
+
+A recording does not have the requests. But ADK builds the whole history again from the
+events, and session state has the summary that a guard had put in place of a part.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,11 +40,13 @@ class Rebuilt:
 
     Attributes:
         messages: The messages as the request had them.
-        left_out: The whole messages of the history that the request did not have.
+        left_out: The messages of the history that the request did not have, as they
+            were before a guard changed them.
         removed: The messages in `left_out` that the agent's last request still had.
-        shortened: The whole messages of which the request had only a part.
-        summary: The summary in place of messages, perhaps ""; None where the request
-            had the whole history.
+        shortened: The messages of which the request had only a part, as they were
+            before.
+        summary: The summary in place of messages, perhaps ""; None if the request had
+            the whole history.
         beside: The other texts in place of messages, by a name for people.
     """
 
@@ -62,13 +69,22 @@ class Rebuilt:
 class _Last:
     """The last request of an agent.
 
-    If the next request has an equal key, it has the same contents and new ones at the
-    end.
+    Attributes:
+        key: Its invocation, and the stored values that decide about its messages.
+        content_count: The number of contents of the whole history.
+        rebuilt: The request.
     """
 
     key: object
     content_count: int
     rebuilt: Rebuilt
+
+    def is_continued_by(self, key: object, contents: Sequence[types.Content]) -> bool:
+        """Whether a next request has the same messages, and perhaps new ones behind.
+
+        `contents` are the whole history at the next request.
+        """
+        return self.key == key and self.content_count <= len(contents)
 
 
 class Rebuilder:
@@ -81,20 +97,27 @@ class Rebuilder:
     def __init__(
         self, session: Session, guard: PluginSettings, window_tokens: int | None
     ) -> None:
+        """Prepares to rebuild the requests of a session.
+
+        If `window_tokens` is None, the largest window counts that a guard has noted on
+        the events of answers.
+        """
         self._session = session
         self._guard = guard
         self.memo = Memo(session.events)
         self._side = Side(session, None, self.memo)
 
-        noted_windows = [read_facts(event).get("window") for event in session.events]
-        largest = max((int(read_number(noted)) for noted in noted_windows), default=0)
-        self._window_tokens = window_tokens or largest  # 0 means unknown.
+        self._window_tokens = window_tokens
+        if not window_tokens:
+            facts = [read_facts(event) for event in session.events]
+            windows = [int(read_number(each.get("window"))) for each in facts]
+            self._window_tokens = max(windows, default=0)  # 0 if none is noted.
         self._callers = {e.author for e in session.events if e.get_function_calls()}
 
-        # The state after the events before `_next_event`, which is an index.
+        # The session state after the events before the index `_next_event`.
         self._state: dict[str, Any] = {}
         self._next_event = 0
-        # By agent and scope.
+        # By the name of the agent with its scope.
         self._last: dict[str, _Last] = {}
 
     async def rebuild(
@@ -111,36 +134,35 @@ class Rebuilder:
         request = await self._side.build(call, agent)
         contents = request.contents
 
-        self._read_state(call)
+        self._advance_state(call)
         session_state = self._state if simulated is None else simulated
         state = AgentState(session_state, agent.name, scope=branch_scope(event))
         preview = self._make_preview(call)
 
-        # While neither the invocation nor the stored state changes, a request has the
+        # While neither the invocation nor the stored values change, a request has the
         # messages of the request before it, and new ones at the end.
         key = event.invocation_id, state.read("record"), state.read("summary")
         last = self._last.get(state.owner)
-        if last and last.key == key and last.content_count <= len(contents):
+        if last and last.is_continued_by(key, contents):
             new_contents = contents[last.content_count :]
             rebuilt = _add_messages(last.rebuilt, new_contents, preview)
         else:
-            whole = self._rebuild_whole(call, contents, agent, state, preview)
+            history = self._make_history(call, contents, agent, state)
+            history.preview = preview
             left_out_before = last.rebuilt.left_out if last else []
-            removed = self._find_new(whole.left_out, left_out_before)
-            rebuilt = replace(whole, removed=removed)
+            rebuilt = self._rebuild_from(history, left_out_before)
 
         self._last[state.owner] = _Last(key, len(contents), rebuilt)
         return rebuilt
 
-    def _rebuild_whole(
+    def _make_history(
         self,
         call: RecordedCall,
         contents: list[types.Content],
         agent: LlmAgent,
         state: AgentState,
-        preview: Preview | None,
-    ) -> Rebuilt:
-        """Rebuilds a request from the stored summary, with `removed` empty."""
+    ) -> History:
+        """Makes the history of a call with the summary that is stored in a state."""
         record_summary = state.record.summary
         stored = StoredSummary()
         if record_summary:
@@ -148,8 +170,17 @@ class Rebuilder:
 
         invocation = self._side.begin(call, agent, PluginManager())
         question = self._find_question(call)
-        history = History(contents, invocation, question, stored, self.memo)
-        history.preview = preview
+        return History(contents, invocation, question, stored, self.memo)
+
+    def _rebuild_from(
+        self, history: History, left_out_before: list[types.Content]
+    ) -> Rebuilt:
+        """Rebuilds a request from a history with its stored summary.
+
+        `left_out_before` are the messages that the request before did not have.
+        """
+        stored = history.stored or StoredSummary()
+        contents = history.contents
         messages = list(history.shown)
         for index, shortened_result in history.shortened_results(stored).items():
             messages[index] = shortened_result
@@ -157,25 +188,32 @@ class Rebuilder:
         # The indexes of the contents that the summary replaces, and of all others.
         covered = history.covered
         kept = [index for index in range(len(contents)) if index not in covered]
-        has_replacements = bool(covered or stored.text)
+        left_out = [contents[index] for index in sorted(covered)]
+        shortened = [contents[i] for i in kept if messages[i] is not contents[i]]
+
+        summary = None
+        beside = dict[str, str]()
+        if covered or stored.text:
+            summary = stored.text
+            beside = _render_beside(history, stored)
         return Rebuilt(
-            messages=[messages[i] for i in kept],
-            left_out=[contents[i] for i in sorted(covered)],
-            removed=[],
-            shortened=[contents[i] for i in kept if messages[i] is not contents[i]],
-            summary=stored.text if has_replacements else None,
-            beside=_render_beside(history, stored) if has_replacements else {},
+            messages=[messages[index] for index in kept],
+            left_out=left_out,
+            removed=self._find_removed(left_out, left_out_before),
+            shortened=shortened,
+            summary=summary,
+            beside=beside,
         )
 
     def _find_question(self, call: RecordedCall) -> types.Content | None:
         """Finds the user's message that began the invocation of a call."""
         for event in self._session.events[: call.index]:
-            is_of_run = event.invocation_id == call.event.invocation_id
-            if is_of_run and event.author == "user":
+            is_same_invocation = event.invocation_id == call.event.invocation_id
+            if is_same_invocation and event.author == "user":
                 return event.content
         return None
 
-    def _find_new(
+    def _find_removed(
         self,
         left_out: list[types.Content],
         left_out_before: list[types.Content],
@@ -186,22 +224,22 @@ class Rebuilder:
         was before, only the second is returned.
         """
         before_counts = Counter(self._identify(content) for content in left_out_before)
-        new = []
+        removed = list[types.Content]()
         for content in left_out:
             identity = self._identify(content)
-            if before_counts[identity]:
+            if before_counts[identity] > 0:
                 before_counts[identity] -= 1
             else:
-                new.append(content)
-        return new
+                removed.append(content)
+        return removed
 
     def _identify(self, content: types.Content) -> bytes:
         """Returns a fingerprint; equal contents have equal ones."""
         parts = content.parts or ()
         return self.memo.remember(fingerprint, content, parts, content.role)
 
-    def _read_state(self, call: RecordedCall) -> None:
-        """Reads the state that events bring, up to the last event of a call's answer.
+    def _advance_state(self, call: RecordedCall) -> None:
+        """Adds the changes of session state up to the last event of a call's answer.
 
         An answer may be several events in a row.
         """
@@ -215,26 +253,27 @@ class Rebuilder:
         self._next_event = answer_end
 
     def _make_preview(self, call: RecordedCall) -> Preview | None:
-        """Makes the function that shows large tool results on arrival.
+        """Makes the function that showed a part of a large tool result from the start.
 
-        Its previews are those of the recording only if the settings are still the same.
+        The function shows the same part only if the settings are still the same.
         Returns None if results were shown whole.
         """
         agent = call.event.author
         strategy = self._guard.agents.get(agent, self._guard.default)
-        if not isinstance(strategy, Strategy):
+        if not isinstance(strategy, Strategy):  # None, or a function that chooses one.
             strategy = Threshold()
 
         window_tokens = self._window_tokens or strategy.context_window
         if not window_tokens:
             model = call.event.model_version or ""
             window_tokens = resolve_context_window(model).tokens
+        # An agent that calls no tools is not offered the recall tool.
         has_recall = agent in self._callers
         return strategy.preview(window_tokens, has_recall, self.memo.form)
 
 
 def _is_of_answer(event: Event, call: RecordedCall) -> bool:
-    """Whether an event after that of a call belongs to the same answer."""
+    """Whether an event, after the first ones of an answer, belongs to the answer."""
     return (
         event.author == call.event.author
         and event.invocation_id == call.event.invocation_id
@@ -247,7 +286,10 @@ def _add_messages(
 ) -> Rebuilt:
     """Returns a request with more messages at its end.
 
-    `preview` returns the shortened form of a content; None if the content stays whole.
+    Args:
+        last: The request without these messages.
+        new_contents: The messages, whole.
+        preview: Returns the shortened form of a message; None if it stays whole.
     """
     messages = [*last.messages]
     shortened = [*last.shortened]
@@ -260,9 +302,10 @@ def _add_messages(
 
 
 def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
-    """Returns the texts beside the summary, each by a name for people.
+    """Returns the texts beside the summary, by a name for people.
 
-    They are the sections, and the current request if it is quoted.
+    They are the sections, which are texts that no model wrote, such as the pinned
+    messages, and the current request of the user if it is quoted after the summary.
     """
     texts = dict[str, str]()
     for section in _sections.SECTIONS:
@@ -271,9 +314,11 @@ def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
         if section_text and section.label:
             texts[section.label] = section_text
 
-    # The first part of the head is the summary with the sections.
+    # The head is the message with the summary. Its first part has the summary and the
+    # sections.
     head = render_head(history, stored, history.covered)
-    quoted_request = "\n".join(part.text or "" for part in parts_of(head)[1:])
+    _summary_part, *quoted_parts = parts_of(head)
+    quoted_request = "\n".join(part.text or "" for part in quoted_parts)
     if quoted_request:
         texts["the quoted current request"] = quoted_request
     return texts

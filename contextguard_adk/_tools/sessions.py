@@ -24,11 +24,21 @@ from contextguard_adk._tools.terminal import CommandError, print_line, quiet_log
 
 
 def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> None:
-    """Runs an action: prints the stored state, or one line that tells the change."""
+    """Runs an action: prints the stored state, or one line that tells the change.
+
+    Args:
+        action: "purge", "show", or the name of another function of `sessions`.
+        source: The file or the URL that has the session; for "purge", the URI of an
+            artifact service.
+        key: The names of the session.
+        options: The other options of the command. "purge" needs none of them.
+    """
     with quiet_logs(Console(stderr=True)):
         try:
-            act = _purge if action == "purge" else _run
-            lines = asyncio.run(act(action, source, key, **options))
+            if action == "purge":
+                lines = [asyncio.run(_purge(source, key))]
+            else:
+                lines = asyncio.run(_run(action, source, key, **options))
         except CommandError:
             raise
         except Exception as error:  # A database's client may raise anything.
@@ -41,22 +51,28 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
 async def _run(
     action: str, source: str, key: SessionKey, is_full: bool, **options: Any
 ) -> list[str]:
-    """Runs an action on a stored session; returns the lines to print.
+    """Shows or changes a stored session; returns the lines to print.
 
-    The options of the command are the arguments of the action's function, but for those
-    that only some actions have.
+    Args:
+        action: "show", or the name of the function of `sessions` that changes it.
+        source: The file or the URL that has the session.
+        key: The names of the session.
+        is_full: Whether "show" prints the summaries.
+        options: "agent", "force", "text" and "focus". The last two are options of
+            "edit" and "compact" alone.
     """
-    found = await load_session(source, key)  # Checks the file, in a copy.
+    # A file is read from a copy, so nothing is changed if it is not valid.
+    found = await load_session(source, key)
     if action == "show":
         lines = sessions.show(found, options["agent"], is_full)
         return lines or [f"Session {found.id!r}: nothing is stored."]
+
     if len(await list_sessions(source, key)) > 1:
         raise CommandError("which session? Give its --app, --user and --session")
 
     text_file = options.pop("text")
     if action != "compact":
         del options["focus"]
-
     service = _open(source)
     try:
         session = await service.get_session(
@@ -65,47 +81,53 @@ async def _run(
         if action == "edit":
             stored_text = sessions.read(found, options["agent"])
             options["text"] = _edit(stored_text, text_file)
-        act = getattr(sessions, action)
-        return [await act(service, session, **options)]
+        change = getattr(sessions, action)
+        return [await change(service, session, **options)]
     finally:
-        close = getattr(service, "close", None)
+        close = getattr(service, "close", None)  # Some services have no connection.
         if close:
             await close()
 
 
 def _edit(text: str, text_file: Path | None) -> str:
-    """Returns the new text: that of a file, or what the user writes in an editor."""
+    """Returns the text of a file; without one, what the user makes of `text`.
+
+    The user writes in an editor. "" if the editor is closed without saving.
+    """
     if text_file:
         return text_file.read_text("utf-8")
     return click.edit(text) or ""
 
 
 def _open(source: str) -> BaseSessionService:
-    """Opens a database, or an SQLite file, for the service that has written it.
+    """Opens a database, or an SQLite file, with the service that has written it.
 
-    An SQLite file is given as a path, or as `adk web` takes it: "sqlite:///path".
+    An SQLite file is given as a path, or as `adk web` takes it: "sqlite:///path". Both
+    services of ADK write such files, in different forms.
     """
     url = source
     path = source.removeprefix("sqlite:///")
-    if "://" not in path:
-        with closing(sqlite3.connect(path)) as file:
-            if not is_by_database_service(file):
-                return SqliteSessionService(path)
+    is_file = "://" not in path
+    if is_file:
+        with closing(sqlite3.connect(path)) as connection:
+            is_of_database_service = is_by_database_service(connection)
+        if not is_of_database_service:
+            return SqliteSessionService(path)
         url = f"sqlite+aiosqlite:///{path}"
 
+    # ADK needs SQLAlchemy for this service, which is an extra.
     from google.adk.sessions import DatabaseSessionService
 
     return DatabaseSessionService(url)
 
 
-async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
-    """Deletes the artifacts of a session; returns the line to print.
-
-    `_` and `__` take the action and the options of other actions.
-    """
+async def _purge(artifact_uri: str, key: SessionKey) -> str:
+    """Deletes the artifacts of a session; returns the line to print."""
+    # The registry belongs to ADK's command line, which no other action needs.
     from google.adk.cli.service_registry import get_service_registry
 
-    service = get_service_registry().create_artifact_service(uri, agents_dir=".")
+    registry = get_service_registry()
+    service = registry.create_artifact_service(artifact_uri, agents_dir=".")
     if service is None or not (key.app and key.user and key.session):
         raise CommandError(
             "give an artifact service as SESSION, and --app, --user, --session"
@@ -114,4 +136,4 @@ async def _purge(_: str, uri: str, key: SessionKey, **__: Any) -> list[str]:
     count = await sessions.purge(
         service, app_name=key.app, user_id=key.user, session_id=key.session
     )
-    return [f"Session {key.session!r}: {count} artifacts are deleted."]
+    return f"Session {key.session!r}: {count} artifacts are deleted."

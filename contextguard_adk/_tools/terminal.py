@@ -32,6 +32,9 @@ SILENCED_LOGGERS = (
     "contextguard_adk.telemetry",  # The guard's own line for each compaction.
 )
 
+# The columns of a table that is printed to a file.
+FILE_WIDTH = 120
+
 console = Console(highlight=False)
 
 
@@ -50,17 +53,21 @@ def explain_writing(path: Path) -> Iterator[None]:
 
 
 def print_line(text: str, style: str = "", output: Console = console) -> None:
-    """Prints a line; a terminal wraps it at words, a file gets it whole."""
+    """Prints a line; a terminal wraps it at words, a file gets it whole.
+
+    The blanks at the beginning of the text indent all lines of the terminal.
+    """
     shown = Text(clean_text(text.strip(), output), style)
     indent = len(text) - len(text.lstrip())
     if output.is_terminal:
-        output.print(Padding(shown, (0, 0, 0, indent), expand=False))
+        padding = (0, 0, 0, indent)  # Top, right, bottom, left.
+        output.print(Padding(shown, padding, expand=False))
     else:
         output.print(Text(" " * indent) + shown, soft_wrap=True)
 
 
 def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
-    """Draws sizes as bars after a label.
+    """Draws sizes as bars after a label, in one line of the terminal.
 
     A size of `most` has the highest bar, and a larger one is a cross. If there are more
     sizes than columns, a bar is the largest of several neighboring sizes.
@@ -75,12 +82,14 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
     columns = max(1, console.width - len(line))
     sizes_per_bar = max(1, math.ceil(len(sizes) / columns))
     for start in range(0, len(sizes), sizes_per_bar):
-        size = max(sizes[start : start + sizes_per_bar])
+        neighbors = sizes[start : start + sizes_per_bar]
+        size = max(neighbors)
         if size > most:
             line.append(cross, "red")
         else:
-            height = min(size * len(bars) // (most + 1), len(bars) - 1)
-            line.append(bars[height], "cyan")
+            # The sizes from 0 to `most` are divided evenly among the bars.
+            bar_index = size * len(bars) // (most + 1)
+            line.append(bars[bar_index], "cyan")
     console.print(line)
 
 
@@ -98,21 +107,26 @@ def number_column(name: str) -> Column:
 def print_table(
     columns: Iterable[Column | str], rows: Iterable[tuple[Sequence[str], str]]
 ) -> None:
-    """Prints rows; each has its cells and a style.
+    """Prints a table as wide as the terminal, or wider if a number would be cut.
 
-    No number is cut: the table may be wider than the terminal. In a file it is at least
-    120 columns wide.
+    In a file the table is at least 120 columns wide. `rows` has the cells of each row,
+    and its style.
     """
-    table = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    no_padding = 0
+    gap = 2  # Between two columns.
+    padding = (no_padding, gap, no_padding, no_padding)
+    table = Table(*columns, box=None, pad_edge=False, padding=padding)
     for cells, style in rows:
         table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
 
+    # If no column can wrap, the table needs the width of its longest cells.
     unbounded = console.options.update(max_width=10_000)
-    needs = Measurement.get(console, unbounded, table)
+    needed_width = Measurement.get(console, unbounded, table)
     can_wrap = not all(column.no_wrap for column in table.columns)
-    least_width = needs.minimum if can_wrap else needs.maximum
-    usual_width = console.width if console.is_terminal else 120
-    Console(width=max(usual_width, least_width)).print(table, "", sep="\n")
+    least_width = needed_width.minimum if can_wrap else needed_width.maximum
+    usual_width = console.width if console.is_terminal else FILE_WIDTH
+    width = max(usual_width, least_width)
+    Console(width=width).print(table, "", sep="\n")
 
 
 def clean_text(text: str, output: Console = console) -> str:
@@ -139,22 +153,25 @@ def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
     """Silences libraries, and our messages on facts that the commands print.
 
     The loggers of `more` are silenced as well. Other warnings of this package are
-    printed to `output`, among the lines of the command.
+    printed to `output`, among the lines of the command. At the end all loggers are as
+    they were before.
     """
     # Otherwise importing litellm asks the network for its price table.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    silenced = [logging.getLogger(name) for name in SILENCED_LOGGERS]
+    silenced_loggers = [logging.getLogger(name) for name in SILENCED_LOGGERS]
+    silenced_loggers += more
     guard_logger = logging.getLogger("contextguard_adk")
     handler = _WarningHandler(output)
 
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        for logger in (*silenced, *more):
+        for logger in silenced_loggers:
             stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL + 1)
 
         guard_logger.addHandler(handler)
         stack.callback(guard_logger.removeHandler, handler)
+        # Otherwise the handlers of the root logger print the warnings again.
         stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)
         guard_logger.propagate = False
         yield

@@ -1,13 +1,17 @@
-"""`contextguard why`: where words stood, and which requests had them."""
+"""`contextguard why`: where words stood, and which requests had them.
+
+The words are those that the user looks for. A holder is a part of a request that has
+the words. A period is a row of calls whose requests had the words in the same holders.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.adk.events.event import Event
 from google.adk.sessions import Session
@@ -29,20 +33,20 @@ from contextguard_adk.records import REASONS
 
 MAX_PLACES = 5
 
-# The parts of a request that can hold the words, beside the texts of
-# `Rebuilt.replacements`, which have names of their own.
+# The names of holders. The texts of `Rebuilt.replacements`, such as "the summary", can
+# hold the words as well, and have names of their own.
 AS_SAID = "the message itself"
 RECALLED = f"a result of {RECALL_TOOL}"
 
 PAGE = "https://contextguard-adk.github.io/contextguard-adk/why-it-forgot/"
-# Where the words are if a request does not hold them.
+# Why a request does not hold the words, for the user.
 GONE = {
     "replaced": "nowhere in the request: the messages with it were left out",
     "hidden": "nowhere in the request: a result is shown without the part that has it",
     "absent": "nowhere in the request, nor in what the guard left out of it",
 }
-# What a user can do, by the part of the request that holds the words ("beside" for any
-# text of `Rebuilt.replacements`), or by a key of `GONE`.
+# What a user can do, by the name of the holder ("beside" for any text of
+# `Rebuilt.replacements`), or by a key of `GONE`.
 HINTS = {
     AS_SAID: "The model has it as it was said: the guard has taken nothing away.",
     RECALLED: "The agent has read it again, until that result is left out as well.",
@@ -55,7 +59,13 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Place:
-    """An event that holds the words; its number counts all events from 1."""
+    """An event that holds the words.
+
+    Attributes:
+        event: The number of the event, from 1.
+        time: The time of the event in UTC.
+        what: The part of the event that holds the words: "result of search".
+    """
 
     event: int
     time: str
@@ -70,8 +80,8 @@ class Period:
         agent: The agent, with its scope.
         first_call: The number of the first call, from 1.
         last_call: The number of the last call.
-        holders: The names of the parts of the request that had the words.
-        gone: A key of `GONE` if no part had the words; else "".
+        holders: The names of the holders.
+        gone: A key of `GONE` if there are no holders; else "".
         compaction: The figures of a compaction at the first call; None if the call was
             not compacted.
     """
@@ -86,14 +96,8 @@ class Period:
     def describe(self) -> Iterator[str]:
         """Yields a line on the compaction, if there was one, and one on the calls."""
         if self.compaction:
-            reason_key = one_line(str(self.compaction.get("reason")))
-            reason = REASONS.get(reason_key, reason_key)
-            before = recordings.read_number(self.compaction.get("tokens_before"))
-            after = recordings.read_number(self.compaction.get("tokens_after"))
-            yield (
-                f"call {self.first_call:,} was compacted: {reason}, "
-                f"{before:,.0f} → {after:,.0f} tokens"
-            )
+            change = _describe_compaction(self.compaction)
+            yield f"call {self.first_call:,} was compacted: {change}"
 
         calls = f"call {self.first_call:,}"
         if self.last_call > self.first_call:
@@ -104,10 +108,7 @@ class Period:
             yield f"{calls}: {GONE[self.gone]}"
 
     def choose_hint(self) -> str:
-        """Returns the hint of `HINTS` for a period.
-
-        Only the last period of an agent tells what its model has now.
-        """
+        """Returns the hint of `HINTS` for the calls of this period."""
         if self.gone:
             return HINTS[self.gone]
         if AS_SAID in self.holders:
@@ -115,6 +116,15 @@ class Period:
         if RECALLED in self.holders:
             return HINTS[RECALLED]
         return HINTS["beside"]
+
+
+def _describe_compaction(facts: dict[str, Any]) -> str:
+    """Describes a compaction: "a compaction was asked for, 9,120 → 2,310 tokens"."""
+    reason_key = one_line(str(facts.get("reason")))
+    reason = REASONS.get(reason_key, reason_key)
+    before = recordings.read_number(facts.get("tokens_before"))
+    after = recordings.read_number(facts.get("tokens_after"))
+    return f"{reason}, {before:,.0f} → {after:,.0f} tokens"
 
 
 def run_why(words: str, as_json: bool, **recording: Any) -> None:
@@ -126,7 +136,9 @@ def run_why(words: str, as_json: bool, **recording: Any) -> None:
         session, settings = replay.read_recording(**recording)
         finder = _Finder(words, session)
         places = list(finder.list_places(session))
-        periods = asyncio.run(find_periods(session, settings, finder)) if places else []
+        periods = list[Period]()
+        if places:
+            periods = asyncio.run(find_periods(session, settings, finder))
 
     if as_json:
         found = {
@@ -142,7 +154,7 @@ def run_why(words: str, as_json: bool, **recording: Any) -> None:
 
 
 def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterator[str]:
-    """Yields the lines of the answer: places, periods by agent, and hints."""
+    """Yields the lines of the answer: places, periods of each agent, and hints."""
     quoted_words = repr(one_line(words))
     if not places:
         yield f"{quoted_words} stands in no event of this session: nobody has said it."
@@ -156,58 +168,55 @@ def _describe(words: str, places: list[Place], periods: list[Period]) -> Iterato
         events = "event" if more_count == 1 else "events"
         yield f"  and {more_count:,} more {events}"
 
-    by_agent = defaultdict[str, list[Period]](list)
-    for period in periods:
-        by_agent[period.agent].append(period)
-    for agent, own_periods in by_agent.items():
-        yield f"Requests of {agent}:"
-        for period in own_periods:
-            for line in period.describe():
-                yield f"  {line}"
-        yield f"  {own_periods[-1].choose_hint()}"
+    yield from _describe_periods(periods)
     if not periods:
         yield "No model was called with it since, or it was called with no token count."
     yield f"What to do: {PAGE}"
 
 
+def _describe_periods(periods: list[Period]) -> Iterator[str]:
+    """Yields the lines on the periods of each agent, and a hint for its last period."""
+    periods_by_agent = defaultdict[str, list[Period]](list)
+    for period in periods:
+        periods_by_agent[period.agent].append(period)
+
+    for agent, agent_periods in periods_by_agent.items():
+        yield f"Requests of {agent}:"
+        for period in agent_periods:
+            for line in period.describe():
+                yield f"  {line}"
+        # The last period tells what the model has now.
+        last_period = agent_periods[-1]
+        yield f"  {last_period.choose_hint()}"
+
+
 async def find_periods(
     session: Session, settings: ReplaySettings, finder: _Finder
 ) -> list[Period]:
-    """Rebuilds the requests, and joins neighboring calls to periods.
+    """Rebuilds the requests, and joins neighboring calls of an agent to periods.
 
-    The calls of a period have the same agent and scope, and their requests had the
-    words in the same places. Calls before anybody had said the words are left out.
+    Calls before anybody had said the words are left out.
     """
-    rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
-    calls = list(list_calls(session))
-    if settings.agent not in {None, *(call.event.author for call in calls)}:
-        raise CommandError(f"no model call of agent {settings.agent!r} is recorded")
-
     periods: list[Period] = []
     last_periods: dict[str, Period] = {}  # By the agent with its scope.
-    numbered_calls = list(enumerate(calls, 1))
-    for number, call in terminal.show_progress(numbered_calls, "Reading"):
-        # The rebuilder needs all calls in their order, those of other agents as well.
-        rebuilt = await rebuilder.rebuild(call)
-        if settings.agent not in (None, call.event.author):
-            continue
-
-        owner = _name_owner(call.event)
+    async for request in _rebuild_requests(session, settings):
+        owner = _name_owner(request.event)
         last = last_periods.get(owner)
-        holders = finder.list_holders(rebuilt)
-        gone = "" if holders else finder.explain_absence(rebuilt)
-        if last is None and gone == "absent":
-            continue  # Nobody had said the words yet.
+        holders = finder.list_holders(request.rebuilt)
+        gone = "" if holders else finder.explain_absence(request.rebuilt)
+
+        if last is None and gone == "absent":  # Nobody had said the words yet.
+            continue
         if last is not None and (last.holders, last.gone) == (holders, gone):
-            last.last_call = number
+            last.last_call = request.number
             continue
 
-        # A compaction explains a change, and the first period of an agent is none.
-        compaction = None if last is None else _read_compaction(call.event)
+        # A compaction explains a change, and the first period is no change.
+        compaction = None if last is None else _read_compaction(request.event)
         period = Period(
             agent=owner,
-            first_call=number,
-            last_call=number,
+            first_call=request.number,
+            last_call=request.number,
             holders=holders,
             gone=gone,
             compaction=compaction,
@@ -217,14 +226,49 @@ async def find_periods(
     return periods
 
 
+class _Request(NamedTuple):
+    """The request of a recorded call.
+
+    Attributes:
+        number: The number of the call in the recording, from 1.
+        event: The event of the answer.
+        rebuilt: The messages of the request.
+    """
+
+    number: int
+    event: Event
+    rebuilt: Rebuilt
+
+
+async def _rebuild_requests(
+    session: Session, settings: ReplaySettings
+) -> AsyncIterator[_Request]:
+    """Yields the requests of the agent in the settings; if it is None, of all agents.
+
+    Raises a `CommandError` if the agent has no recorded call.
+    """
+    calls = list(list_calls(session))
+    agents = {call.event.author for call in calls}
+    if settings.agent is not None and settings.agent not in agents:
+        raise CommandError(f"no model call of agent {settings.agent!r} is recorded")
+
+    rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
+    numbered_calls = list(enumerate(calls, 1))
+    for number, call in terminal.show_progress(numbered_calls, "Reading"):
+        # The rebuilder needs all calls in their order, those of other agents as well.
+        rebuilt = await rebuilder.rebuild(call)
+        if settings.agent in (None, call.event.author):
+            yield _Request(number, call.event, rebuilt)
+
+
 def _name_owner(event: Event) -> str:
-    """Returns the agent of an event; in a branch with "@" and its scope behind it."""
+    """Returns the agent of an event with its scope: "agent@scope", or "agent"."""
     scope = branch_scope(event)
     return f"{event.author}@{scope}" if scope else event.author
 
 
 def _read_compaction(event: Event) -> dict[str, Any] | None:
-    """Returns the figures of a compaction that an event notes; None for none."""
+    """Returns the figures of the compaction that an event notes; None for none."""
     noted = recordings.read_facts(event).get("compaction")
     return noted if isinstance(noted, dict) else None
 
@@ -246,15 +290,17 @@ class _Finder:
             holding_parts = self._list_holding_parts([event.content])
             if holding_parts:
                 time = f"{recordings.read_time(event.timestamp):%F %T}"
-                yield Place(number, time, _describe_part(event, holding_parts[0]))
+                what = _describe_part(event, holding_parts[0])
+                yield Place(number, time, what)
 
     def list_holders(self, rebuilt: Rebuilt) -> list[str]:
         """Lists the names of the parts of a request that hold the words."""
         holding_parts = self._list_holding_parts(rebuilt.messages)
+        recalled_parts = [part for part in holding_parts if _is_recalled(part)]
         holders = list[str]()
-        if any(not _is_recalled(part) for part in holding_parts):
+        if len(recalled_parts) < len(holding_parts):
             holders.append(AS_SAID)
-        if any(_is_recalled(part) for part in holding_parts):
+        if recalled_parts:
             holders.append(RECALLED)
 
         for name, text in rebuilt.replacements.items():
@@ -273,27 +319,33 @@ class _Finder:
     def _list_holding_parts(
         self, contents: Sequence[types.Content | None]
     ) -> list[types.Part]:
-        parts = [part for content in contents for part in parts_of(content)]
-        # A request repeats most parts of the request before it: each is searched once.
-        return [
-            part for part in parts if self._memo.remember(self._search, part, (part,))
-        ]
+        """Lists the parts of contents that hold the words."""
+        holding_parts = list[types.Part]()
+        for content in contents:
+            for part in parts_of(content):
+                # A request repeats most parts of the request before it, so the memo
+                # saves most searches.
+                if self._memo.remember(self._holds_words, part, (part,)):
+                    holding_parts.append(part)
+        return holding_parts
 
-    def _search(self, part: types.Part) -> bool:
+    def _holds_words(self, part: types.Part) -> bool:
         return self._words in _normalize(read_part(part))
 
 
 def _normalize(text: str) -> str:
+    """Returns a text in lower case, with one space for all blanks between words."""
     return " ".join(text.casefold().split())
 
 
 def _is_recalled(part: types.Part) -> bool:
-    answer = part.function_response
-    return bool(answer and answer.name == RECALL_TOOL)
+    """Whether a part is a result of the recall tool."""
+    result = part.function_response
+    return result is not None and result.name == RECALL_TOOL
 
 
 def _describe_part(event: Event, part: types.Part) -> str:
-    """Describes a part of an event in a few words, such as "result of search"."""
+    """Describes a part of an event in a few words: "result of search"."""
     call = part.function_call
     result = part.function_response
     if call:

@@ -25,35 +25,39 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
 
     `agent` is the name of the agent; None yields the calls of all.
     """
-    state: dict[str, Any] = {}  # The state after the event.
-    previous_origin: tuple[object, ...] = ()
+    state: dict[str, Any] = {}  # Session state after the event.
+    last_origin: tuple[object, ...] = ()
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
-        if event.partial:
+        if event.partial:  # A complete event repeats its content.
             continue
 
         usage = event.usage_metadata
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
-        # A stream may give one response as two events, of text and of calls.
+        # A stream may give one response as two events, of text and of calls. Both have
+        # the same origin, and only the first is yielded.
         origin = (prompt_tokens, event.author, event.invocation_id)
-        is_new = origin != previous_origin
-        previous_origin = origin
+        is_repeated = origin == last_origin
+        last_origin = origin
 
-        is_wanted = event.author != "user" and agent in (None, event.author)
-        if is_wanted and prompt_tokens and is_new:
-            _check_usage(index, event)
-            response_events = session.events[index : index + MAX_RESPONSE_EVENTS]
-            yield RecordedCall(
-                index=index,
-                event=event,
-                prompt_tokens=prompt_tokens,
-                is_guarded=_is_guarded(event, state),
-                heuristic_tokens=_find_heuristic(response_events, prompt_tokens),
-            )
+        has_count = event.author != "user" and prompt_tokens > 0
+        is_wanted = agent in (None, event.author)
+        if is_repeated or not (has_count and is_wanted):
+            continue
+
+        _check_usage(index, event)
+        response_events = session.events[index : index + MAX_RESPONSE_EVENTS]
+        yield RecordedCall(
+            index=index,
+            event=event,
+            prompt_tokens=prompt_tokens,
+            is_guarded=_is_guarded(event, state),
+            heuristic_tokens=_find_heuristic(response_events, prompt_tokens),
+        )
 
 
 def _check_usage(index: int, event: Event) -> None:
-    """Refuses a count from which a replay would make up an enormous request."""
+    """Raises a `CommandError` for a count that would need an enormous request."""
     for name, count in event.usage_metadata or ():
         if isinstance(count, int) and count > MAX_TOKENS:
             found = f"event {index}: {name} is {count:,}"
@@ -68,18 +72,21 @@ def _is_guarded(event: Event, state: dict[str, Any]) -> bool:
 
 
 def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
-    """Finds the bytes / 4 that a guard has stored beside a count, if there are any.
+    """Finds the heuristic tokens of a request, bytes / 4, that a guard has stored.
 
-    A guard stores them with the last event of a response. `events` begin with the first
-    event of the response.
+    A guard stores them in session state with the last event of a response, beside the
+    prompt count. Returns None if there are none, or if their number is not valid.
+    `events` begin with the first event of the response.
     """
     author = events[0].author
     scope = branch_scope(events[0])
     for event in events:
         stored = AgentState(event.actions.state_delta, author, scope=scope)
-        if stored.read("real_tokens") == prompt_tokens:
-            tokens = int(stored.read("last_heuristic") or 0)
-            if tokens:
-                is_valid = 0 < tokens <= MAX_TOKENS
-                return tokens if is_valid else None
+        if stored.read("real_tokens") != prompt_tokens:
+            continue
+
+        tokens = int(stored.read("last_heuristic") or 0)
+        if tokens:
+            is_valid = 0 < tokens <= MAX_TOKENS
+            return tokens if is_valid else None
     return None

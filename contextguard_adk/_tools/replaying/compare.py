@@ -24,10 +24,15 @@ COMPARED: list[tuple[str, dict[str, Any]]] = [
     ("threshold", {}),
     ("sliding_window", {}),
     ("pipeline", {}),
-    *(("threshold", {"trigger": trigger}) for trigger in (0.5, 0.25, 0.1, "auto")),
+    ("threshold", {"trigger": 0.5}),
+    ("threshold", {"trigger": 0.25}),
+    ("threshold", {"trigger": 0.1}),
+    ("threshold", {"trigger": "auto"}),
 ]
 """Each strategy with its defaults, and the default strategy with other triggers."""
 
+# By the name of a column, the form of its cells: 0 stands for the `Totals` of a row, 1
+# for their cost as text.
 COLUMNS = {
     "over window": "{0.over_window:,}",
     "compactions": "{0.compactions:,}",
@@ -55,9 +60,13 @@ ones, plus eight times the output."""
 
 @dataclass(frozen=True)
 class Row:
-    """Settings to compare, and the lines of a settings file that has them.
+    """Settings to compare.
 
-    There are no lines for the user's own settings, which have a file already.
+    Attributes:
+        name: The name of the row.
+        guard: The settings.
+        toml: The lines of a settings file that has them. The user's own settings, which
+            have a file already, have no lines.
     """
 
     name: str
@@ -71,24 +80,24 @@ def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]
     They have the summarizer and the prices of `guard`. Their window is `window_tokens`;
     None takes the window of `guard`.
     """
-    kept = dict[str, Any]()
+    shared = dict[str, Any]()
     for name in ("context_window", "summarizer", "summarizer_context_window"):
         value = getattr(guard.default, name, None)
         if isinstance(value, int | str):  # A file cannot name a summarizer object.
-            kept[name] = value
+            shared[name] = value
     if window_tokens is not None:
-        kept["context_window"] = window_tokens
+        shared["context_window"] = window_tokens
 
     for strategy, changes in COMPARED:
-        values = {**changes, **kept}
-        settings = {"strategy": strategy, **values}
-        toml = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        changed = [f"{key} {value}" for key, value in changes.items()]
+        values = {**changes, **shared}
         default = STRATEGIES[strategy].model_validate(values)
+        named_changes = [f"{name} {value}" for name, value in changes.items()]
+        settings = {"strategy": strategy, **values}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
         yield Row(
-            name=", ".join([strategy, *changed]),
+            name=", ".join([strategy, *named_changes]),
             guard=PluginSettings(default=default, prices=guard.prices),
-            toml=["[default]", *toml],
+            toml=["[default]", *lines],
         )
 
 
@@ -96,64 +105,74 @@ class Comparison:
     """One session, replayed with each row's settings."""
 
     def __init__(self, rows: list[Row], replays: list[Replayed]) -> None:
+        """Compares `replays`, of which each belongs to the row at the same index."""
         self._rows = rows
-        self._replay = replays[0]
         self._totals = [replay.with_guard for replay in replays]
-        self._without = replays[0].without_guard
+        # All replays have the same recording, so they have the same calls without a
+        # guard.
+        self._replay = replays[0]
+        self._without = self._replay.without_guard
 
-        costs = [totals.cost for totals in self._totals]
-        self._is_priced = self._without.cost is not None and None not in costs
-        self._best = self._find_best(by_cost=self._is_priced and any(costs))
+        costs = [totals.cost for totals in self._totals if totals.cost is not None]
+        has_all_costs = len(costs) == len(self._totals)
+        self._is_priced = has_all_costs and self._without.cost is not None
+        prices: list[float] = [totals.weighted_tokens for totals in self._totals]
+        if self._is_priced and any(costs):  # A model may be free.
+            prices = costs
+        self._best_index = self._find_cheapest(prices)
 
-    def _find_best(self, by_cost: bool) -> int | None:
-        """Returns the index of the cheapest row in which each request fits.
+    def _find_cheapest(self, prices: list[float]) -> int | None:
+        """Returns the index of the cheapest row without a request over the window.
 
-        Of several cheapest rows it is the first. Returns None if no row fits.
+        The first of several cheapest rows is taken. Returns None if each row has a
+        request over the window. `prices` has one price for each row.
         """
-        fitting = [n for n, totals in enumerate(self._totals) if not totals.over_window]
-
-        def price(index: int) -> float:
-            totals = self._totals[index]
-            return (totals.cost or 0) if by_cost else totals.weighted_tokens
-
-        return min(fitting, key=price, default=None)
+        indexes = range(len(self._rows))
+        fitting = [index for index in indexes if not self._totals[index].over_window]
+        return min(fitting, key=lambda index: prices[index], default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Describes the comparison, safe as JSON."""
-        best_row = None if self._best is None else self._rows[self._best]
+        rows = list[dict[str, Any]]()
+        for index, row in enumerate(self._rows):
+            is_best = index == self._best_index
+            figures = self._totals[index].to_json()
+            rows.append({"name": row.name, "is_best": is_best, **figures})
+
+        best_toml = list[str]()
+        if self._best_index is not None:
+            best_toml = self._rows[self._best_index].toml
         return {
             "session": self._replay.session_id,
             "has_cache": self._replay.has_cache,
             "without_guard": self._without.to_json(),
-            "rows": [
-                {"name": row.name, "is_best": row is best_row, **totals.to_json()}
-                for row, totals in zip(self._rows, self._totals, strict=True)
-            ],
-            "toml": best_row.toml if best_row else [],
+            "rows": rows,
+            "toml": best_toml,
         }
 
     def print(self) -> None:
         """Prints a line for each row, marks the best one, and says how to get it."""
-        shown = dict(COLUMNS)
+        shown_columns = dict(COLUMNS)
         if self._is_priced:
-            del shown["weighted"]
-        forms = list(shown.values())
+            del shown_columns["weighted"]
+        forms = list(shown_columns.values())
 
-        lines = [(["  no guard", *_format_cells(forms, self._without)], "")]
+        table_rows = [(["  no guard", *_format_cells(forms, self._without)], "")]
         for index, row in enumerate(self._rows):
-            is_best = index == self._best
+            is_best = index == self._best_index
             name = f"* {row.name}" if is_best else f"  {row.name}"
             cells = _format_cells(forms, self._totals[index])
-            lines.append(([name, *cells], "green" if is_best else ""))
+            style = "green" if is_best else ""
+            table_rows.append(([name, *cells], style))
 
         columns = [Column("", no_wrap=True)]
-        columns += [number_column(name) for name in shown]
-        print_table(columns, lines)
-        for line in self._list_lines():
+        columns += [number_column(name) for name in shown_columns]
+        print_table(columns, table_rows)
+        for line in (*self._list_notes(), "", *self._describe_best()):
             print_line(line)
 
-    def _list_lines(self) -> Iterator[str]:
-        """Says in sentences what the rows do not show, and which to take."""
+    def _list_notes(self) -> Iterator[str]:
+        """Says in sentences how to read the rows."""
         if not self._is_priced:
             yield UNPRICED
         yield from list_assumptions(self._replay.has_cache)
@@ -171,17 +190,21 @@ class Comparison:
                 "request is held against that of its agent."
             )
 
-        yield ""
-        if self._best is None:
+    def _describe_best(self) -> Iterator[str]:
+        """Says which row is the best, and yields the settings file that has it."""
+        if self._best_index is None:
             yield "Each of them has requests over the window."
-        elif self._rows[self._best].toml:
-            yield "* The cheapest without a request over the window:"
-            yield ""
-            yield from self._rows[self._best].toml
-        else:
+            return
+
+        toml = self._rows[self._best_index].toml
+        if not toml:
             yield "* Your settings: the cheapest without a request over the window."
+            return
+        yield "* The cheapest without a request over the window:"
+        yield ""
+        yield from toml
 
 
-def _format_cells(forms: list[str], found: Totals) -> list[str]:
-    cost = format_cost(found.cost)
-    return [form.format(found, cost) for form in forms]
+def _format_cells(forms: list[str], totals: Totals) -> list[str]:
+    cost = format_cost(totals.cost)
+    return [form.format(totals, cost) for form in forms]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -19,12 +20,13 @@ from contextguard_adk.records import CompactionRecord, Usage, format_cost
 # An estimate is a miss if it is more than 10% too low.
 MISS_RATIO = -0.10
 
-# A session of fewer calls is printed whole; of a longer one, this number of calls at
-# the start and at the end, and the calls next to a compaction.
+# A session of fewer calls is printed whole. Of a longer session this number of calls at
+# the start and at the end is printed, and the calls next to a compaction.
 LEAST_LONG_CALLS = 50
 END_CALLS = 5
 
 # By the name of a column, the field of `ReplayedCall` and the format of its figures.
+# "-" stands for None.
 COLUMNS = {
     "call": ("number", ","),
     "messages": ("contents", ","),
@@ -49,15 +51,25 @@ class Bill:
 
 @dataclass(frozen=True)
 class Totals:
-    """The figures of all calls of a session, summaries included."""
+    """The figures of all calls of a session, summaries included.
+
+    Attributes:
+        over_window: The number of requests that are larger than the window.
+        compactions: The number of compactions.
+        usage: The tokens of the calls.
+        cost: Their price in US dollars; None if it is unknown.
+        largest_request_tokens: The prompt tokens of the largest request.
+        need: The values that the recorded calls took from the conversation.
+        far: Those of them that were last said more than half a window before.
+    """
 
     over_window: int
     compactions: int
     usage: Usage
     cost: float | None
     largest_request_tokens: int
-    need: Share  # Of the values that the recorded calls took from the conversation.
-    far: Share  # Of those of them that were last said more than half a window before.
+    need: Share
+    far: Share
 
     @property
     def uncached_tokens(self) -> int:
@@ -80,56 +92,97 @@ class Totals:
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """One model call, as it was recorded and as it would have been."""
+    """One model call, as it was recorded and as it would have been.
+
+    The whole history is the request without a guard; the guard sends the sent request.
+
+    Attributes:
+        number: The number of the call in the recording, from 1.
+        agent: The name of the agent.
+        contents: The number of contents of the whole history.
+        estimated_tokens: The guard's estimate; None if no guard watches the agent.
+        real_tokens: The recorded count of the estimated request; None if there is none.
+        whole_tokens: The prompt tokens of the whole history: the recorded count or,
+            without one, scaled from calls before.
+        whole_bill: The bill of the whole history.
+        window_tokens: The context window.
+        threshold_tokens: The size from which on a compaction is due; None if no guard
+            watches the agent.
+        sent_contents: The number of contents of the sent request.
+        sent_tokens: The prompt tokens of the sent request.
+        sent_bill: The bill of the sent request and of summaries, also of those that
+            came to nothing.
+        compaction: The compaction before the call; None if there was none.
+        error_ratio: The error of the estimate, as a ratio of the recorded count; None
+            if one of them is unknown.
+        pressure: The part of the window that the estimate fills; None if unknown.
+        needed: The values that the call took from the conversation.
+        missing: The needed values that the sent request does not hold.
+        state: Session state after a compaction, else {}; no part of the figures.
+    """
 
     number: int
     agent: str
     contents: int
     estimated_tokens: int | None
     real_tokens: int | None
-    whole_tokens: int  # The real count or, without one, scaled from calls before.
+    whole_tokens: int
     whole_bill: Bill
     window_tokens: int
     threshold_tokens: int | None
     sent_contents: int
     sent_tokens: int
-    sent_bill: Bill  # With summaries, also of compactions that came to nothing.
+    sent_bill: Bill
     compaction: CompactionRecord | None
-    error_ratio: float | None  # Of the estimate, against the real count.
-    pressure: float | None  # The estimate / window.
+    error_ratio: float | None
+    pressure: float | None
     needed: list[Needed]
-    missing: list[Needed]  # Those that would not have been in the request.
-    # Session state after a compaction of the replay; no part of the figures.
+    missing: list[Needed]
     state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Describes the call without its state, safe as JSON."""
         figures = asdict(replace(self, state={}))
-        return {name: value for name, value in figures.items() if name != "state"}
+        del figures["state"]
+        return figures
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replayed session, and the fixed tokens that were inferred of each agent."""
+    """A replayed session.
+
+    Attributes:
+        session_id: The id of the session.
+        fixed_tokens: By agent, the inferred tokens of instruction and tools by
+            bytes / 4.
+        calls: The model calls.
+        has_cache: Whether the recording reports cached tokens.
+    """
 
     session_id: str
     fixed_tokens: dict[str, int]
     calls: list[ReplayedCall]
-    has_cache: bool  # Whether the recording reports cached tokens.
+    has_cache: bool
 
     @property
     def without_guard(self) -> Totals:
         """The calls as they were recorded."""
-        requests = [(call.whole_tokens, call.whole_bill) for call in self.calls]
-        return self._add_up(requests, missing=[], compactions=0)
+        return self._add_up(
+            request_tokens=[call.whole_tokens for call in self.calls],
+            bills=[call.whole_bill for call in self.calls],
+            missing=[],
+            compactions=0,
+        )
 
     @property
     def with_guard(self) -> Totals:
         """The calls as the guard would have sent them."""
-        requests = [(call.sent_tokens, call.sent_bill) for call in self.calls]
-        missing = [each for _, each in self.missing]
-        compactions = sum(1 for call in self.calls if call.compaction)
-        return self._add_up(requests, missing, compactions)
+        return self._add_up(
+            request_tokens=[call.sent_tokens for call in self.calls],
+            bills=[call.sent_bill for call in self.calls],
+            missing=[each for call in self.calls for each in call.missing],
+            compactions=sum(1 for call in self.calls if call.compaction),
+        )
 
     @property
     def missing(self) -> list[tuple[int, Needed]]:
@@ -138,52 +191,58 @@ class Replayed:
 
     def _add_up(
         self,
-        requests: list[tuple[int, Bill]],
+        request_tokens: list[int],
+        bills: list[Bill],
         missing: list[Needed],
         compactions: int,
     ) -> Totals:
         """Adds up the figures of the calls.
 
-        `requests` has the prompt tokens and the bill of each call. `missing` are the
-        needed values that requests did not hold.
+        Args:
+            request_tokens: The prompt tokens of each call.
+            bills: The bill of each call.
+            missing: The needed values that requests did not hold.
+            compactions: The number of compactions.
         """
-        windows = [call.window_tokens for call in self.calls]
-        sizes = [tokens for tokens, _ in requests]
-        too_long = [
-            tokens
-            for tokens, window_tokens in zip(sizes, windows, strict=True)
-            if tokens > window_tokens
-        ]
+        over_window = 0
+        for call, prompt_tokens in zip(self.calls, request_tokens, strict=True):
+            if prompt_tokens > call.window_tokens:
+                over_window += 1
 
-        total_bill = sum((bill for _, bill in requests), Bill())
+        total_bill = sum(bills, Bill())
         needed = [each for call in self.calls for each in call.needed]
         far_needed = [each for each in needed if each.is_far]
         far_missing = [each for each in missing if each.is_far]
         return Totals(
-            over_window=len(too_long),
+            over_window=over_window,
             compactions=compactions,
             usage=total_bill.usage,
             cost=total_bill.cost,
-            largest_request_tokens=max(sizes),
+            largest_request_tokens=max(request_tokens),
             need=Share(len(needed), len(missing)),
             far=Share(len(far_needed), len(far_missing)),
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Describes the replay, safe as JSON."""
         without = self.without_guard
         guarded = self.with_guard
-        uncompared = [call for call in self.calls if call.real_tokens is None]
         return {
             "session": self.session_id,
             "fixed_tokens": self.fixed_tokens,
             "calls": [call.to_json() for call in self.calls],
             "accuracy": _measure_accuracy(self.calls),
-            "uncompared_calls": len(uncompared),
+            "uncompared_calls": _count_uncompared(self.calls),
             "has_cache": self.has_cache,
             "without_guard": without.to_json(),
             "with_guard": guarded.to_json(),
             "saved_tokens": without.tokens - guarded.tokens,
         }
+
+
+def _count_uncompared(calls: Sequence[ReplayedCall]) -> int:
+    """Counts the calls whose estimate has no recorded count to compare it with."""
+    return sum(1 for call in calls if call.real_tokens is None)
 
 
 def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
@@ -192,21 +251,24 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
     The first estimate of each agent is left out: the guard corrects its estimates by
     earlier counts, and the first one has none.
     """
-    by_agent: dict[str, list[float]] = {}
+    errors_by_agent = defaultdict[str, list[float]](list)
     for call in calls:
         if call.error_ratio is not None:
-            by_agent.setdefault(call.agent, []).append(call.error_ratio)
+            errors_by_agent[call.agent].append(call.error_ratio)
 
-    errors = [error for own in by_agent.values() for error in own[1:]]
+    errors = list[float]()
+    for agent_errors in errors_by_agent.values():
+        errors += agent_errors[1:]
     if not errors:
         return None
 
     # The 95th percentile is the smallest size that 95% of the sizes do not exceed.
     sizes = sorted(abs(error) for error in errors)
+    p95_rank = math.ceil(0.95 * len(sizes))
     return {
         "calls": len(errors),
         "median_error_ratio": statistics.median(sizes),
-        "p95_error_ratio": sizes[math.ceil(0.95 * len(sizes)) - 1],
+        "p95_error_ratio": sizes[p95_rank - 1],
         "misses": sum(1 for error in errors if error < MISS_RATIO),
     }
 
@@ -233,9 +295,11 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
 
     columns = [number_column(name) for name in COLUMNS]
     columns.append(Column("compaction", min_width=20))
-    if len({call.agent for call in calls}) > 1:
+    has_agents = len({call.agent for call in calls}) > 1
+    if has_agents:
         columns.append(Column("agent", overflow="fold"))
-    terminal.print_table(columns, _list_rows(calls, is_complete, len(columns)))
+    printed_calls = calls if is_complete else _choose_calls(calls)
+    terminal.print_table(columns, _list_rows(printed_calls, has_agents))
 
     for line in _list_facts(replayed):
         print_line(line)
@@ -243,23 +307,33 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
         print_line(line)
 
 
-def _list_rows(
-    calls: list[ReplayedCall], is_complete: bool, width: int
-) -> Iterator[tuple[list[str], str]]:
-    """Yields the first `width` cells of each call to print, and the style of the row.
+def _choose_calls(calls: list[ReplayedCall]) -> list[ReplayedCall]:
+    """Chooses the calls of a session that are worth a row; all if there are few."""
+    if len(calls) < LEAST_LONG_CALLS:
+        return calls
 
-    A row of dots stands for the calls that are left out.
-    """
-    shows_all = is_complete or len(calls) < LEAST_LONG_CALLS
-    last_number = 0  # Of the call that was printed last.
+    chosen_calls = list[ReplayedCall]()
     for index, call in enumerate(calls):
         is_at_start = index < END_CALLS
         is_at_end = index >= len(calls) - END_CALLS
-        neighbors = calls[max(0, index - 1) : index + 2]
+        previous_index = max(0, index - 1)
+        neighbors = calls[previous_index : index + 2]
         is_near_compaction = any(each.compaction for each in neighbors)
-        if not (shows_all or is_at_start or is_at_end or is_near_compaction):
-            continue
+        if is_at_start or is_at_end or is_near_compaction:
+            chosen_calls.append(call)
+    return chosen_calls
 
+
+def _list_rows(
+    calls: list[ReplayedCall], has_agents: bool
+) -> Iterator[tuple[list[str], str]]:
+    """Yields the cells of each call, and the style of the row.
+
+    A row of dots stands for calls that are left out. If `has_agents` is true, each row
+    ends with the name of the agent.
+    """
+    last_number = 0
+    for call in calls:
         if call.number > last_number + 1:
             yield ["..."], ""
         last_number = call.number
@@ -268,12 +342,17 @@ def _list_rows(
         for name, form in COLUMNS.values():
             figure = getattr(call, name)
             cells.append("-" if figure is None else format(figure, form))
-        cells += [_describe(call.compaction), call.agent]
-        yield cells[:width], "cyan" if call.compaction else ""
+        cells.append(_describe(call.compaction))
+        if has_agents:
+            cells.append(call.agent)
+        yield cells, "cyan" if call.compaction else ""
 
 
 def _describe(compaction: CompactionRecord | None) -> str:
-    """Describes a compaction in one cell; returns "" for none."""
+    """Describes a compaction in one cell; returns "" for none.
+
+    For example: "tokens: 9,120 → 2,310 tokens, 40 → 12 messages".
+    """
     if compaction is None:
         return ""
 
@@ -285,7 +364,7 @@ def _describe(compaction: CompactionRecord | None) -> str:
 
 
 def list_assumptions(has_cache: bool) -> Iterator[str]:
-    """Says in sentences what was assumed of summaries and prompt cache."""
+    """Says in sentences what the replay assumes of summaries and of a prompt cache."""
     yield "Summaries are excerpts that fill their budget: what they take is a maximum."
     if has_cache:
         yield (
@@ -298,26 +377,17 @@ def list_assumptions(has_cache: bool) -> Iterator[str]:
 
 def _list_facts(replayed: Replayed) -> Iterator[str]:
     """Says in sentences what the replay found."""
-    without = replayed.without_guard
-    guarded = replayed.with_guard
     fixed = ", ".join(f"{name} {n:,}" for name, n in replayed.fixed_tokens.items())
     yield f"Instruction and tools, inferred from the counts, in bytes / 4: {fixed}."
 
-    uncompared = [call for call in replayed.calls if call.real_tokens is None]
-    if uncompared:
-        count = f"{len(uncompared):,} calls"
+    uncompared_count = _count_uncompared(replayed.calls)
+    if uncompared_count:
+        count = f"{uncompared_count:,} calls"
         yield f"{count}, changed by a guard when recorded, are not compared."
-    accuracy = _measure_accuracy(replayed.calls)
-    if accuracy:
-        yield (
-            "Accuracy from the second call on: median error "
-            f"{accuracy['median_error_ratio']:.1%}, p95 "
-            f"{accuracy['p95_error_ratio']:.1%}, {accuracy['misses']:,} of "
-            f"{accuracy['calls']:,} estimates more than 10% too low."
-        )
-    else:
-        yield "Accuracy: nothing to compare."
+    yield _describe_accuracy(replayed.calls)
 
+    without = replayed.without_guard
+    guarded = replayed.with_guard
     yield f"Tokens without the guard: {_describe_tokens(without)}."
     saved_tokens = without.tokens - guarded.tokens
     saved = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
@@ -334,9 +404,22 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _describe_tokens(found: Totals) -> str:
-    usage = found.usage
+def _describe_accuracy(calls: Sequence[ReplayedCall]) -> str:
+    """Describes the errors of the estimates in a sentence."""
+    accuracy = _measure_accuracy(calls)
+    if not accuracy:
+        return "Accuracy: nothing to compare."
     return (
-        f"{found.uncached_tokens:,} uncached, {usage.cached_tokens:,} cached, "
-        f"{usage.output_tokens:,} of output; cost {format_cost(found.cost)}"
+        "Accuracy from the second call on: median error "
+        f"{accuracy['median_error_ratio']:.1%}, p95 "
+        f"{accuracy['p95_error_ratio']:.1%}, {accuracy['misses']:,} of "
+        f"{accuracy['calls']:,} estimates more than 10% too low."
+    )
+
+
+def _describe_tokens(totals: Totals) -> str:
+    usage = totals.usage
+    return (
+        f"{totals.uncached_tokens:,} uncached, {usage.cached_tokens:,} cached, "
+        f"{usage.output_tokens:,} of output; cost {format_cost(totals.cost)}"
     )

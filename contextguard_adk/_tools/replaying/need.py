@@ -1,4 +1,8 @@
-"""Finds the values that recorded calls needed, and whether a request had them."""
+"""Finds the values that recorded calls needed, and whether a request had them.
+
+A model call needs a value if it gives the value to a tool, and if an earlier content of
+the conversation holds the value: an id, a number, a name or a path.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +20,55 @@ from contextguard_adk._history.contents import parts_of, payload_of
 from contextguard_adk._support.phrases import quote_line
 from contextguard_adk._tools.recordings import RecordedCall
 
+# A word that may be a name, a path or an id, such as "src/a.py" or "a@b.org".
 _WORD = re.compile(r"[\w.@/+-]+")
+# What makes a word a value: a sign within it ("a/b", "a_b", "a@b", "a.b"), a capital
+# after a small letter ("aB"), a letter beside a digit ("v2", "4ab"), or 4 digits.
 _NAME = re.compile(r"[/_@]|\w\.\w|[a-z][A-Z]|[^\W\d]\d|\d[^\W\d]\w|^\d{4,}$")
+
+# The beginnings of keys and tokens of common services, and field names of credentials.
 _SECRET = re.compile(r"(sk-|[sr]k_live_|gh[a-z]_|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{12}")
 _SECRET_FIELD = re.compile(r"passw|secret|api_?key|credential|authori[sz]ation", re.I)
+
+# The words of a text by which the texts that may hold a value are found.
 _ANCHOR = re.compile(r"[A-Za-z0-9_]+")
 
 # A longer argument is a text, of which only some words are values.
 MAX_VALUE_CHARS = 100
 
-# An escaped backslash before an "n" is read as a backslash and a line break, so a value
-# such as "C:\new" is not found in its escaped form.
+# Nearly every request holds shorter values by chance.
+LEAST_TEXT_CHARS = 4
+LEAST_NUMBER_CHARS = 2
+
+# The escapes of JSON. An escaped backslash before an "n" is read as a backslash and a
+# line break, so a value such as "C:\new" is not found in its escaped form.
 ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 
 @dataclass(frozen=True)
 class Needed:
-    """A value that a call needed, and its last place in the whole request."""
+    """A value that a call needed, and the last content of the request that holds it.
+
+    Attributes:
+        value: The value.
+        place: The part of the content that holds the value: "result of search", for
+            instance.
+        calls_ago: How many model calls ago the content was new, at least 1.
+        is_far: Whether the content lies more than half a window before the end.
+    """
 
     value: str
-    place: str  # "result of search", for instance.
+    place: str
     calls_ago: int
-    is_far: bool  # More than half a window back.
+    is_far: bool
 
 
 @dataclass(frozen=True)
 class Share:
     """The number of needed values, and of the missing ones among them.
 
-    As text it is the part of the needed values that requests held, such as "87.5%".
+    As text it is the part of the needed values that requests held, such as "87.5%", or
+    "-" if no values were needed.
     """
 
     needed: int
@@ -55,37 +79,55 @@ class Share:
 
 
 class Needs:
-    """The values that the recorded calls of a session took from the conversation."""
+    """The values that the recorded calls of a session took from the conversation.
+
+    Each part of the recorded events has a number: its index in the list of all parts.
+    """
 
     def __init__(self, events: Sequence[Event], calls: Iterable[RecordedCall]) -> None:
-        # The values that each call needed, by the index of the call's event.
+        # The values that each call gave to tools, by the index of the call's event.
         self._values = {call.index: _list_values(events, call) for call in calls}
 
-        # Each recorded part has a number: its index in `_parts` and in `_texts`. The
-        # parts are kept because the key of a payload is its `id`, which Python gives
-        # to another object once the payload is deleted.
+        # The parts are kept because the key of a payload is its `id`, which Python
+        # gives to another object once the payload is deleted.
         self._parts = [part for event in events for part in parts_of(event.content)]
-        self._part_numbers = {_key(part): n for n, part in enumerate(self._parts)}
         self._texts = [read_part(part) for part in self._parts]
+        self._part_numbers = dict[object, int]()
+        for part_number, part in enumerate(self._parts):
+            self._part_numbers[_key(part)] = part_number
 
-        # To look for each value in each text would take minutes. Only a text that has
-        # the longest word of a value, its anchor, can hold the value.
+        self._part_numbers_by_anchor = self._index_anchors()
+        # By value, the numbers of the parts that hold it.
+        self._holders: dict[str, list[int]] = {}
+
+    def _index_anchors(self) -> dict[str, list[int]]:
+        """Returns, by the anchor of each value, the numbers of parts that may hold it.
+
+        The anchor of a value is its longest word. To look for each value in each text
+        would take minutes, but only a text with its anchor can hold a value.
+        """
         anchors = set[str]()
         for values in self._values.values():
             anchors.update(_find_anchor(value) for value in values)
-        self._part_numbers_by_anchor = defaultdict[str, list[int]](list)
+
+        part_numbers_by_anchor = defaultdict[str, list[int]](list)
         for part_number, text in enumerate(self._texts):
             # The anchor of a value without words is "", and any text may hold it.
-            for anchor in anchors.intersection(["", *_ANCHOR.findall(text)]):
-                self._part_numbers_by_anchor[anchor].append(part_number)
-
-        # By value, the numbers of the parts that hold it.
-        self._holders: dict[str, list[int]] = {}
+            possible_anchors = ["", *_ANCHOR.findall(text)]
+            for anchor in anchors.intersection(possible_anchors):
+                part_numbers_by_anchor[anchor].append(part_number)
+        return part_numbers_by_anchor
 
     def find(
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
-        """Finds the values that a call needed and that the whole request holds."""
+        """Finds the values that a call gave to tools and that its whole request holds.
+
+        Args:
+            call: The recorded call.
+            whole: The contents of the request with the whole history.
+            window_tokens: The context window.
+        """
         last_holders = self._find_last_holders(self._values[call.index], whole)
         if not last_holders:
             return []
@@ -93,12 +135,13 @@ class Needs:
         far_count = self._count_far(whole, window_tokens)
         all_needed = list[Needed]()
         for value, index in last_holders.items():
-            # Each content of the model after the value is the answer of a call.
-            answers_since = [c for c in whole[index + 1 :] if c.role == "model"]
+            # Each later content of the model is the answer of an earlier call.
+            later_contents = whole[index + 1 :]
+            later_answers = [each for each in later_contents if each.role == "model"]
             needed = Needed(
                 value=value,
                 place=_describe_holder(whole[index], value),
-                calls_ago=1 + len(answers_since),
+                calls_ago=1 + len(later_answers),
                 is_far=index < far_count,
             )
             all_needed.append(needed)
@@ -115,7 +158,7 @@ class Needs:
     def _find_last_holders(
         self, values: list[str], contents: Sequence[types.Content]
     ) -> dict[str, int]:
-        """Returns the index of the last content that holds a value, by value.
+        """Returns, by value, the index of the last content that holds the value.
 
         Values that no content holds are left out.
         """
@@ -125,14 +168,13 @@ class Needs:
         parts = self._sort_parts(contents)
         last_holders = dict[str, int]()
         for value in values:
-            indexes = [
-                parts.recorded[part_number]
-                for part_number in self._list_holders(value)
-                if part_number in parts.recorded
-            ]
-            indexes += [
-                other.content_index for other in parts.others if value in other.text
-            ]
+            indexes = list[int]()
+            for part_number in self._list_holders(value):
+                if part_number in parts.recorded:
+                    indexes.append(parts.recorded[part_number])
+            for other in parts.others:
+                if value in other.text:
+                    indexes.append(other.content_index)
             if indexes:
                 last_holders[value] = max(indexes)
         return last_holders
@@ -153,7 +195,8 @@ class Needs:
     def _list_holders(self, value: str) -> list[int]:
         """Returns the numbers of the recorded parts that hold a value."""
         if value not in self._holders:
-            candidates = self._part_numbers_by_anchor[_find_anchor(value)]
+            anchor = _find_anchor(value)
+            candidates = self._part_numbers_by_anchor.get(anchor, [])
             self._holders[value] = [n for n in candidates if value in self._texts[n]]
         return self._holders[value]
 
@@ -163,31 +206,32 @@ class Needs:
         They are the first ones of the request. The content that crosses the border is
         one of them.
         """
-        near_room_chars = 2 * window_tokens  # Half of it, at 4 characters a token.
+        half_window_chars = 2 * window_tokens  # At four characters a token.
+        chars_to_end = 0
         far_count = len(whole)
-        while far_count and near_room_chars >= 0:
+        while far_count > 0 and chars_to_end <= half_window_chars:
             far_count -= 1
-            near_room_chars -= self._count_chars(whole[far_count])
+            chars_to_end += self._count_chars(whole[far_count])
         return far_count
 
     def _count_chars(self, content: types.Content) -> int:
-        """Counts the characters of a content, in the form of `read_part`.
-
-        The texts of recorded parts are known already.
-        """
+        """Counts the characters of a content, in the form of `read_part`."""
         chars = 0
         for part in parts_of(content):
             part_number = self._part_numbers.get(_key(part))
             if part_number is not None:
-                text = self._texts[part_number]
-            else:  # An older ADK copies payloads, and no copy is a recorded part.
-                text = read_part(part)
-            chars += len(text)
+                chars += len(self._texts[part_number])
+            else:
+                # Older versions of ADK copy payloads, and a copy is no recorded part.
+                chars += len(read_part(part))
         return chars
 
 
 class _OtherPart(NamedTuple):
-    """A part that is not recorded, such as a summary: its content's index, its text."""
+    """The text of a part that is not recorded, such as a summary.
+
+    `content_index` is the index of the content that has the part.
+    """
 
     content_index: int
     text: str
@@ -206,13 +250,17 @@ class _SortedParts(NamedTuple):
 
 
 def _key(part: types.Part) -> object:
-    """Returns a part's text, or the identity of its payload; equal for equal parts."""
+    """Returns a key that equal parts share: the text, or the `id` of the payload."""
     return part.text or code_of(part) or id(payload_of(part))
 
 
 def _describe_holder(content: types.Content, value: str) -> str:
-    """Says which part of a content has a value: "result of search", for instance."""
-    part = next(each for each in parts_of(content) if value in read_part(each))
+    """Describes the first part of a content that holds a value: "result of search".
+
+    One of the parts must hold the value.
+    """
+    holders = (part for part in parts_of(content) if value in read_part(part))
+    part = next(holders)
     if part.function_call:
         return f"call of {part.function_call.name}"
     if part.function_response:
@@ -223,13 +271,15 @@ def _describe_holder(content: types.Content, value: str) -> str:
 def read_part(part: types.Part) -> str:
     """Returns a part's text, or the fields and values of its call or result.
 
-    A text with escapes of JSON is returned twice, the second time without them: a value
-    may be looked for in both forms.
+    The call {"path": "a.py"} becomes two lines, "path" and "a.py". If the text has
+    escapes of JSON, the text without them follows: a value may have either form.
     """
     text = part.text or code_of(part)
     if not text:
-        leaves = _walk(payload_of(part))
-        text = "\n".join(f"{field}\n{leaf}" for field, leaf in leaves)
+        lines = list[str]()
+        for field, value in _walk(payload_of(part)):
+            lines += [field, str(value)]
+        text = "\n".join(lines)
 
     unescaped = text
     for escape, char in ESCAPES:
@@ -240,7 +290,8 @@ def read_part(part: types.Part) -> str:
 def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
     """Yields the values in nested dicts and lists, each after the name of its field.
 
-    A value of a list has the field of the list. None is left out.
+    A value of a list has the field of the list, and None is left out:
+    {"a": {"b": 1}, "c": [2, None]} -> ("b", 1), ("c", 2).
     """
     if isinstance(value, dict):
         for name, item in value.items():
@@ -253,22 +304,23 @@ def _walk(value: object, field: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _find_anchor(value: str) -> str:
-    """Returns the longest word of a value, by which the texts with it are found."""
+    """Returns the longest word of a value; "" if there is no word."""
     return max(_ANCHOR.findall(value), key=len, default="")
 
 
 def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
     """Lists the values that an agent must know to call its tools as it did.
 
-    They are the ids, numbers, names and paths among the arguments. Credentials are
-    left out, and so are the arguments of ADK's tools and of the guard's own.
+    They are the ids, numbers, names and paths among the arguments, each once.
+    Credentials are left out.
     """
-    values = dict[str, None]()  # In their order, each once.
+    values = list[str]()
     for field, argument in _walk_arguments(events, recorded):
+        is_secret = _SECRET_FIELD.search(field) is not None
         # A bool is no value that an agent could look up.
-        if not isinstance(argument, bool) and not _SECRET_FIELD.search(field):
-            values.update(dict.fromkeys(_split_values(argument)))
-    return [value for value in values if not _SECRET.match(value)]
+        if not is_secret and not isinstance(argument, bool):
+            values += _split_values(argument)
+    return [value for value in dict.fromkeys(values) if not _SECRET.match(value)]
 
 
 def _walk_arguments(
@@ -276,15 +328,16 @@ def _walk_arguments(
 ) -> Iterator[tuple[str, object]]:
     """Yields the arguments of the tool calls in an answer, each after its field's name.
 
-    An answer may be several events. The first event with a tool result ends it.
+    An answer may be several events. Calls of ADK's own tools and of the recall tool are
+    left out.
     """
     own_names = (RECALL_TOOL, *INTERNAL_CALLS)
     for event in events[recorded.index :]:
-        if event.partial:
+        if event.partial:  # A complete event repeats its calls.
             continue
-        if event.get_function_responses():
+        if event.get_function_responses():  # The answer has ended.
             return
-        if event.author != recorded.event.author:
+        if event.author != recorded.event.author:  # Agents may work in parallel.
             continue
 
         for call in event.get_function_calls():
@@ -293,14 +346,11 @@ def _walk_arguments(
 
 
 def _split_values(argument: object) -> list[str]:
-    """Returns the values in an argument.
+    """Returns the values in an argument, without short ones.
 
     - A short argument without blanks is one value.
     - In any other argument, the words that look like names, paths or ids are values:
       "open src/a.py" -> "src/a.py".
-
-    Texts of less than four characters and numbers of one digit are left out: nearly
-    every request holds them by chance.
     """
     text = str(argument)
     is_one_value = len(text) <= MAX_VALUE_CHARS and not re.search(r"\s", text)
@@ -310,15 +360,17 @@ def _split_values(argument: object) -> list[str]:
         names = [word for word in _WORD.findall(text) if _NAME.search(word)]
         values = [name.strip(".-/") for name in names]
 
-    least_chars = 4 if isinstance(argument, str) else 2
+    is_text = isinstance(argument, str)
+    least_chars = LEAST_TEXT_CHARS if is_text else LEAST_NUMBER_CHARS
     return [value for value in values if len(value) >= least_chars]
 
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
     """Returns a line on each missing value: the first call without it, and its place.
 
-    `missing` has values, each after the number of the call that needed it. If there are
-    more than `most` lines, one line in place of the others tells their number.
+    Args:
+        missing: The missing values, each after the number of the call that needed it.
+        most: The number of lines. If there are more values, a last line tells how many.
     """
     first_misses = dict[str, tuple[int, Needed]]()
     for number, needed in missing:

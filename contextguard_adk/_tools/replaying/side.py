@@ -1,7 +1,8 @@
 """One side of a replay: a session that grows as recorded, and a model of its own.
 
-The model answers nothing. It reports as many tokens as the recorded model would have.
-Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider counts.
+The model gives no real answers: it reports as many tokens as the recorded model would
+have. Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider
+counts. The whole history is a request that no guard has cut.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from google.adk.agents import LlmAgent
@@ -36,8 +36,8 @@ from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
 
-# Requests of the same size differ by a smaller share of it.
-SAME_SIZE = 0.05
+# Two requests whose sizes differ by less than this ratio have the same size.
+SAME_SIZE_RATIO = 0.05
 
 # The difference between two heuristic counts of one request is at most this ratio and,
 # in addition, this number of tokens. A larger one means that a result was shortened.
@@ -48,7 +48,12 @@ SAME_COUNT_TOKENS = 30
 LEAST_NEW_RATIO = 0.2
 MOST_NEW_RATIO = 5.0
 
-# The keys of a guard; todos and a request for a compaction belong to the user.
+# The simulated prompt cache has this number of prompts.
+MOST_CACHED_PROMPTS = 4
+
+# The keys of session state that a guard writes, in its two forms of keys. The keys of
+# todos, "context_guard:compact" and "context_guard:compact_focus" belong to the user;
+# "context_guard:compacted:…" is a key of the guard.
 _OWN_KEY = re.compile(
     r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact(?!ed))"
 )
@@ -62,9 +67,12 @@ def make_summarizer(model: str = "simulated") -> SimulatedLlm:
 
 
 class Sent(NamedTuple):
-    """A request as it was sent, its usage, and a guard's record of it.
+    """A request as it was sent, with the figures of the call.
 
-    There is no record of an exempt agent, which no guard watches.
+    Attributes:
+        request: The request.
+        usage: Its tokens, and those of the recorded answer.
+        record: A guard's record of the call; None for an agent that no guard watches.
     """
 
     request: LlmRequest
@@ -85,7 +93,8 @@ class Scale:
 
     Attributes:
         ratio: Real tokens per heuristic token.
-        last: The last call that was read; None before the first.
+        last: The last recorded call that has corrected the ratio; None before the
+            first.
     """
 
     ratio: float = 1.0
@@ -97,43 +106,38 @@ class Scale:
         """Returns the ratio of a request that a guard sends.
 
         If the last recorded request had about the same size, it had the same content:
-        its ratio is returned. Otherwise it is the ratio of the whole history.
+        its ratio is returned. Otherwise the ratio of the whole history is returned.
         """
         last = self.last
-        if last is None or not last.ratio or not last.heuristic_tokens:
-            return self.ratio
+        if last and last.ratio and last.heuristic_tokens:
+            difference_ratio = abs(heuristic_tokens / last.heuristic_tokens - 1)
+            if difference_ratio < SAME_SIZE_RATIO:
+                return last.ratio
+        return self.ratio
 
-        difference = abs(heuristic_tokens / last.heuristic_tokens - 1)
-        return last.ratio if difference < SAME_SIZE else self.ratio
+    def correct(self, call: RecordedCall, is_whole: bool, whole_tokens: int) -> None:
+        """Corrects the ratio by a recorded call, which becomes the last one.
 
-    def correct(self, call: RecordedCall, whole_tokens: int) -> bool:
-        """Corrects the ratio; returns whether the request had the whole history.
-
-        `whole_tokens` are the heuristic tokens of the whole history at the call.
+        Args:
+            call: The recorded call.
+            is_whole: Whether the recorded request had the whole history.
+            whole_tokens: The heuristic tokens of the whole history at the call.
         """
-        # A preview of a tool result leaves no trace but a smaller request.
-        is_shortened = False
-        if call.heuristic_tokens:
-            most_tokens = SAME_COUNT_RATIO * call.heuristic_tokens + SAME_COUNT_TOKENS
-            is_shortened = whole_tokens > most_tokens
-        is_whole = not (call.is_guarded or is_shortened)
-
         if is_whole:
             self.ratio = call.prompt_tokens / whole_tokens
         elif self.last:
             # The new ratio is the mean of two ratios, weighted by tokens: that of the
             # new text, and the ratio so far for the older text.
             new_tokens = max(0, whole_tokens - self._last_whole_tokens)
-            ratio_of_new = self._measure_new(call, self.last)
-            self.ratio += new_tokens * (ratio_of_new - self.ratio) / whole_tokens
+            difference = self._measure_new_text(call, self.last) - self.ratio
+            self.ratio += new_tokens * difference / whole_tokens
         elif call.ratio:
             self.ratio = call.ratio
 
         self.last = call
         self._last_whole_tokens = whole_tokens
-        return is_whole
 
-    def _measure_new(self, call: RecordedCall, last: RecordedCall) -> float:
+    def _measure_new_text(self, call: RecordedCall, last: RecordedCall) -> float:
         """Returns the ratio of the text that is new since the last call.
 
         If the counts do not tell it, returns the ratio of the whole history.
@@ -141,23 +145,62 @@ class Scale:
         if not (call.heuristic_tokens and last.heuristic_tokens):
             return self.ratio
 
-        # The new text may be a summary in place of older text if the guard notes
-        # something on the event.
-        new_heuristic_tokens = call.heuristic_tokens - last.heuristic_tokens
+        # If a guard has noted a fact on the event, the new text may be a summary that
+        # replaces older text, so the two counts cannot be compared.
         may_be_summary = bool(read_facts(call.event))
-        if new_heuristic_tokens <= 0 or may_be_summary:
+        new_heuristic_tokens = call.heuristic_tokens - last.heuristic_tokens
+        if may_be_summary or new_heuristic_tokens <= 0:
             return self.ratio
 
         new_real_tokens = call.prompt_tokens - last.prompt_tokens
-        raised_ratio = max(LEAST_NEW_RATIO, new_real_tokens / new_heuristic_tokens)
-        return min(MOST_NEW_RATIO, raised_ratio)
+        new_ratio = new_real_tokens / new_heuristic_tokens
+        return clamp(new_ratio, LEAST_NEW_RATIO, MOST_NEW_RATIO)
+
+
+def clamp(value: float, least: float, most: float) -> float:
+    """Returns the number from `least` to `most` that is nearest to a value."""
+    return min(most, max(least, value))
+
+
+def _had_whole_history(call: RecordedCall, whole_tokens: int) -> bool:
+    """Whether a recorded request had the whole history.
+
+    `whole_tokens` are the heuristic tokens of the whole history at the call.
+    """
+    if call.is_guarded:
+        return False
+    if not call.heuristic_tokens:
+        return True
+    # A preview of a tool result leaves no trace but a smaller request.
+    most_tokens = SAME_COUNT_RATIO * call.heuristic_tokens + SAME_COUNT_TOKENS
+    return whole_tokens <= most_tokens
 
 
 class _RequestSize(NamedTuple):
-    """The size of a request, and the real tokens of it that a prompt cache serves."""
+    """The heuristic tokens of a request, and its real tokens from a prompt cache."""
 
     heuristic_tokens: int
     cached_tokens: int
+
+
+class _CachedPrompt(NamedTuple):
+    """A prompt as the simulated cache has it.
+
+    Attributes:
+        head: The text of the instruction, and the heuristic tokens of instruction and
+            tools. The tokens stand for the tools.
+        fingerprints: The fingerprints of the contents.
+    """
+
+    head: tuple[str, int]
+    fingerprints: list[bytes]
+
+
+class _Answered(NamedTuple):
+    """A request that the model has answered, and its usage."""
+
+    request: LlmRequest
+    usage: Usage
 
 
 class _RecordedModel(BaseLlm):
@@ -171,9 +214,9 @@ class _RecordedModel(BaseLlm):
         is_whole: Whether the recorded request of `call` had the whole history.
         output_tokens: The tokens of the recorded answer.
         summarizer: The model that writes summaries.
-        answered: The last request for no summary, with its usage.
+        answered: The last request that asked for no summary; None before the first.
         memo: A `Memo` of the recorded events.
-        cached_prompts: The last prompts that a cache has, oldest first.
+        cached_prompts: The last prompts, which the cache has, oldest first.
     """
 
     model: str = ""
@@ -183,9 +226,9 @@ class _RecordedModel(BaseLlm):
     is_whole: bool = False
     output_tokens: int = 0
     summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
-    answered: tuple[LlmRequest, Usage] | None = None
+    answered: _Answered | None = None
     memo: Any = None
-    cached_prompts: list[list[Any]] = Field(default_factory=list)
+    cached_prompts: list[_CachedPrompt] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
@@ -196,69 +239,83 @@ class _RecordedModel(BaseLlm):
                 yield response
             return
 
-        size = self._count_request(llm_request)
-        if self.call:
-            self.is_whole = self.scale.correct(self.call, size.heuristic_tokens)
-            ratio = self.scale.ratio
-        else:
-            ratio = self.scale.find_ratio(size.heuristic_tokens)
+        size = self._count_and_cache(llm_request)
+        ratio = self._correct_scale(size.heuristic_tokens)
         tokens = max(1, round(size.heuristic_tokens * ratio))
         cached_tokens = min(tokens, size.cached_tokens)
 
-        self.answered = llm_request, Usage(tokens, cached_tokens, self.output_tokens)
-        usage = types.GenerateContentResponseUsageMetadata(
+        usage = Usage(tokens, cached_tokens, self.output_tokens)
+        self.answered = _Answered(llm_request, usage)
+        usage_metadata = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
+            # Providers leave out a count of 0.
             cached_content_token_count=cached_tokens or None,
             candidates_token_count=self.output_tokens,
         )
-        yield LlmResponse(content=types.ModelContent("."), usage_metadata=usage)
+        yield LlmResponse(
+            content=types.ModelContent("."), usage_metadata=usage_metadata
+        )
+
+    def _correct_scale(self, heuristic_tokens: int) -> float:
+        """Returns the real tokens per heuristic token of a request.
+
+        If the request is that of `call` with the whole history, the scale is corrected
+        by the recorded count before.
+        """
+        if self.call is None:
+            return self.scale.find_ratio(heuristic_tokens)
+
+        self.is_whole = _had_whole_history(self.call, heuristic_tokens)
+        self.scale.correct(self.call, self.is_whole, heuristic_tokens)
+        return self.scale.ratio
 
     async def _summarize(
         self, request: LlmRequest
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Yields a summary, whose usage tells the tokens that a cache serves."""
+        """Yields a summary; adds the cached tokens of the request to its usage."""
         self.summarizer.token_ratio = self.scale.ratio
         async for response in self.summarizer.generate_content_async(request):
             if response.usage_metadata:
-                size = self._count_request(request)
+                size = self._count_and_cache(request)
                 response.usage_metadata.cached_content_token_count = size.cached_tokens
             yield response
 
-    def _count_request(self, request: LlmRequest) -> _RequestSize:
-        """Returns the size of a request.
-
-        If a prompt cache is assumed, the prompt is kept in it for the next requests.
-        """
-        memo = self.memo
+    def _count_and_cache(self, request: LlmRequest) -> _RequestSize:
+        """Counts the tokens of a request, whose prompt the cache stores, if any."""
         contents = request.contents
         head_tokens = estimate_config_tokens(request.config)
-        request_tokens = max(1, head_tokens + memo.estimate_tokens(contents))
+        heuristic_tokens = max(1, head_tokens + self.memo.estimate_tokens(contents))
         if not self.has_cache:
-            return _RequestSize(request_tokens, 0)
+            return _RequestSize(heuristic_tokens, cached_tokens=0)
 
-        # A prompt in the cache is a list: two items stand for the instruction and the
-        # tools, and one for each content.
-        head = [str(request.config.system_instruction), head_tokens]
         fingerprints = [
-            memo.remember(fingerprint, content, content.parts or (), content.role)
+            self.memo.remember(fingerprint, content, content.parts or (), content.role)
             for content in contents
         ]
-        prompt = [*head, *fingerprints]
-        same_counts = [_count_same(cached, prompt) for cached in self.cached_prompts]
-        same_items = max(same_counts, default=0)
-        self.cached_prompts = [*self.cached_prompts[-3:], prompt]
+        head = (str(request.config.system_instruction), head_tokens)
+        prompt = _CachedPrompt(head, fingerprints)
+        same_counts = [
+            _count_same(cached.fingerprints, prompt.fingerprints)
+            for cached in self.cached_prompts
+            if cached.head == prompt.head
+        ]
+        self.cached_prompts = [*self.cached_prompts, prompt][-MOST_CACHED_PROMPTS:]
 
-        if same_items < len(head):
-            return _RequestSize(request_tokens, 0)
-        same_contents = contents[: same_items - len(head)]
-        same_tokens = head_tokens + memo.estimate_tokens(same_contents)
-        return _RequestSize(request_tokens, round(same_tokens * self.scale.ratio))
+        if not same_counts:
+            return _RequestSize(heuristic_tokens, cached_tokens=0)
+        same_contents = contents[: max(same_counts)]
+        same_tokens = head_tokens + self.memo.estimate_tokens(same_contents)
+        return _RequestSize(heuristic_tokens, round(same_tokens * self.scale.ratio))
 
 
-def _count_same(old: Sequence[Any], new: Sequence[Any]) -> int:
+def _count_same(old: Sequence[bytes], new: Sequence[bytes]) -> int:
     """Counts the items with which two lists begin in common."""
-    pairs = zip(old, new, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    count = 0
+    for old_item, new_item in zip(old, new, strict=False):
+        if old_item != new_item:
+            break
+        count += 1
+    return count
 
 
 @dataclass
@@ -280,7 +337,14 @@ class _Finished:
 
 
 class Side:
-    """A session that grows as the recording does, and a guard's records, if any."""
+    """A session that grows as the recording does, and the model that is called in it.
+
+    Attributes:
+        state: The state of the session.
+        plugins: The plugins that see each call. A side for building requests has none.
+        records: The records of a guard that are not read yet.
+        llm: The model that reports tokens in place of answers.
+    """
 
     def __init__(
         self,
@@ -292,12 +356,12 @@ class Side:
         self._model = model
         self._recorded = recorded
 
-        # A recording has the state at its end. The state before the first event is
-        # without the keys that events bring.
-        later_keys = set[str]()
+        # A recording has the state at its end. Without the keys that events wrote, this
+        # is the state before the first event.
+        first_state = dict(recorded.state)
         for event in recorded.events:
-            later_keys.update(event.actions.state_delta)
-        first_state = {k: v for k, v in recorded.state.items() if k not in later_keys}
+            for key in event.actions.state_delta:
+                first_state.pop(key, None)
         changes = {"state": _without_own_keys(first_state), "events": []}
         self._session = recorded.model_copy(update=changes)
         self.state = self._session.state
@@ -311,11 +375,11 @@ class Side:
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
         """Has ADK build the request of a call; no model is called.
 
-        ADK copies all events for each request, which takes most of the time. So the
-        contents of finished invocations are built once, and only the running invocation
-        is built for each call. From time to time the request is also built as a whole,
-        and that one is returned. If its contents differ from the joined ones, all later
-        requests are built as a whole.
+        ADK copies all events for each request, which takes most of the time of a
+        replay. So a request is joined from two parts if possible: the stored contents
+        of finished invocations, and the contents of the running one. Now and then the
+        request is also built as a whole. If the contents differ, all later requests of
+        the agent are built as a whole.
         """
         invocation = self.begin(call, agent, PluginManager())
         events = self._session.events
@@ -325,47 +389,44 @@ class Side:
         if agent.include_contents == "none" or not finished.is_separable:
             return await self._build_from(events, invocation, agent)
 
-        start = _find_running_start(events, invocation.invocation_id)
         try:
-            await self._add_finished(finished, start, invocation, agent)
-            request = await self._build_from(events[start:], invocation, agent)
-            joined_contents = [*finished.contents, *request.contents]
-            request.contents = joined_contents
-
-            # Checks after 1, 2, 4, 8, … additions are enough, and cost little.
-            count = finished.addition_count
-            is_power_of_two = count & (count - 1) == 0
-            if start < finished.end or not is_power_of_two:
-                return request
+            joined = await self._build_joined(finished, invocation, agent)
         except CommandError:
-            # ADK cannot build some of the events without the others. No request is
-            # without contents, so the comparison below fails.
-            joined_contents = []
+            # ADK cannot build some of the events without the others.
+            finished.is_separable = False
+            return await self._build_from(events, invocation, agent)
 
-        whole_request = await self._build_from(events, invocation, agent)
-        finished.is_separable = whole_request.contents == joined_contents
-        return whole_request
+        if not _is_check_due(finished.addition_count):
+            return joined
+        whole = await self._build_from(events, invocation, agent)
+        finished.is_separable = whole.contents == joined.contents
+        return whole
 
-    async def _add_finished(
-        self,
-        finished: _Finished,
-        running_start: int,
-        invocation: InvocationContext,
-        agent: LlmAgent,
-    ) -> None:
-        """Builds the contents of invocations that have finished since the last call."""
-        if running_start <= finished.end:
-            return
-        new_events = self._session.events[finished.end : running_start]
-        new_request = await self._build_from(new_events, invocation, agent)
-        finished.contents += new_request.contents
-        finished.end = running_start
-        finished.addition_count += 1
+    async def _build_joined(
+        self, finished: _Finished, invocation: InvocationContext, agent: LlmAgent
+    ) -> LlmRequest:
+        """Has ADK build the events that are not in `finished`; joins all contents.
+
+        The contents of invocations that have finished since the last call are stored in
+        `finished`.
+        """
+        events = self._session.events
+        running_start = _find_running_start(events, invocation.invocation_id)
+        newly_finished = events[finished.end : running_start]
+        if newly_finished:
+            addition = await self._build_from(newly_finished, invocation, agent)
+            finished.contents += addition.contents
+            finished.end = running_start
+            finished.addition_count += 1
+
+        request = await self._build_from(events[running_start:], invocation, agent)
+        request.contents = [*finished.contents, *request.contents]
+        return request
 
     async def _build_from(
         self, events: list[Event], invocation: InvocationContext, agent: LlmAgent
     ) -> LlmRequest:
-        """Has ADK build a request from all or some events of the session."""
+        """Has ADK build a request from all events of the session, or from some."""
         session = self._session.model_copy(update={"events": events})
         own_invocation = invocation.model_copy(update={"session": session})
         return await _catch_request(own_invocation, agent)
@@ -373,10 +434,10 @@ class Side:
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
     ) -> Sent:
-        """Makes the call as ADK would, without the traces, which take most time.
+        """Makes a call with a copy of a request, which the guard may change.
 
-        The guard changes a copy of the request. Returns this copy, the usage, and the
-        record of the guard.
+        The plugins and the model are called as by ADK, but without the traces, which
+        take most of the time.
         """
         changes = {
             "contents": list(request.contents),
@@ -395,18 +456,18 @@ class Side:
                 callback_context=context, llm_response=response
             )
 
-        assert self.llm.answered is not None, "The model has just noted it."
-        sent_request, usage = self.llm.answered
+        answered = self.llm.answered
+        assert answered is not None, "The model has stored the request."
         self.llm.answered = None
         record = self.records.pop() if self.records else None
-        return Sent(sent_request, usage, record)
+        return Sent(answered.request, answered.usage, record)
 
     def begin(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
-        """Adds the events before a recorded call, and prepares the model for the call.
+        """Adds the events before a recorded call, and sets the model up for the call.
 
-        Returns the invocation that the call belongs to.
+        The agent gets this model. Returns the invocation that the call belongs to.
         """
         event = call.event
         added_count = len(self._session.events)
@@ -431,12 +492,15 @@ class Side:
 
 
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
-    """Runs an agent up to its model call; returns the request that ADK has built."""
+    """Runs an agent up to its model call; returns the request that ADK has built.
+
+    The agent keeps the callback that stops it.
+    """
     requests: list[LlmRequest] = []
 
-    # ADK calls no model if the callback returns a response.
     def catch(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
         requests.append(llm_request)
+        # ADK calls no model if the callback returns a response.
         return LlmResponse(content=types.ModelContent("."))
 
     agent.before_model_callback = catch
@@ -451,10 +515,20 @@ async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmR
     return requests[0]
 
 
+def _is_check_due(addition_count: int) -> bool:
+    """Whether to compare a joined request with the whole one, which takes long.
+
+    Comparisons after 0, 1, 2, 4, 8, … additions are enough, and cost little.
+    """
+    # A power of two has one bit that is set, and 0 has none.
+    return addition_count.bit_count() <= 1
+
+
 def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
     """Returns the index of the first event of the running invocation.
 
-    Its events are the last ones. If it has no event yet, returns the number of events.
+    The events of the running invocation are the last ones. If there is none yet,
+    returns the number of events.
     """
     start = len(events)
     while start and events[start - 1].invocation_id == invocation_id:
@@ -465,22 +539,21 @@ def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
 def _are_separable(events: Sequence[Event]) -> bool:
     """Whether ADK can build the contents of some events without the earlier events.
 
-    It can if no event changes the events before it, as a compaction or a rewind does,
-    and if each tool result has its call among the events.
+    Two kinds of events need earlier ones: a compaction or a rewind, which changes the
+    events before it, and a tool result whose call is not among the events.
     """
     call_ids = {call.id for event in events for call in event.get_function_calls()}
     for event in events:
         actions = event.actions
-        if actions.compaction or actions.rewind_before_invocation_id:
-            return False
-        responses = event.get_function_responses()
-        if any(response.id not in call_ids for response in responses):
+        changes_earlier = actions.compaction or actions.rewind_before_invocation_id
+        result_ids = {result.id for result in event.get_function_responses()}
+        if changes_earlier or not result_ids <= call_ids:
             return False
     return True
 
 
 def make_agent(name: str, **settings: Any) -> LlmAgent:
-    """Makes the agent of recorded calls."""
+    """Makes the agent of recorded calls; `settings` are fields of `LlmAgent`."""
     try:
         return LlmAgent(name=name, **settings)
     except ValidationError as error:
