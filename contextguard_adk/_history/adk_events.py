@@ -218,10 +218,13 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     # The agent of the branch "root.writer" sees the events of "root" as well. The added
     # dots keep "root.write" from passing for a parent of "root.writer".
     own_branch = invocation.branch
-    if own_branch and event.branch:
-        is_own_or_parent = f"{own_branch}.".startswith(f"{event.branch}.")
-        if not is_own_or_parent:
-            return False
+    event_branch = event.branch
+    if (
+        own_branch
+        and event_branch
+        and not f"{own_branch}.".startswith(f"{event_branch}.")
+    ):
+        return False
 
     # The input of a workflow's node is shown to this node alone.
     own_path = getattr(invocation, "node_path", None) or ""

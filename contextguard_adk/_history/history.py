@@ -21,7 +21,6 @@ from contextguard_adk._history.contents import (
     Pairs,
     content_text,
     find_current_request,
-    has_function_response,
     has_tool,
     is_message,
     is_user_text,
@@ -178,10 +177,11 @@ class History:
         previews: dict[int, types.Content] = {}
         summarized_indexes = self.model_covered
         for index, content in enumerate(self.contents):
+            results = [part for part in parts_of(content) if part.function_response]
             # A result that a model has summarized is not shown at all.
-            if not has_function_response(content) or index in summarized_indexes:
+            if not results or index in summarized_indexes:
                 continue
-            preview = self._make_preview(index, self.preview)
+            preview = self._make_preview(index, results, self.preview)
             if preview is not None:
                 previews[index] = preview
 
@@ -195,13 +195,20 @@ class History:
         """Whether previews shorten strings in the same way as `truncation`."""
         return self.preview is not None and self.preview.strings == truncation
 
-    def _make_preview(self, index: int, settings: Preview) -> types.Content | None:
-        """Returns the preview of a content; None if the model reads it whole."""
+    def _make_preview(
+        self, index: int, results: Sequence[types.Part], settings: Preview
+    ) -> types.Content | None:
+        """Returns the preview of a content; None if the model reads it whole.
+
+        Args:
+            index: The index of the content.
+            results: The parts of the content with tool results.
+            settings: The settings of previews.
+        """
         if index in self._known_previews:
             return self._known_previews[index]
 
         content = self.contents[index]
-        results = [part for part in parts_of(content) if part.function_response]
         results_bytes = sum(self.memo.part_bytes(part) for part in results)
         preview = None
         if not settings.fits(results_bytes):
