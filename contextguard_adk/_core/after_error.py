@@ -21,7 +21,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk._core.call import Call
-from contextguard_adk._core.look import least_tokens
+from contextguard_adk._core.look import estimate_least_tokens
 from contextguard_adk._core.recover import Recovery, read_overflow
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
@@ -204,9 +204,9 @@ def _read_own_overflow(
     # The estimate is compared with a rate limit if the error names no size.
     seen = sent.memory.facts.of(sent.model)
     if seen.counted is not None:
-        sent_tokens = least_tokens(seen, sent.heuristic_tokens)
+        sent_tokens = estimate_least_tokens(seen, sent.heuristic_tokens)
     else:
-        # Without a count, `least_tokens` returns only half of the heuristic tokens.
+        # Without a count, `estimate_least_tokens` returns only half of the heuristic tokens.
         sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None:

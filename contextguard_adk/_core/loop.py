@@ -36,7 +36,7 @@ from contextguard_adk._core.limits import (
     note_use_of_limits,
     warn_reserved_output,
 )
-from contextguard_adk._core.look import build_turn, leave_out_rest, read_counts
+from contextguard_adk._core.look import build_turn, leave_out_oldest, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import Paid
@@ -70,7 +70,7 @@ async def settle(call: Call, bounds: Bounds) -> Turn:
         if row is FIXED_PART_TOO_LARGE:
             _warn_fixed_part(turn)
         if row.step is Step.SEND:
-            return leave_out_rest(turn, bounds)
+            return leave_out_oldest(turn, bounds)
 
         act = _ACTS[row.step]
         if await act(call, turn, row):
