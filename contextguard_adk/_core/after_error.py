@@ -206,7 +206,7 @@ def _read_own_overflow(
     if seen.counted is not None:
         sent_tokens = estimate_least_tokens(seen, sent.heuristic_tokens)
     else:
-        # Without a count, `estimate_least_tokens` returns only half of the heuristic tokens.
+        # Without a count, `estimate_least_tokens` would return half of this number.
         sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None:
