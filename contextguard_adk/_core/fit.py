@@ -337,6 +337,7 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
         running_turn=history.running_turn,
         head=[] if head is None else [head.content],
     )
+
     scale = Scale(correction, history.memo)
     reduced = reduce_contents(history.shown, room_tokens, scale, frame)
     # A shape puts contents in order before they are sent. But if the provider refuses

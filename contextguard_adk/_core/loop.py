@@ -117,7 +117,7 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
     payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
     # If this call is cancelled, the task goes on, and a later call uses the summary.
     was_allowed = await call.memory.pending.write(payer.pay(turn))
-    # None is neither: it stands for a task that was cancelled.
+    # None stands for a task that was cancelled, and not for an answer of the user.
     was_put_off = was_allowed is False
     if was_put_off and turn.reason == "requested":
         call.state.answer_request("before_compaction put it off")
@@ -202,9 +202,9 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Stores a summary, changes the facts that it makes wrong, and reports it.
+    """Stores a summary, updates the memory of the call, and reports the compaction.
 
-    The request itself changes later: the next look reads the stored summary.
+    The next look reads the stored summary, and builds the request with it.
 
     Args:
         call: The model call.
@@ -214,8 +214,10 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     """
     state = call.state
     memory = call.memory
-    # First, session state gets the summary. Until an event has carried the summary to
-    # the session, the memory keeps it as a summary that may get lost.
+
+    # The summary leaves the shelf for session state. The memory keeps a copy, which is
+    # put in again if the session loses the summary. The copy need not wait until a
+    # compaction is wanted, and is not reported again.
     unconfirmed = replace(
         paid,
         draft=outcome.draft,
@@ -230,7 +232,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     note_use_of_limits(call)
     memory.facts = replace(memory.facts, fruitless_tokens=None)
 
-    # Then the facts of this call change if the call itself has paid for the summary. A
+    # A settled call has paid for the summary itself, and is compacted by now. A
     # recovery from a rejection goes on with the counts with which it began.
     is_requested = turn.reason == "requested"
     is_recovery = turn.reason == "overflow"
@@ -268,6 +270,8 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     keep_tools = turn.settings.keep_tools
     newly_covered = outcome.draft.covered - turn.history.model_covered
     contents = [turn.history.contents[index] for index in newly_covered]
+    # A compaction leaves results of `keep_tools` up to a tenth of the window. If it
+    # covers some, they take more.
     if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
         message = (
             "Results of `keep_tools` take more than a tenth of the window of agent %r, "

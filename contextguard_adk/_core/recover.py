@@ -284,6 +284,7 @@ class Recovery:
         for shape in reversed(_shapes.SHAPES):
             if shape.help is None:
                 continue
+
             forms = shape.help(turn, kind, contents)
             if forms is not None:
                 return forms
@@ -326,14 +327,15 @@ class Recovery:
             shaped = rejected.shape(contents)
             rejected.tried_tokens.append(rejected.measure(shaped))
             request = self._build_request(shaped)
+            ask = partial(self._ask, request)
+
             try:
-                ask = partial(self._ask, request)
                 answer = await call_with_retries(ask, _RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - a client may raise anything.
                 failure = self._handle_failure(error, request, contents)
                 if failure is not None:
                     return failure
-                # A new form was stored, so the contents are sent again.
+                # The loop sends the contents again in the new form.
             else:
                 if answer is not None:
                     self._note_recovered(request)
