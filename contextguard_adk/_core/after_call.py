@@ -86,7 +86,7 @@ async def record_answer(
     """Stores the provider's count, if there is one, and reports the call once.
 
     The plugin calls this for each response of the model. A streamed answer has several
-    responses. A partial one has a piece of the answer.
+    responses, and a partial response has only a piece of the answer.
 
     Args:
         guard: The memory of the plugin.
@@ -201,8 +201,8 @@ async def _report(answer: Answered) -> None:
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
     """Returns whether another plugin may keep ADK's events from this plugin.
 
-    ADK asks the plugins in order, and stops at the first one that returns an event. So
-    each earlier plugin with an `on_event_callback` of its own may do so.
+    ADK hands an event to the plugins in order, until a plugin returns an event. So an
+    earlier plugin with an `on_event_callback` of its own may keep events.
     """
     plugins = context.get_invocation_context().plugin_manager.plugins
     base_method = BasePlugin.on_event_callback
@@ -213,7 +213,8 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
     """Compares a count with the request that was sent.
 
-    The ratio of the count is remembered, unless the count leaves something out.
+    A count that leaves something out is not the size of the request. Any other count is
+    compared with earlier counts of the model as well.
 
     Returns:
         The count with the guard's own figures; None if a count of this call was stored
@@ -229,7 +230,7 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
 
     # Media may take far fewer tokens than their bytes / 4, and a text in some scripts
     # may take fewer by `script_tokens`. A count that is low even without these tokens
-    # is incomplete.
+    # is incomplete. The scripts take time, so they are read for a low count only.
     is_low = real_tokens < sent.heuristic_tokens * _LEAST_RATIO
     is_incomplete = False
     if is_low and sent.heuristic_tokens > _MOST_UNCHECKED_TOKENS:
@@ -281,9 +282,10 @@ def _check_and_note_size(
 ) -> bool:
     """Returns whether a count is the size of one request, and not of several.
 
-    The ratio of the count is remembered if there is an estimate to compare it with.
+    The ratio of the count is remembered, unless the count is above the window, or
+    includes a cache.
     """
-    window_tokens = call.stated_window_tokens
+    window_tokens = call.stated_window_tokens  # 0 if unknown.
     is_above_window = window_tokens > 0 and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
         # The guard keeps each request below the window, so the count is a sum.
@@ -307,8 +309,8 @@ def _note_ratio(call: SentCall, counted_tokens: int, estimated_tokens: int) -> b
     """
     seen = call.memory.facts.of(call.model)
     ratio = counted_tokens / estimated_tokens
-    is_first = seen.lowest_ratio == 0
-    if is_first:
+    has_believed_before = seen.lowest_ratio > 0
+    if not has_believed_before:
         most_ratio = _MOST_FIRST_RATIO
         lowest_ratio = ratio
     else:

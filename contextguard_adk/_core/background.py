@@ -69,9 +69,9 @@ def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
     if not may_begin_in_background(answered):
         return
 
-    # The size of the request need not be the reason for the summary: a strategy may
-    # want one, for example, because the history has many messages.
-    ahead = answered.settings.ahead or 1.0
+    # The size of the request need not be the reason for the summary: the strategy may
+    # want a summary, for example, because the history has many messages.
+    ahead = answered.settings.ahead or 1.0  # It is set, or nothing may begin.
     is_near_threshold = answered.fullness >= ahead
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):
         # At the threshold, `decide` would not find a compaction worth its price.
@@ -121,6 +121,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
     # Only a few summaries are written ahead of time at once.
     has_slot = await payer.guard.tasks.acquire_slot()
     if not has_slot:
+        # Other event loops hold all slots, and nobody here would notice their end.
         return
     allowed_turn = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
     if allowed_turn is None:
@@ -131,6 +132,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
     if draft is None:
         # The strategy leaves the request as it is.
         return
+    # The strategy may have asked for no summary, or may have got excerpts in its place.
     is_by_model = ask.attempts > 0 and not draft.is_mechanical
     if not is_by_model:
         # Without a model a compaction takes no time, so it can be made once it is due.
@@ -192,8 +194,8 @@ def compose_paid(
         if index not in kept_indexes
     ]
     rest_tokens = outcome.tokens - turn.measure_alone(newer_messages)
-    # If the request lacks some of these messages, or has short forms of them, too much
-    # was subtracted. But the fixed part is left in any case.
+    # The request may have short forms of some of these messages, or may not have them
+    # at all. Then too much is subtracted, but the fixed part is left in any case.
     left_tokens = max(turn.fixed_tokens, rest_tokens)
     stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(outcome, stored=stored)

@@ -98,9 +98,13 @@ class Scale:
     def shorten(self, content: types.Content, max_tokens: float) -> types.Content:
         """Shortens the texts and results of a content, each by the same ratio.
 
+        Args:
+            content: The content.
+            max_tokens: The most tokens that the result is to take.
+
         Returns:
-            A shortened copy, or the content itself if it takes at most `max_tokens`.
-            The copy may take more, because calls and media stay as they are.
+            The content itself if it fits, else a shortened copy. The copy may take more
+            than `max_tokens`, because calls and media stay as they are.
         """
         tokens = self.measure([content])
         if tokens <= max_tokens:
@@ -117,7 +121,7 @@ class Scale:
 
         Args:
             part: The part.
-            ratio: The part of its tokens that its text or result may take, below 1.
+            ratio: How much of the tokens of a text or a result may stay; below 1.
         """
         if part.text:
             # The guard adds a notice to the shortened text, so the text is quoted.
@@ -143,7 +147,7 @@ class Scale:
         Args:
             response: The response.
             result: `response.response`, which is not empty.
-            ratio: The part of its tokens that the result may take, below 1.
+            ratio: How much of the tokens of the result may stay; below 1.
         """
         text = quote(payload_text(result))
         max_tokens = self.count(text) * ratio * _RESULT_RATIO
@@ -156,7 +160,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Frame:
-    """The head of a list of contents, and what the list has of the running turn.
+    """The head of a list of contents, and the place of the user's request in the list.
 
     Attributes:
         request_index: The index of the user's request; None if the request is unknown,

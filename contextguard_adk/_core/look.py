@@ -76,9 +76,9 @@ def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     elif focus is not None:
         reason = "requested"
 
-    # The turn is built in four steps, because each step reads the turn of the step
-    # before: the known facts, then contents and config as they would be sent, then the
-    # size of both, then how near the strategy is to a compaction of this size.
+    # Four steps build the turn, and each one reads the turn of the step before. The
+    # first step adds the facts that are known. Then come the contents and the config as
+    # they would be sent, then the size of both, then the nearness of a compaction.
     unrendered = Turn(
         agent=call.agent,
         origin=call.origin,
@@ -119,7 +119,7 @@ def read_counts(call: Call) -> Counts:
           correction then follows from a rejection.
         - Both numbers, and the corrections that follow from them.
 
-        If there is no source for a correction, it is None.
+        A correction that follows from nothing is None.
     """
     facts = call.memory.facts
     seen = facts.of(call.model)
@@ -150,7 +150,8 @@ def read_counts(call: Call) -> Counts:
         real_tokens = 0
 
     if real_tokens == 0 or heuristic_tokens == 0:
-        # A correction would need both numbers.
+        # A correction would need both numbers. An estimate takes a count alone for a
+        # lower bound.
         return Counts(
             real_tokens=real_tokens or None,
             heuristic_tokens=heuristic_tokens or None,
@@ -170,7 +171,7 @@ def read_counts(call: Call) -> Counts:
 
 
 def estimate_least_tokens(seen: Seen, heuristic_tokens: int) -> int:
-    """Returns a low estimate of a request, in tokens of the model.
+    """Estimates a request in tokens of the model; the result is rarely too high.
 
     Args:
         seen: The facts that the answers of the model have shown.
@@ -180,7 +181,7 @@ def estimate_least_tokens(seen: Seen, heuristic_tokens: int) -> int:
     if counted is None:
         # Most texts take more than half a token of the model per heuristic token.
         return heuristic_tokens // 2
-    # The request takes as many tokens per heuristic token as the last counted one.
+    # The ratio of tokens to heuristic tokens is that of the last counted request.
     return heuristic_tokens * counted.real_tokens // max(1, counted.heuristic_tokens)
 
 
@@ -298,6 +299,7 @@ def _get_history(
             call.history = call.history.with_summary(stored)
         return call.history
 
+    # Later callbacks may change the list of the request, so the history gets a copy.
     history = History(
         [*call.request.contents],
         call.invocation,

@@ -80,8 +80,8 @@ class Payer:
             - The unchanged turn in all other cases: the compaction is to go on.
         """
         new_indexes = turn.older_than(keep_count=0) - turn.history.model_covered
-        # A strategy that cannot tell its nearness says infinity before each call. Then
-        # it will usually not compact.
+        # A strategy that cannot tell its nearness says infinity for each call. Usually
+        # such a strategy then compacts nothing.
         is_unlikely = turn.nearness == math.inf and not turn.is_due
         has_function = self.guard.observers.listeners.before_compaction is not None
         if not has_function or is_unlikely or not new_indexes:
@@ -160,7 +160,7 @@ class Payer:
             Three values:
             - The draft of the strategy; None if the strategy leaves the request as it
               is.
-            - Fields of the `CompactionRecord`: the costs and the duration.
+            - Fields of the `CompactionRecord`, such as `usage` and `duration_seconds`.
             - The `Ask`, through which the strategy has had summaries written.
         """
         started_seconds = time.monotonic()
@@ -168,14 +168,14 @@ class Payer:
         try:
             draft = await self.strategy.compact(turn, ask)
         finally:
-            costs = ask.end()
-            event = Summarized(turn.origin, costs)
+            facts = ask.end()
+            event = Summarized(turn.origin, facts)
             for listener in _listeners.SUMMARIZED:
                 with log_failures(logger, f"{type(listener).__name__} failed"):
                     listener.summarized(event)
 
         duration_seconds = time.monotonic() - started_seconds
-        return draft, {**costs, "duration_seconds": duration_seconds}, ask
+        return draft, {**facts, "duration_seconds": duration_seconds}, ask
 
     def _put_on_shelf(
         self, turn: Turn, draft: Draft, facts: dict[str, Any], ask: Ask
@@ -226,6 +226,6 @@ class Payer:
     def _note_fruitless(self, turn: Turn) -> None:
         """Remembers the size of a request whose compaction was fruitless.
 
-        `decide` waits until a request is larger.
+        The next compaction waits until a request is larger, see `decide`.
         """
         self.memory.facts = replace(self.memory.facts, fruitless_tokens=turn.tokens)
