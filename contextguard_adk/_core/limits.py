@@ -53,7 +53,8 @@ def find_limits(call: Call) -> Learned:
         - The limits of this process if they are trusted, whatever session state says.
         - An empty `Learned`, to try the model without limits, once 20 calls were
           answered under limits that are not trusted.
-        - The limits of session state otherwise; an empty `Learned` if it has none.
+        - The limits of session state otherwise. They include those of this process that
+          are not trusted. An empty `Learned` stands for no limits.
     """
     seen = call.memory.facts.of(call.model)
     answered_calls = seen.limit_calls
@@ -68,10 +69,10 @@ def find_limits(call: Call) -> Learned:
 def note_use_of_limits(call: Call) -> None:
     """Notes in session state that a compaction has used limits of session state.
 
-    If this process has seen the same limits, nothing is noted. Otherwise nothing but
-    session state, which anybody may write, speaks for the limits there. They hold for
-    two compactions: the first one marks them as used, and the second one replaces them
-    by the limits that this process has seen, or by none.
+    If this process has seen the same limits, nothing is noted. Other limits may be
+    wrong, because anybody may write session state, so they hold for two compactions.
+    The first compaction marks them as used. The second one replaces them by the limits
+    that this process has seen, or by an empty `Learned`.
     """
     seen_limits = call.memory.facts.of(call.model).limits or Learned()
     stored_limits = call.state.record.of(call.model)
@@ -85,17 +86,17 @@ def note_use_of_limits(call: Call) -> None:
         call.state.learn(call.model, used_limits)
 
 
-def review_limits(event: Answered) -> None:
-    """Reviews the limits of a model after its answer; changes them or counts the call.
+def review_limits(answer: Answered) -> None:
+    """Reviews the limits of a model after an answer; forgets a window or counts a call.
 
-    A window is forgotten once a larger prompt was accepted. Otherwise the answered call
-    is counted if the limits are not trusted, so that `find_limits` can try the model
-    without them.
+    A window is forgotten once a larger prompt was accepted. Otherwise the call is
+    counted while the limits are not trusted, so that `find_limits` tries the model
+    without these limits after some calls.
 
     Args:
-        event: The answer, before its count is stored.
+        answer: The answer, before its count is stored.
     """
-    call = event.call
+    call = answer.call
     # A call may have several whole responses, and counts once.
     is_first_answer = call.is_answered and not call.is_reported
     if call.is_observed or not is_first_answer:
@@ -104,10 +105,10 @@ def review_limits(event: Answered) -> None:
     model = call.model
     seen = call.memory.facts.of(model)
     seen_limits = seen.limits or Learned()
-    stored_limits = event.state.record.of(model)
+    stored_limits = answer.state.record.of(model)
     window_tokens = seen_limits.window_tokens or stored_limits.window_tokens
-    count = event.count
-    prompt_tokens = 0
+    count = answer.count
+    prompt_tokens = 0  # Without a count that is the size of one request.
     if count is not None and count.is_size:
         prompt_tokens = count.real_tokens
 
@@ -115,7 +116,7 @@ def review_limits(event: Answered) -> None:
         # The limits without the window are trusted, so that no other window of session
         # state is believed.
         wider_limits = seen_limits.model_copy(update={"window_tokens": None})
-        event.state.learn(model, wider_limits)
+        answer.state.learn(model, wider_limits)
         call.memory.see(model, replace(seen, limits=wider_limits, limit_calls=None))
     elif seen.limit_calls is not None and seen.limit_calls < _TRY_AGAIN_CALLS:
         call.memory.see(model, replace(seen, limit_calls=seen.limit_calls + 1))
@@ -146,17 +147,17 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     )
 
     # Second source: this process keeps prompts below a limit because of a rate limit,
-    # or because a server truncates longer prompts. If the model has accepted a larger
-    # prompt, the limit does not hold.
+    # or because a server truncates longer prompts. The limit is kept by client, and in
+    # this session also by model, because the app may make a new client. If the model
+    # has accepted a larger prompt, the limit does not hold.
     no_limit = Limit(stated.tokens)
     limit = call.guard.limits.get(call.client, seen.kept or no_limit)
     if limit.tokens < seen.accepted_tokens:
         limit = no_limit
 
-    # Third source: a rejection has shown a window. If another process has read the
-    # rejection, the window is raised to the largest prompt that was accepted here. If
-    # this process has read it, `_read_window` has compared the window with accepted
-    # prompts already.
+    # Third source: a rejection has shown a window. If this process has read the
+    # rejection, it has compared the window with accepted prompts then. A window from
+    # another process is raised to the largest prompt that was accepted here.
     learned = find_limits(call)
     learned_tokens = stated.tokens
     if learned.window_tokens:

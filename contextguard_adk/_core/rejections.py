@@ -91,8 +91,8 @@ def learn_window(
         estimated_tokens: The size of the rejected request.
 
     Returns:
-        The bounds of the next request. A limit that is remembered need not be among
-        them, because each request reads it from the memory.
+        The bounds of the next request. They need not have a limit that is remembered,
+        because each request reads the memory.
     """
     says_nothing_of_tokens = overflow.in_bytes or overflow.is_quotation
     if says_nothing_of_tokens:
@@ -109,8 +109,8 @@ def learn_window(
         learn(call, window_tokens=window.tokens, is_trusted=window.is_trusted)
         _warn_window(call.agent, model, window, estimated_tokens)
     elif not window.is_trusted:
-        # The known window stays, because it is no larger than the window that is not
-        # trusted. But its limits lose their trust.
+        # The known window stays, because it is no larger. But all known limits of the
+        # model are trusted no more than the window of this rejection.
         learn(call, is_trusted=False)
     return bounds
 
