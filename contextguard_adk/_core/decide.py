@@ -151,8 +151,8 @@ def _has_hardly_grown(turn: Turn) -> bool:
     if tried_tokens is None or turn.is_overfull:
         return False
 
-    # A compaction replaces the new messages by a summary. It pays only if they take at
-    # least half as much as a summary may take.
+    # A compaction replaces the new messages by a summary. This pays only if the new
+    # messages take at least half of the most that a summary may take.
     least_growth_tokens = turn.budgets.summary_tokens // 2
     if tried_tokens < turn.budgets.full_tokens:
         # There is still room for an answer, so the next compaction, which is paid for,
