@@ -22,7 +22,7 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import reserve_output, resolve_model
 from contextguard_adk._core.look import build_turn
-from contextguard_adk._core.loop import declare_tools, settle
+from contextguard_adk._core.loop import declare_tools, look_and_act
 from contextguard_adk._core.rejections import learn
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
@@ -220,7 +220,7 @@ async def put_in_summary(
 
     rejected.learn_ratio(overflow)
     summary_before = call.state.record.summary
-    turn = await settle(call, rejected.bounds)
+    turn = await look_and_act(call, rejected.bounds)
     is_new_stored = call.state.record.summary is not summary_before
     if not is_new_stored:
         return None

@@ -53,7 +53,7 @@ from contextguard_adk.records import CompactionRecord, PressureRecord
 logger = logging.getLogger("contextguard_adk.call")
 
 
-async def settle(call: Call, bounds: Bounds) -> Turn:
+async def look_and_act(call: Call, bounds: Bounds) -> Turn:
     """Looks at a call and acts, until the table of `decide` says to send the request.
 
     Args:
@@ -325,7 +325,7 @@ def _describe(
     )
 
 
-async def send(call: Call, turn: Turn) -> None:
+async def prepare_request(call: Call, turn: Turn) -> None:
     """Prepares the request, which ADK sends next, and keeps a record of it.
 
     A guard that only observes does not change the request.
@@ -394,8 +394,7 @@ def _note_run(call: Call) -> None:
     """Remembers for the next call whether this call was compacted, and in which run.
 
     The unconfirmed summary of an earlier run is forgotten, because the session has this
-    summary by now. If the session had lost it, `settle` has put the summary in again,
-    and it counts as unconfirmed in this run.
+    summary by now. A lost summary was put in again before, and belongs to this run.
     """
     memory = call.memory
     run_id = call.run.invocation_id
