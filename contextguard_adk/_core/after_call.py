@@ -285,7 +285,8 @@ def _check_and_note_size(
     The ratio of the count is remembered, unless the count is above the window, or
     includes a cache.
     """
-    window_tokens = call.stated_window_tokens  # 0 if unknown.
+    # A window of 0 is unknown.
+    window_tokens = call.stated_window_tokens
     is_above_window = window_tokens > 0 and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
         # The guard keeps each request below the window, so the count is a sum.

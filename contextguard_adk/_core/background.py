@@ -71,7 +71,7 @@ def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
 
     # The size of the request need not be the reason for the summary: the strategy may
     # want a summary, for example, because the history has many messages.
-    ahead = answered.settings.ahead or 1.0  # It is set, or nothing may begin.
+    ahead = answered.settings.ahead or 1.0
     is_near_threshold = answered.fullness >= ahead
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):
         # At the threshold, `decide` would not find a compaction worth its price.

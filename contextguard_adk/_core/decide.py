@@ -189,7 +189,8 @@ def _is_little_new(turn: Turn) -> bool:
     # with the user's request either, if it quotes the whole request.
     history = turn.history
     staying = set(turn.kept.indexes)
-    is_quoted_whole = turn.quoted_chars < 0  # -1 stands for all characters.
+    # A number of -1 stands for all characters.
+    is_quoted_whole = turn.quoted_chars < 0
     if is_quoted_whole and history.request_index is not None:
         staying.add(history.request_index)
 

@@ -108,7 +108,8 @@ def review_limits(answer: Answered) -> None:
     stored_limits = answer.state.record.of(model)
     window_tokens = seen_limits.window_tokens or stored_limits.window_tokens
     count = answer.count
-    prompt_tokens = 0  # Without a count that is the size of one request.
+    # A count that is not the size of one request says nothing about the window.
+    prompt_tokens = 0
     if count is not None and count.is_size:
         prompt_tokens = count.real_tokens
 
