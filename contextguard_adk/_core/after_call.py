@@ -1,8 +1,9 @@
 """Records a model's answer: stores the provider's count of tokens, reports the call.
 
-A provider's count of the prompt is not always the size of one request: it may leave out
-cached tokens, or add up several requests. The guard's own measure of a request is its
-bytes / 4, here called its heuristic tokens.
+A provider's count of the prompt is not always the size of one request: the count may
+leave out cached tokens, or be the sum of several requests. So each count is compared
+with the guard's own figures of the request. Heuristic tokens are the bytes of the
+request / 4. The ratio of a count is the count divided by an estimate of the request.
 """
 
 from __future__ import annotations
@@ -39,36 +40,40 @@ from contextguard_adk.records import METADATA_KEY, CallRecord, describe_call
 
 logger = logging.getLogger("contextguard_adk.answers")
 
-# A count below this part of bytes / 4 leaves out cached or truncated text. Scripts that
-# take fewer tokens are allowed for: Georgian takes 0.42 of bytes / 4, Hindi 0.45.
+# A count below this part of the heuristic tokens leaves out cached or truncated text,
+# unless media or a script explain the count: a text takes 0.42 tokens per heuristic
+# token in Georgian, and 0.45 in Hindi.
 _LEAST_RATIO = 0.5
 
-# For requests of fewer tokens (bytes / 4), a low count is no sign of missing text.
-_LEAST_SENT_TOKENS = 4_000
+# A low count of a request up to this many heuristic tokens is no sign of missing text.
+_MOST_UNCHECKED_TOKENS = 4_000
 
-# The ratio of a count is the count divided by the estimate of its request. The first
-# count of a model is believed up to the first ratio. Each later count is believed up to
-# the second number times the lowest ratio so far.
+# The first count of a model is believed up to this ratio. Some vocabularies have such a
+# ratio for some scripts.
 _MOST_FIRST_RATIO = 5.0
+
+# Each later count is believed up to this number times the lowest believed ratio of the
+# model. A lowest ratio below 1 counts as 1.
 _MOST_GROWTH_OF_RATIO = 2.5
 
-# A server adds the tokens of a chat template, at most so many, to the prompt.
+# A server adds the tokens of a chat template to the prompt: at most this many.
 _TEMPLATE_TOKENS = 500
 
-# A count with a higher ratio is believed if it repeats the count before. It does so if
-# their ratios differ by less than a tenth, or if their tokens above the estimates
-# differ by less than 3 %.
+# A count with a higher ratio is believed if it repeats the doubted count before it: if
+# the two ratios differ by less than 10 %, or if the two excesses differ by less than
+# 3 %. The excess of a count is the count less the estimate of its request.
 _SAME_RATIO = 0.1
 _SAME_EXCESS = 0.03
 
-# A request that fills this part of the window is large: if it has no answer, a server
-# may have found it too long. The part is low because LiteLLM was seen to find only 40 %
-# of the tokens of a request if a server streams no usage.
+# A request that fills this part of the window is large. If a large request has no
+# answer, a server may have found the request too long. The part is low because the
+# estimate may be low: if a server streams no usage, LiteLLM counts the tokens itself,
+# and was seen to find only 40 % of them.
 _LARGE_RATIO = 0.4
 
 
 class _SentRequest(NamedTuple):
-    """A request as callbacks after the guard have left it, and its bytes / 4."""
+    """A request as callbacks after the guard have left it, and its heuristic tokens."""
 
     contents: Sequence[types.Content]
     config: types.GenerateContentConfig | None
@@ -80,7 +85,8 @@ async def record_answer(
 ) -> None:
     """Stores the provider's count, if there is one, and reports the call once.
 
-    ADK calls this for each response of a stream.
+    The plugin calls this for each response of the model. A streamed answer has several
+    responses, and a partial response has only a piece of the answer.
 
     Args:
         guard: The memory of the plugin.
@@ -99,20 +105,20 @@ async def record_answer(
     if real_tokens is not None or has_content:
         call.is_answered = True
     if response.partial:
-        # Only the last response of a stream is whole.
+        # Listeners are told of whole responses only.
         return
 
-    # A stored count makes the call forget this function, so it is read before.
-    after_answer = call.after_answer
-    event = _record_response(guard, context, call, response, plugin)
+    # `_record_response` may make the call forget this function.
+    begin_summary = call.after_answer
+    answer = _record_response(guard, context, call, response, plugin)
     if call.is_reported:
-        # A stream may have several whole responses.
+        # A stream may have several whole responses, but the call is reported once.
         return
 
     call.is_reported = True
-    if after_answer is not None and call.is_answered:
-        after_answer(real_tokens or call.estimated_tokens)
-    await _report(event)
+    if begin_summary is not None and call.is_answered:
+        begin_summary(real_tokens or call.estimated_tokens)
+    await _report(answer)
 
 
 def _read_prompt_tokens(response: LlmResponse) -> int | None:
@@ -133,8 +139,10 @@ def _record_response(
 ) -> Answered:
     """Tells the listeners of a whole response, and stores its count if it has one.
 
+    The arguments are those of `record_answer`, and the guard's record of the call.
+
     Returns:
-        The event that the listeners were told of.
+        The answer as the listeners were told of it.
     """
     invocation = context.get_invocation_context()
     run = guard.run(invocation)
@@ -143,7 +151,7 @@ def _record_response(
     if real_tokens is not None:
         count = _weigh_count(call, real_tokens, run.memo(invocation))
 
-    event = Answered(
+    answer = Answered(
         guard=guard,
         context=context,
         run=run,
@@ -157,40 +165,44 @@ def _record_response(
     for listener in _listeners.ANSWERED:
         if listener.is_on(guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
-                listener.answered(event)
-    review_limits(event)
+                listener.answered(answer)
+    review_limits(answer)
     if count is not None:
-        _store_count(event, count)
+        _store_count(answer, count)
 
-    if event.may_lose_event:
-        # The event may not reach the guard's callback for events. So ADK is given the
-        # values of session state here.
+    if answer.may_lose_event:
+        # Usually the guard adds its values of session state to ADK's event. If another
+        # plugin may keep this event from the guard, ADK gets the values here.
         _, scope = call_key(context)
         context.state.update(run.writes.give_once(scope, invocation.session.state))
-    return event
+    return answer
 
 
-async def _report(event: Answered) -> None:
-    """Tells the next event, the log and the user's function of an answered call."""
-    record = _describe(event)
-    # The record does not go onto the response, because a plugin may hand out the same
+async def _report(answer: Answered) -> None:
+    """Reports an answered call to three receivers.
+
+    They are the metadata of ADK's next event, the log, and the user's `on_call`.
+    """
+    record = _describe(answer)
+    # The response does not carry the record, because a plugin may hand out the same
     # response again.
-    key = call_key(event.context)
-    event.run.describe(key, METADATA_KEY, describe_call(record))
+    key = call_key(answer.context)
+    answer.run.describe(key, METADATA_KEY, describe_call(record))
     logger.debug(
         "Agent %r: about %d tokens were sent, %s counted, window %d.",
         record.agent,
         record.estimated_tokens,
-        event.real_tokens,
+        answer.real_tokens,
         record.window_tokens,
     )
-    await event.guard.observers.tell(record)
+    await answer.guard.observers.tell(record)
 
 
 def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
-    """Returns whether a plugin before this one may keep events from this one.
+    """Returns whether another plugin may keep ADK's events from this plugin.
 
-    Any plugin with an `on_event_callback` of its own may do so.
+    ADK hands an event to the plugins in order, until a plugin returns an event. So an
+    earlier plugin with an `on_event_callback` of its own may keep events.
     """
     plugins = context.get_invocation_context().plugin_manager.plugins
     base_method = BasePlugin.on_event_callback
@@ -199,28 +211,32 @@ def _may_lose_events(context: CallbackContext, plugin: BasePlugin) -> bool:
 
 
 def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
-    """Compares a count with the request that was sent, and remembers their ratio.
+    """Compares a count with the request that was sent.
+
+    A count that leaves something out is not the size of the request. Any other count is
+    compared with earlier counts of the model as well.
 
     Returns:
         The count with the guard's own figures; None if a count of this call was stored
         before.
     """
     if not call.sent_contents:
-        # The call has forgotten its contents, because its count was stored.
+        # `_store_count` has made the call forget its contents.
         return None
 
     sent = _read_sent(call, memo)
     parts = itertools.chain.from_iterable(parts_of(each) for each in sent.contents)
     media_tokens = sum(media_bytes(part) for part in parts) // 4
 
-    # A low count is incomplete if neither media nor scripts explain it.
-    least_tokens = sent.heuristic_tokens * _LEAST_RATIO
-    is_low = real_tokens < least_tokens
+    # Media may take far fewer tokens than their bytes / 4, and a text in some scripts
+    # may take fewer by `script_tokens`. A count that is low even without these tokens
+    # is incomplete. The scripts take time, so they are read for a low count only.
+    is_low = real_tokens < sent.heuristic_tokens * _LEAST_RATIO
     is_incomplete = False
-    if is_low and sent.heuristic_tokens > _LEAST_SENT_TOKENS:
+    if is_low and sent.heuristic_tokens > _MOST_UNCHECKED_TOKENS:
         script_tokens = request_script_discount(sent.contents, sent.config, memo)
-        discount_tokens = media_tokens + script_tokens
-        is_incomplete = real_tokens < least_tokens - discount_tokens * _LEAST_RATIO
+        other_tokens = sent.heuristic_tokens - (media_tokens + script_tokens)
+        is_incomplete = real_tokens < other_tokens * _LEAST_RATIO
 
     is_size = False
     if not is_incomplete:
@@ -234,7 +250,11 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
 
 
 def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
-    """Returns the request as it was sent, which callbacks after the guard may edit."""
+    """Returns the request as it was sent, measured again if its contents were edited.
+
+    Callbacks after the guard may edit the contents. If they have not done so, or if the
+    sent request is not at hand, the result is the request as the guard has left it.
+    """
     left_by_guard = _SentRequest(
         call.sent_contents, call.sent_config, call.heuristic_tokens
     )
@@ -260,11 +280,16 @@ def _read_sent(call: SentCall, memo: Memo) -> _SentRequest:
 def _check_and_note_size(
     call: SentCall, real_tokens: int, sent: _SentRequest, memo: Memo
 ) -> bool:
-    """Returns whether a count is the size of one request; remembers its ratio."""
+    """Returns whether a count is the size of one request, and not of several.
+
+    The ratio of the count is remembered, unless the count is above the window, or
+    includes a cache.
+    """
+    # A window of 0 is unknown.
     window_tokens = call.stated_window_tokens
     is_above_window = window_tokens > 0 and real_tokens > window_tokens
     if is_above_window and not call.is_observed:
-        # The guard keeps requests below the window. So this is the sum of several ones.
+        # The guard keeps each request below the window, so the count is a sum.
         return False
     if sent.config is not None and sent.config.cached_content:
         # The count includes a cache of the provider, which no estimate covers.
@@ -279,13 +304,14 @@ def _note_ratio(call: SentCall, counted_tokens: int, estimated_tokens: int) -> b
     """Remembers the ratio of a count to the estimate of its request.
 
     Returns:
-        Whether the count is believed. If its ratio is too high, the count may be the
-        sum of several requests. Then it is believed only if it repeats the one before.
+        Whether the count is believed to be that of one request. A count with too high a
+        ratio is doubted: it may be the sum of several requests. A doubted count is
+        believed only if it repeats the doubted count before it.
     """
     seen = call.memory.facts.of(call.model)
     ratio = counted_tokens / estimated_tokens
-    is_first = seen.lowest_ratio == 0
-    if is_first:
+    has_believed_before = seen.lowest_ratio > 0
+    if not has_believed_before:
         most_ratio = _MOST_FIRST_RATIO
         lowest_ratio = ratio
     else:
@@ -303,10 +329,11 @@ def _note_ratio(call: SentCall, counted_tokens: int, estimated_tokens: int) -> b
 
 
 def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
-    """Estimates a request, in tokens; the result is at least 1."""
+    """Estimates a request, to compare a count with it; the result is at least 1."""
     is_near = counted_tokens <= sent.heuristic_tokens * _MOST_GROWTH_OF_RATIO
     if is_near:
-        # So low a ratio is always believed, and a better estimate would take more time.
+        # `_note_ratio` believes such a count of any model. A better estimate takes more
+        # time, and would not change that.
         return max(1, sent.heuristic_tokens)
 
     request = MeasuredRequest(sent.contents, sent.heuristic_tokens, sent.config, memo)
@@ -316,19 +343,22 @@ def _estimate_sent(sent: _SentRequest, counted_tokens: int, memo: Memo) -> int:
 def _is_repeated(doubted: DoubtedCount, before: DoubtedCount) -> bool:
     """Returns whether a doubted count repeats the doubted count before it.
 
-    Without a doubted count before, nothing is repeated.
+    Args:
+        doubted: The count.
+        before: The count before it; `NOT_DOUBTED`, which nothing repeats, if that count
+            was not doubted.
     """
     has_same_ratio = _is_near(doubted.ratio, before.ratio, _SAME_RATIO)
     if has_same_ratio and doubted.ratio <= _MOST_FIRST_RATIO:
-        # The vocabulary of the model takes so many tokens for a script.
+        # A vocabulary may take this many tokens for a script, in each request.
         return True
 
-    # Otherwise a gateway may add the same tokens to each request.
+    # A gateway may add the same number of tokens to each request.
     return _is_near(doubted.excess_tokens, before.excess_tokens, _SAME_EXCESS)
 
 
 def _is_near(value: float, before: float, max_difference: float) -> bool:
-    """Returns whether two values differ by less than a part of the value before.
+    """Returns whether a value differs from the value before by less than a part of it.
 
     For example, 105 is near 100 if `max_difference` is 0.1. Nothing is near 0, which
     stands for no value.
@@ -336,24 +366,28 @@ def _is_near(value: float, before: float, max_difference: float) -> bool:
     return before != 0 and abs(value / before - 1) < max_difference
 
 
-def _store_count(event: Answered, count: Count) -> None:
-    """Stores a count in session state, and what it shows in the process.
+def _store_count(answer: Answered, count: Count) -> None:
+    """Stores a count in session state and in the memory of the process.
 
-    A count that is not the size of one request clears the stored one.
+    A count that is not the size of one request is not stored, and removes the stored
+    count from session state.
     """
-    call = event.call
+    call = answer.call
     memory = call.memory
+    # A count is never 0, see `_read_prompt_tokens`.
     real_tokens = count.real_tokens
-    cached_ratio = event.usage.cached_tokens / real_tokens
+    cached_ratio = answer.usage.cached_tokens / real_tokens
     memory.facts = replace(memory.facts, cached_ratio=cached_ratio)
     # The call is answered, so no recovery needs its contents.
     call.release()
     if not count.is_size:
-        # The stored count may be wrong as well, so it is removed.
-        event.state.write("real_tokens", None)
+        # The count before may be wrong for the same reason.
+        answer.state.write("real_tokens", None)
         return
 
-    largest_accepted = event.guard.accepted
+    # The largest accepted prompt is kept for all sessions by client, and for this agent
+    # in its session by model.
+    largest_accepted = answer.guard.accepted
     if real_tokens > largest_accepted.get(call.client, 0):
         largest_accepted[call.client] = real_tokens
 
@@ -365,25 +399,25 @@ def _store_count(event: Answered, count: Count) -> None:
     )
     memory.see(call.model, counted)
     memory.facts = replace(memory.facts, counting_model=call.model)
-    event.state.write("real_tokens", real_tokens)
-    event.state.write("last_heuristic", count.heuristic_tokens)
+    answer.state.write("real_tokens", real_tokens)
+    answer.state.write("last_heuristic", count.heuristic_tokens)
 
 
-def _describe(event: Answered) -> CallRecord:
-    """Returns the record of a call, with the costs of the summaries before it.
+def _describe(answer: Answered) -> CallRecord:
+    """Returns the record of a call, with the costs of the summaries before the call.
 
-    The memory forgets these costs, so that no other record has them.
+    The memory forgets the costs of the summaries, so that no other record has them.
     """
-    call = event.call
-    guard = event.guard
-    usage = event.usage
+    call = answer.call
+    guard = answer.guard
+    usage = answer.usage
 
     costs = resolve_costs(call.model, guard.settings.prices, guard.registry)
     summary_usage, summary_cost = call.memory.pop_summary_costs()
     return CallRecord(
         **vars(call.origin),
         estimated_tokens=call.estimated_tokens,
-        real_tokens=event.real_tokens,
+        real_tokens=answer.real_tokens,
         window_tokens=call.window_tokens,
         threshold_tokens=call.threshold_tokens,
         pressure=call.estimated_tokens / call.window_tokens,
@@ -398,9 +432,10 @@ def _describe(event: Answered) -> CallRecord:
 
 
 def end_run(run: Run) -> None:
-    """Forgets the summaries that the session has now; warns of silent models.
+    """Ends the memory of a run, and warns of each model that was silent.
 
-    A model is silent if it has not answered a large request at all.
+    The summaries that an event has carried to the session are forgotten. A model is
+    silent if there was neither content nor usage in answer to a large request.
     """
     run.forget_delivered()
     for (agent, _), call in run.calls.items():

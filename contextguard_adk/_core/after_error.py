@@ -1,7 +1,9 @@
 """Sends a request again after its model call has failed, if that can help.
 
-It can help if the request was too long (an `Overflow`), or if the provider refused the
-form of its contents (a refusal). `Recovery` decides which requests are sent then.
+A resend can help if the request was too long (an `Overflow`), or if the provider
+refused the form of its contents (a refusal). `Recovery` decides which requests are sent
+then. A later callback is one that ADK calls after the guard, before the request is
+sent: a callback of a later plugin or of the agent itself.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk._core.call import Call
-from contextguard_adk._core.look import least_tokens
+from contextguard_adk._core.look import estimate_least_tokens
 from contextguard_adk._core.recover import Recovery, read_overflow
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION
@@ -60,8 +62,8 @@ class _Problem(NamedTuple):
     """The reason why a provider did not accept a request.
 
     Attributes:
-        overflow: The limits of a request that was too long; None if it was not.
-        refusal: The kind of form that was refused; "" if none was.
+        overflow: The limits that the error names; None if the request was not too long.
+        refusal: The kind of the refusal; "" if the form was not refused.
     """
 
     overflow: Overflow | None
@@ -71,10 +73,7 @@ class _Problem(NamedTuple):
 async def answer_error(
     guard: Guard, failed: FailedCall, strategy: Strategy | None
 ) -> LlmResponse | None:
-    """Sends a failed request again if the error can be mended.
-
-    An error can be mended if the request was too long, or if the provider refused its
-    form. ADK raises the error if this function returns None.
+    """Sends a failed request again if a smaller request or another form may help.
 
     Args:
         guard: The memory of the plugin.
@@ -82,8 +81,11 @@ async def answer_error(
         strategy: The strategy of the agent; None if the guard may change nothing.
 
     Returns:
-        The model's answer, or another error as a response; None if nothing was sent
-        again, or if no request was accepted.
+        One of three outcomes:
+        - The model's answer.
+        - The error of a resend, as a response, if that error is of another kind.
+        - None if nothing was sent again, or if no request was accepted. Then ADK raises
+          the first error.
     """
     run = guard.run(failed.invocation)
     sent = run.calls.get(call_key(failed.context))
@@ -96,6 +98,7 @@ async def answer_error(
         return await _send_again(guard, failed, strategy, sent, problem)
 
     if sent is not None:
+        # The call is over, and nothing needs its contents any more.
         sent.release()
     return None
 
@@ -127,7 +130,7 @@ async def _send_again(
 
     run = guard.run(invocation)
     key = call_key(failed.context)
-    # Without a recovery the call has failed, and the run forgets it.
+    # The run forgets the failed call. A recovery puts the record back below.
     run.calls.pop(key, None)
     if sent is None:
         sent = _measure_unseen(failed.request, run.memo(invocation))
@@ -144,18 +147,18 @@ async def _send_again(
             recovery.learn(problem.overflow)
         return None
 
-    # If this is called while Python handles the rejection, an error that is raised here
-    # has the rejection as its `__context__`, and would be read as another rejection.
-    # A task has no such context.
+    # ADK may call this function while Python handles the rejection. Then each error
+    # that is raised here would have the rejection as its `__context__`, and would be
+    # read as another rejection. An error in a new task has no such context.
     resending = recovery.recover(problem.overflow, problem.refusal)
     answer = await asyncio.create_task(resending)
     if sent.is_recovered:
-        # The callback for answers needs the record of the call again.
+        # The callback for answers needs the record of the call.
         run.calls[key] = sent
         return answer
 
-    # ADK asks the agent's own error callbacks only if the plugin returns None. They may
-    # turn the first error into an answer.
+    # The agent's own error callbacks may turn the first error into an answer. ADK asks
+    # these callbacks only if the plugin returns None.
     return None if _has_error_callbacks(invocation) else answer
 
 
@@ -181,10 +184,10 @@ def _read_problem(failed: FailedCall, sent: SentCall | None) -> _Problem | None:
 def _read_own_overflow(
     error: Exception, request: LlmRequest, sent: SentCall | None
 ) -> Overflow | None:
-    """Reads from an error how far a request was too long by itself.
+    """Reads from an error that a request was too long by itself.
 
-    A request that exceeds a rate limit only together with other requests is not too
-    long by itself.
+    A request may exceed a rate limit only together with other requests. Then a shorter
+    request would not help.
 
     Args:
         error: The error of the model's client.
@@ -192,27 +195,30 @@ def _read_own_overflow(
         sent: The guard's record of the call; None if the guard did not see the request.
 
     Returns:
-        None if the error does not say that the request was too long by itself.
+        The limits that the error names; None if the error does not say that the request
+        was too long by itself.
     """
     if sent is None:
         return read_overflow(error, request, sent_tokens=0)
 
+    # The estimate is compared with a rate limit if the error names no size.
     seen = sent.memory.facts.of(sent.model)
     if seen.counted is not None:
-        sent_tokens = least_tokens(seen, sent.heuristic_tokens)
+        sent_tokens = estimate_least_tokens(seen, sent.heuristic_tokens)
     else:
+        # Without a count, `estimate_least_tokens` would return half of this number.
         sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None:
         return None
 
-    is_size_known = overflow.prompt_tokens is not None
-    if not overflow.period or is_size_known:
+    is_size_named = overflow.prompt_tokens is not None
+    if not overflow.period or is_size_named:
         return overflow
 
-    # The size is an estimate, and a rate limit does not count the tokens that a cache
-    # serves. If a prompt above the limit was accepted, this one is not too long by
-    # itself.
+    # The estimate may be above a rate limit although the request is not: tokens that a
+    # cache serves do not count. If the model has accepted a prompt above the limit
+    # before, the request is not taken to be too long by itself.
     limit_tokens = overflow.limit_tokens or 0
     return overflow if seen.accepted_tokens <= limit_tokens else None
 
@@ -220,13 +226,14 @@ def _read_own_overflow(
 class _Restored(NamedTuple):
     """A rejected request, before and after the guard had changed it.
 
-    Both forms hold the contents that later callbacks have added.
-
     Attributes:
-        original: The request before the guard changed it.
-        rejected: The request that the provider was sent.
-        may_be_masked: Whether a later callback may have masked contents that only a
-            cache of the provider holds now. Then nothing is sent again.
+        original: The request before the guard changed it, with the contents that later
+            callbacks have added. It is `rejected` itself if it cannot be restored.
+        rejected: The request that the provider was sent, with all contents that a cache
+            of the provider holds.
+        may_be_masked: Whether a later callback may have masked contents that only the
+            cache holds now. Then both requests lack the contents of the cache, and
+            nothing may be sent again.
     """
 
     original: LlmRequest
@@ -237,8 +244,8 @@ class _Restored(NamedTuple):
 def _restore_requests(sent: SentCall, failed: FailedCall) -> _Restored:
     """Returns a rejected request as it was before and after the guard changed it.
 
-    ADK's Gemini class takes instruction, tools and first contents out of a request if a
-    cache of the provider holds them. Both forms have them again.
+    If a cache of the provider holds the instruction, the tools and the first contents,
+    ADK's Gemini class has taken them out of the request. Here they are put back.
     """
     rejected = failed.request
     is_cached = _was_cached_later(sent, rejected)
@@ -246,10 +253,10 @@ def _restore_requests(sent: SentCall, failed: FailedCall) -> _Restored:
         return _Restored(rejected, rejected, may_be_masked=True)
 
     added = _find_added(sent, rejected)
-    has_replaced_contents = not added.is_complete and not is_cached
-    if has_replaced_contents:
+    if not added.is_complete and not is_cached:
         # A later callback may have replaced contents to mask them. The contents from
-        # before that callback must not be sent.
+        # before that callback must not be sent. With a cache, contents are missing
+        # because the cache holds them, and no callback has replaced any.
         return _Restored(rejected, rejected)
 
     config = _uncache(sent, rejected.config) if is_cached else rejected.config
@@ -267,13 +274,21 @@ def _was_cached_later(sent: SentCall, rejected: LlmRequest) -> bool:
 
     ADK's Gemini class puts the provider's cache in place when it sends a request.
     """
-    if sent.sent_config is None or sent.sent_config.cached_content:
+    if sent.sent_config is None:
+        # There is no config to compare with.
+        return False
+    if sent.sent_config.cached_content:
+        # The cache is one that the app has made, and it was there before the guard.
         return False
     return bool(rejected.config.cached_content)
 
 
 def _may_be_masked(sent: SentCall, failed: FailedCall) -> bool:
-    """Returns whether a later callback may have changed contents that a cache holds."""
+    """Returns whether a later callback may have changed contents that a cache holds.
+
+    ADK's Gemini class has taken these contents out of the failed request, so that they
+    cannot be compared with the contents that the guard has sent.
+    """
     invocation = failed.invocation
     has_own_callbacks = getattr(
         invocation.agent, "canonical_before_model_callbacks", None
@@ -282,11 +297,16 @@ def _may_be_masked(sent: SentCall, failed: FailedCall) -> bool:
     if has_own_callbacks or not is_last_plugin:
         return True
 
-    # A cache holds the first contents. The rest must be the very last that were sent.
-    rest = failed.request.contents
-    last_sent = sent.sent_contents[-len(rest) :]
+    # There is no later callback. Still, the contents beside the cache have to be the
+    # last contents that the guard has sent. Nobody has copied them, so they have to be
+    # the same objects.
+    uncached = failed.request.contents
+    if not uncached:
+        # A cache never holds the last content, so something else has removed it.
+        return bool(sent.sent_contents)
+    last_sent = sent.sent_contents[-len(uncached) :]
     last_sent_ids = {id(content) for content in last_sent}
-    return {id(content) for content in rest} != last_sent_ids
+    return {id(content) for content in uncached} != last_sent_ids
 
 
 class _Added(NamedTuple):
@@ -304,18 +324,19 @@ class _Added(NamedTuple):
 def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
     """Returns the contents that later callbacks have added to a rejected request.
 
-    Contents are compared by their fingerprints, because an agent's own callback may
-    have copied them.
+    A content is added if the guard has neither sent nor replaced it. The contents that
+    the guard sent are recognized by their fingerprints, because a callback may have
+    copied them.
     """
+    # How many times each content is still to be found among the rejected contents.
     missing = Counter(fingerprint(content) for content in sent.sent_contents)
     original_ids = {id(content) for content in sent.original_contents}
     added: list[types.Content] = []
     for content in rejected.contents:
         name = fingerprint(content)
-        if missing[name]:
+        if missing[name] > 0:
             missing[name] -= 1
         elif id(content) not in original_ids:
-            # An original content, which the guard had replaced, would be nothing new.
             added.append(content)
 
     return _Added(added, is_complete=missing.total() == 0)
@@ -324,14 +345,17 @@ def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
 def _uncache(
     sent: SentCall, config: types.GenerateContentConfig
 ) -> types.GenerateContentConfig:
-    """Returns a config with the fields that a cache had replaced."""
+    """Returns a config with the fields of the sent config that a cache has replaced."""
     return config.model_copy(
         update={name: getattr(sent.sent_config, name) for name in _CACHED_FIELDS}
     )
 
 
 def _measure_unseen(request: LlmRequest, memo: Memo) -> SentCall:
-    """Returns a record of a request that the guard did not see before it was sent."""
+    """Returns a record of a request that the guard did not see before it was sent.
+
+    Nobody knows a window, so the request itself counts as one.
+    """
     heuristic_tokens = estimate_config_tokens(request.config)
     heuristic_tokens += memo.estimate_tokens(request.contents)
     estimated_tokens = int(heuristic_tokens * DEFAULT_CORRECTION)

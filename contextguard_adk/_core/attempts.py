@@ -4,7 +4,7 @@ Each attempt makes the request smaller in its own way. `Recovery` sends the cont
 that an attempt returns, and goes on with the next attempt if they are still too long.
 An attempt returns None if it does not apply to the request.
 
-Bytes / 4 of a request are its heuristic tokens. The ratio is the tokens of the model
+Heuristic tokens are the bytes of a request / 4. The ratio is the tokens of the model
 per heuristic token.
 """
 
@@ -22,7 +22,7 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import reserve_output, resolve_model
 from contextguard_adk._core.look import build_turn
-from contextguard_adk._core.loop import declare_tools, settle
+from contextguard_adk._core.loop import declare_tools, look_and_act
 from contextguard_adk._core.rejections import learn
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
@@ -30,16 +30,17 @@ from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._summaries.compose import shape
 from contextguard_adk._turn.units import Contents
 
-# The output may take this part of the tokens that the prompt leaves. The rest is a
-# reserve, because a provider may count a few tokens more than it names.
+# The output may take this part of the limit less the prompt. The rest is a reserve,
+# because a provider may count a few tokens more than the rejection names.
 _OUTPUT_RATIO = 0.98
 
-# `keep_least` lets contents take the first part of the tokens that instruction and
-# tools leave. If that is less, contents may take the second part of the window.
+# `keep_least` lets contents take the first part of the last request, less its
+# instruction and tools, or the second part of the window if that is more.
 _LEAST_ROOM_RATIO = 0.4
 _LEAST_WINDOW_RATIO = 0.1
 
-# A request that was rejected without a size is taken to exceed the limit by a tenth.
+# If a rejection names no size, and the known ratio does not explain it, the request is
+# taken to exceed the limit by a tenth.
 _EXCEEDED_RATIO = 1.1
 
 
@@ -48,12 +49,14 @@ class Rejected:
     """A request that was rejected, and the requests that were tried in its place.
 
     Attributes:
-        call: The model call that it belongs to.
+        call: The model call of the request.
         request: The request as it was rejected. Requests that are sent again have the
             same config, and other contents.
         bounds: The bounds of the next request.
-        tried_tokens: Bytes / 4 of each request that was sent, newest last.
-        sent_ratio: The ratio of the first request, as it was estimated.
+        tried_tokens: The heuristic tokens of each request that was sent, newest last.
+            The first one is the rejected request, so the list is never empty.
+        sent_ratio: The ratio of the rejected request, by its estimate before it was
+            sent.
     """
 
     call: Call
@@ -68,31 +71,39 @@ class Rejected:
         return self.bounds.correction or self.sent_ratio
 
     def shape(self, contents: Contents) -> list[types.Content]:
-        """Gives contents the form in which they are sent."""
+        """Returns contents in the form in which they are sent."""
         turn = build_turn(self.call, self.bounds)
         return shape(turn, list(contents))
 
     def measure(self, shaped: Contents) -> int:
-        """Returns bytes / 4 of a request with contents that have this form."""
+        """Returns the heuristic tokens of a request with these contents.
+
+        Args:
+            shaped: Contents in the form in which they are sent.
+        """
         contents_tokens = self.call.memo.estimate_tokens(shaped)
         return estimate_config_tokens(self.request.config) + contents_tokens
 
     def is_smaller(self, contents: Contents) -> bool:
-        """Returns whether a request with contents is smaller than the last one sent."""
+        """Returns whether contents make a smaller request than the last one sent."""
         last_tokens = self.tried_tokens[-1]
         return self.measure(self.shape(contents)) < last_tokens
 
     def learn_ratio(self, overflow: Overflow) -> None:
-        """Corrects the ratio by the newest rejection; it is from 1 to `MAX_RATIO`."""
+        """Sets the ratio to that of the newest rejection, from 1 to `MAX_RATIO`."""
         at_least_1 = max(1.0, self._find_ratio(overflow))
         ratio = min(at_least_1, MAX_RATIO)
         self.bounds = replace(self.bounds, correction=ratio)
         if ratio > DEFAULT_CORRECTION:
-            # The next process assumes the default, so a higher ratio is stored.
+            # A later process would assume the default, so a higher ratio is stored.
             learn(self.call, correction=round(ratio, 2))
 
     def _find_ratio(self, overflow: Overflow) -> float:
-        """Returns the ratio of the last request that was sent."""
+        """Returns the ratio that a rejection of the last request shows.
+
+        Args:
+            overflow: The rejection. A number that the rejection does not name is None.
+        """
         heuristic_tokens = max(1, self.tried_tokens[-1])
 
         # First case: the rejection names the size of the request.
@@ -105,14 +116,16 @@ class Rejected:
                 output_tokens = model.reserved_output_tokens
             return (named_tokens - output_tokens) / heuristic_tokens
 
-        # Second case: the known ratio explains that the request is above the limit.
+        # Second case: by the known ratio, the prompt is above the limit for prompts.
+        # This is always the case if the rejection names no limit.
         known_ratio = self.call.counts.measured_correction or DEFAULT_CORRECTION
-        limit_tokens = (overflow.limit_tokens or 0) - (overflow.output_tokens or 0)
-        if known_ratio * heuristic_tokens > limit_tokens:
+        limit_tokens = overflow.limit_tokens or 0
+        prompt_limit_tokens = limit_tokens - (overflow.output_tokens or 0)
+        if known_ratio * heuristic_tokens > prompt_limit_tokens:
             return known_ratio
 
-        # Third case: the known ratio is too low.
-        return limit_tokens * _EXCEEDED_RATIO / heuristic_tokens
+        # Third case: the known ratio is too low, because the request was rejected.
+        return prompt_limit_tokens * _EXCEEDED_RATIO / heuristic_tokens
 
 
 class Attempt(NamedTuple):
@@ -130,14 +143,14 @@ class Attempt(NamedTuple):
 async def lower_output(
     rejected: Rejected, overflow: Overflow
 ) -> list[types.Content] | None:
-    """Lowers the output limit of the request to the room beside its prompt.
+    """Lowers the output limit of the rejected request to the room beside its prompt.
 
     For example, the limit is 8,192 tokens, the prompt takes 6,000 and the output limit
     is 4,096. Then the new output limit is 2,148, which is 98 % of 2,192.
 
     Returns:
-        The same contents. None if a lower output limit cannot help, or if the prompt
-        leaves too little room for an answer.
+        The contents of the rejected request. None if a lower output limit cannot help,
+        or if the prompt leaves too little room for an answer.
     """
     limit_tokens = overflow.limit_tokens
     prompt_tokens = overflow.prompt_tokens
@@ -154,7 +167,8 @@ async def lower_output(
     if not is_enough:
         return None
 
-    # From now on `fit_output` lowers the output limit of each request that needs it.
+    # Once an output limit is learned, `fit_output` lowers the output limit of each
+    # later request that needs it.
     learn(call, output_tokens=overflow.output_tokens or left_tokens)
     new_config = {"config": call.request.config}
     rejected.request = rejected.request.model_copy(update=new_config)
@@ -166,12 +180,12 @@ async def relieve_shapes(
 ) -> list[types.Content] | None:
     """Lets images and files take fewer bytes of the request.
 
-    A shape gives contents the form in which they are sent. The shape that limits images
-    and files is the one that can take less.
+    A shape gives contents the form in which they are sent. A shape that limits images
+    and files has a function `relieve`, which returns a lower limit for them.
 
     Returns:
-        The same contents, which get their form when they are sent. None if no shape can
-        take less.
+        The contents of the rejected request, which get their new form when they are
+        sent. None if no shape has a lower limit.
     """
     contents = list(rejected.request.contents)
     turn = build_turn(rejected.call, rejected.bounds)
@@ -193,19 +207,20 @@ async def put_in_summary(
     """Puts a summary in the request: one that is ready, else a new one.
 
     Returns:
-        The contents with the summary. None if no summary may be written, if none was
-        stored, or if the request gets no smaller.
+        The contents with the summary. None if this recovery has paid for a summary
+        before, if no other summary takes the place of the stored one, or if the request
+        gets no smaller.
     """
     call = rejected.call
-    # A recovery pays for one summary only. If the stored summary is already among the
-    # contents, the new one would be a summary of it.
+    # A recovery pays for one summary only. If the contents already have the stored
+    # summary as a message, a new summary would be a summary of this message.
     may_compact = not (call.is_recovery_paid or rejected.bounds.is_rendered)
     if not may_compact:
         return None
 
     rejected.learn_ratio(overflow)
     summary_before = call.state.record.summary
-    turn = await settle(call, rejected.bounds)
+    turn = await look_and_act(call, rejected.bounds)
     is_new_stored = call.state.record.summary is not summary_before
     if not is_new_stored:
         return None
@@ -220,8 +235,9 @@ async def keep_least(
 ) -> list[types.Content] | None:
     """Keeps only the summary, the user's request and the newest contents.
 
-    They may take 40 % of the last request that was sent, without its instruction and
-    tools.
+    The kept contents may take 40 % of the contents that were sent last: their size is
+    that of the last request, or the window if that is smaller, less the instruction and
+    the tools. They may always take a tenth of the window.
 
     Returns:
         The kept contents; None if the request gets no smaller.
@@ -231,11 +247,11 @@ async def keep_least(
     turn = build_turn(rejected.call, rejected.bounds)
     window_tokens = turn.budgets.window_tokens
     last_tokens = rejected.tried_tokens[-1] * ratio
-    request_tokens = min(window_tokens, last_tokens)
+    last_tokens_in_window = min(window_tokens, last_tokens)
 
-    # The ratio is an estimate. By the ratio, instruction and tools alone may fill the
-    # request. Contents get a tenth of the window even then.
-    left_tokens = request_tokens - turn.size.config_tokens * ratio
+    # By the ratio, instruction and tools alone may fill the request. But the ratio is
+    # an estimate, so contents get a tenth of the window even then.
+    left_tokens = last_tokens_in_window - turn.size.config_tokens * ratio
     least_tokens = window_tokens * _LEAST_WINDOW_RATIO
     room_tokens = max(left_tokens * _LEAST_ROOM_RATIO, least_tokens)
 
@@ -251,9 +267,9 @@ ATTEMPTS = (
     Attempt("minimal", keep_least),
     Attempt("minimal", keep_least),
 )
-"""The attempts in their order, until the model has answered.
+"""The attempts in their order. The first one that the model answers is the last.
 
 The first compaction may put in a summary that is ready. If that is not enough, the
-second one has a new summary written. The second minimal request is smaller than the
-first, because its room is a part of the first.
+second compaction has a new summary written. The second minimal request may have 40 % of
+the contents of the first.
 """

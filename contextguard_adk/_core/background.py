@@ -1,9 +1,12 @@
 """Summaries that are written ahead of time, in the background.
 
-The setting `ahead` of a strategy says how near the threshold a request has to come.
-Once such a request is answered, the function that `plan` has returned begins to write
-a summary. The summary waits on the shelf (`SessionFacts.ready`) until a compaction is
-due. Then `compose_paid` puts the summary in the request.
+The setting `ahead` of a strategy is a part of the threshold. The steps of such a
+summary are:
+
+1. Before a request of this size is sent, `plan` returns a function.
+2. Once the request is answered, this function begins to write a summary.
+3. The summary waits on the shelf (`SessionFacts.ready`) until a compaction is wanted.
+4. `compose_paid` puts the summary in the request of that time.
 """
 
 from __future__ import annotations
@@ -24,14 +27,19 @@ from contextguard_adk._turn.turn import Turn
 
 
 def plan(call: Call, turn: Turn) -> Callable[[int], None]:
-    """Returns a function that begins to write a summary if one is still wanted.
+    """Returns a function that begins to write a summary if it is still wanted then.
 
-    It is called once the call is answered. Its argument is the size of the prompt in
-    tokens, as the provider has counted it, else as the guard has estimated it.
+    The function is to be called once the call is answered. Its argument is the size of
+    the prompt in tokens, by the provider's count or, without a count, by the estimate.
+
+    Args:
+        call: The model call.
+        turn: The same call as a value, with the request that is about to be sent.
     """
-    # The function must not keep the run alive. The history and the request's tools hold
-    # the run, so both let go of it.
+    # The function must not keep the run alive. The history holds the run, and so do the
+    # tools in the request's `tools_dict`.
     turn.history.release()
+    # ADK and later callbacks may change the request, so the turn gets copies.
     request = turn.request.model_copy(
         update={"config": turn.config.model_copy(), "tools_dict": {}}
     )
@@ -41,7 +49,7 @@ def plan(call: Call, turn: Turn) -> Callable[[int], None]:
 
 
 def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
-    """Starts to write a summary if one is still wanted now that the call is answered.
+    """Starts to write a summary if it is still wanted now that the call is answered.
 
     Args:
         payer: Lets the strategy compact.
@@ -49,8 +57,8 @@ def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
         prompt_tokens: The size of the call's prompt.
     """
     memory = payer.memory
-    # This call may have been compacted. That is no reason against the next summary, so
-    # `compacted_run` is cleared.
+    # `decide` does not compact the call after a compacted call. This summary is put in
+    # a later request, so the memory looks as if no call had been compacted.
     counted = replace(
         turn,
         size=replace(turn.size, tokens=prompt_tokens),
@@ -61,11 +69,12 @@ def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
     if not may_begin_in_background(answered):
         return
 
-    # A strategy may want a summary for another reason than the size of the request.
+    # The size of the request need not be the reason for the summary: the strategy may
+    # want a summary, for example, because the history has many messages.
     ahead = answered.settings.ahead or 1.0
     is_near_threshold = answered.fullness >= ahead
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):
-        # Once it is due, this compaction would not be worth its price.
+        # At the threshold, `decide` would not find a compaction worth its price.
         return
 
     reason: Reason = "tokens" if is_near_threshold else payer.strategy.early_reason
@@ -81,12 +90,13 @@ def _at_threshold(turn: Turn) -> Turn:
 
 
 def _as_if_due(turn: Turn) -> Turn:
-    """Returns the turn with a threshold so low that its request is due for compaction.
+    """Returns the turn with a threshold so low that a compaction is due now.
 
-    The turn keeps no message word for word: the messages that a compaction will keep
-    come later.
+    The summary then covers all messages. The messages that a compaction keeps word for
+    word are newer ones, which come before the summary is put in a request.
     """
-    # The threshold becomes 99 % of the request, but it does not grow.
+    # The threshold becomes 99 % of the request, unless it is lower already. The other
+    # sizes are lowered by the same ratio.
     budgets = turn.budgets
     due_ratio = 0.99 * turn.tokens / budgets.threshold_tokens
     ratio = min(1.0, due_ratio)
@@ -100,32 +110,36 @@ def _as_if_due(turn: Turn) -> Turn:
 
 
 async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
-    """Writes a summary, and puts it on the shelf until a compaction is due.
+    """Writes a summary, and puts it on the shelf if a model has written it.
 
     Args:
         payer: Lets the strategy compact.
         turn: The call, with the threshold of `_as_if_due`.
-        threshold_tokens: The real threshold, of which the user's function is told.
+        threshold_tokens: The real threshold, which the user's `before_compaction` is
+            told.
     """
     # Only a few summaries are written ahead of time at once.
     has_slot = await payer.guard.tasks.acquire_slot()
     if not has_slot:
+        # Other event loops hold all slots, and nobody here would notice their end.
         return
     allowed_turn = await payer.ask_user(turn, threshold_tokens, is_ahead=True)
     if allowed_turn is None:
-        # The user's function has put the compaction off.
+        # `before_compaction` has put the compaction off.
         return
 
     draft, facts, ask = await payer.compact(allowed_turn)
     if draft is None:
+        # The strategy leaves the request as it is.
         return
+    # The strategy may have asked for no summary, or may have got excerpts in its place.
     is_by_model = ask.attempts > 0 and not draft.is_mechanical
     if not is_by_model:
-        # Without a model a compaction costs nothing, so it waits until it is due.
+        # Without a model a compaction takes no time, so it can be made once it is due.
         return
 
-    # Only the text of the model is kept. The rest is made anew when the summary is put
-    # in a request, because it depends on that request.
+    # Only the text of the model is kept. `compose_paid` makes the rest anew for a later
+    # request: the covered messages, the texts beside the summary, and short results.
     stored = compose(allowed_turn, draft).stored
     paid = Paid(
         draft=Draft(stored.model_text, frozenset(), model_chars=stored.model_chars),
@@ -140,16 +154,19 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
 def compose_paid(
     turn: Turn, paid: Paid, history_with_paid: History, early_reason: Reason
 ) -> Outcome | None:
-    """Returns the request with a summary in place that was written ahead of time.
+    """Returns the request with a summary that was written ahead of time.
+
+    The summary covers its own messages, less those that a compaction keeps now.
 
     Args:
-        turn: The model call.
-        paid: The summary.
-        history_with_paid: The request's history as this summary covers it.
+        turn: The model call, whose history has the stored summary.
+        paid: The summary that was written ahead of time.
+        history_with_paid: The same history with this summary in place.
         early_reason: The strategy's reason for a compaction before the threshold.
 
     Returns:
-        None if the summary covers no more messages than the stored one.
+        The request, and the form in which the summary is stored. None unless the
+        summary covers all messages of the stored summary, and more.
     """
     paid_covered = history_with_paid.covered
     covers_more = turn.history.covered < paid_covered
@@ -168,15 +185,17 @@ def compose_paid(
     )
     outcome = compose(turn, draft)
 
-    # The request also has the messages since the summary was begun. The next compaction
-    # removes them, so they do not count in `left_tokens`.
+    # `left_tokens` is the size that the next compaction leaves at best: the threshold
+    # is at least twice this size. So the messages that the next compaction covers are
+    # subtracted: all that are newer than the stored summary, and are not kept.
     newer_messages = [
         history_with_paid.shown[index]
         for index in turn.uncovered
         if index not in kept_indexes
     ]
     rest_tokens = outcome.tokens - turn.measure_alone(newer_messages)
-    # If the request has shortened some of these messages, too much was subtracted.
+    # The request may have short forms of some of these messages, or may not have them
+    # at all. Then too much is subtracted, but the fixed part is left in any case.
     left_tokens = max(turn.fixed_tokens, rest_tokens)
     stored = outcome.stored.model_copy(update={"left_tokens": left_tokens})
     return replace(outcome, stored=stored)

@@ -1,4 +1,4 @@
-"""One model call of one guarded agent: who makes it, and what it may change."""
+"""One model call of one guarded agent: its request, and what is known of the call."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Bounds:
     The defaults hold for a new request. Other values hold after a rejection.
 
     Attributes:
-        is_rejected: Whether the provider found the request too long.
+        is_rejected: Whether the provider has rejected a request of this call.
         is_rendered: Whether the request's contents already have the stored summary.
         threshold_ratio: The part of the usual threshold at which a compaction is due.
-        window_tokens: A window for this request alone; None for the model's window.
-        correction: Tokens of the model per heuristic token, which is bytes / 4; None
-            for the correction in `Call.counts`.
+        window_tokens: A window for this call alone; None for the model's window.
+        correction: Tokens of the model per heuristic token, which is 4 bytes; None for
+            the correction in `Call.counts`.
     """
 
     is_rejected: bool = False
@@ -46,28 +46,29 @@ class Call:
     Attributes:
         guard: The memory of the plugin.
         context: The context of ADK's callback.
-        request: The request; it is changed when it is sent.
+        request: The request. The guard changes it just before it is sent.
         strategy: The strategy of the agent.
-        is_observed: Whether the guard only watches.
+        is_observed: Whether the guard only watches, and changes nothing.
         invocation: ADK's context of the run.
-        llm: The client of the agent's model; None if it is not known.
+        llm: The client of the agent's model; None if the client is unknown.
         agent: The name of the agent.
         scope: The scope in which a summary of this agent is valid.
-        origin: Whose request it is, for the log and for records.
+        origin: The agent, session and run of the call, for the log and for records.
         state: The agent's values in session state.
-        memory: The memory of the process of the agent in this scope.
-        run: The memory of the run.
+        memory: What this process remembers of the agent in this scope.
+        run: What this process remembers of the run.
         memo: Remembers the sizes and texts of contents.
         asked_model: The model that was asked first, if a fallback may have put its own
             name in the request since; "" if the request names the model.
-        history: The request's history; None until it is read.
+        history: The request's history; None until the first look at the call.
         counts: The provider's last count, and its correction.
         compaction: The record of this call's compaction; None if there was none.
-        is_compacted: Whether the call has put a summary in its request that it has paid
-            for itself.
+        is_compacted: Whether the call has let the strategy compact, and has put the
+            summary in its request. A recovery from a rejection does not count.
         is_recovery_paid: Whether the recovery from a rejection has let the strategy
-            compact, which it does once.
-        tokens_before: The estimate before any compaction; 0 until it is made.
+            compact. A recovery does so once.
+        tokens_before: The estimate of the request before any compaction; 0 until the
+            first look at the call.
         started_seconds: When the call began, or was last compacted, on the clock of the
             event loop.
     """
@@ -132,13 +133,13 @@ class Call:
 
     @property
     def client(self) -> tuple[str, int]:
-        """A key for the limits of a server: the model's name, and its object's id.
+        """A key for the limits of a server: the model's name and its object's id.
 
         The name is not enough, because two agents may ask models of one name at
-        different servers, or with different keys. The id is 0 if the agent names its
-        model by a string.
+        different servers, or with different keys. The id is 0 if the agent has no model
+        object, but only the name of a model.
         """
-        # An agent without a model of its own has that of its nearest parent.
+        # An agent without a model of its own uses the model of its nearest parent.
         owner: Any = self.invocation.agent
         while owner is not None and not getattr(owner, "model", None):
             owner = getattr(owner, "parent_agent", None)
@@ -148,6 +149,6 @@ class Call:
 
     async def wait(self) -> None:
         """Waits for the summary that is under way, if there is one."""
-        # A summary takes three calls of a model at most.
+        # A summary takes at most three calls of a model, each with this timeout.
         timeout_seconds = 3 * self.strategy.summary_timeout_seconds
         await self.memory.pending.wait(timeout_seconds)

@@ -2,9 +2,11 @@
 
 Nothing here changes anything. These words of `Turn` are used in many rows:
 
-- demanded: a compaction was requested, or the provider has rejected the request.
+- requested: somebody has asked for a compaction. The `reason` is "requested".
+- rejected: the provider has rejected the request. The `reason` is "overflow".
+- demanded: a compaction was requested, or the request was rejected.
 - due: the request has reached the threshold, or a compaction is demanded.
-- full: the window less the room for an answer. A threshold may be lower.
+- `full_tokens`: the window less the room for an answer. The threshold may be lower.
 - overfull: so large that the provider is expected to reject the request.
 - settled: this call has already let the strategy compact.
 - nearness: how near the strategy is to a compaction. From 1 on, it wants one.
@@ -67,8 +69,8 @@ def _is_ready(turn: Turn) -> bool:
     if ready is None:
         return False
     if ready.is_background:
-        # Such a summary waits until a compaction is wanted. It was written without a
-        # focus that the user asks for now.
+        # A summary that was written ahead of time waits until a compaction is wanted.
+        # It was written without the focus that somebody may ask for now.
         return _is_wanted(turn) and not turn.focus
     return True
 
@@ -81,7 +83,7 @@ def _is_wanted(turn: Turn) -> bool:
 def _was_just_compacted(turn: Turn) -> bool:
     """Returns whether the call before was compacted for its size.
 
-    It is False for a request that may be rejected, because that has to be compacted.
+    The result is False for an overfull request, which has to be compacted again.
     """
     was_compacted = turn.facts.compacted_run != ""
     was_for_size = was_compacted and turn.facts.was_full
@@ -89,18 +91,20 @@ def _was_just_compacted(turn: Turn) -> bool:
 
 
 def _is_in_compacted_run(turn: Turn) -> bool:
-    """Returns whether the last call of this very run was compacted."""
+    """Returns whether the call before was compacted, and was a call of the same run."""
     run_id = turn.history.invocation_id
     return run_id != "" and turn.facts.compacted_run == run_id
 
 
 def _gains_nothing(turn: Turn) -> bool:
     """Returns whether a compaction would save nothing, however short its summary is."""
-    covered = turn.older_than(0)
+    covered = turn.older_than(keep_count=0)
     if not covered:
+        # There is no message that a compaction may cover.
         return True
 
-    # The shortest summary adds no text to the stored one.
+    # A compaction saves most if the text of the stored summary stays as it is, and all
+    # messages are covered without any words for the new ones.
     stored = turn.history.stored
     stored_text = stored.model_text if stored is not None else ""
     shortest = Draft(
@@ -117,12 +121,12 @@ def _gains_nothing(turn: Turn) -> bool:
 def may_begin_in_background(turn: Turn) -> bool:
     """Returns whether a summary may be begun once this request is answered.
 
-    The strategy has to be as near to a compaction as its setting `ahead` says. One
-    summary is begun between two compactions.
+    The strategy has to be as near to a compaction as its setting `ahead` says, where
+    None stands for never. Between two compactions only one such summary is begun.
     """
     ahead = turn.settings.ahead
     may_pay = turn.settings.summaries != "stored"
-    # If a later release has written the record, this one stores no summary.
+    # If a later release has written the record, this release stores no summary.
     may_store = not turn.record.is_newer
     if ahead is None or not may_pay or not may_store:
         return False
@@ -132,54 +136,60 @@ def may_begin_in_background(turn: Turn) -> bool:
     if has_ready or turn.is_writing or facts.is_background_tried:
         return False
 
-    # A strategy that cannot tell its nearness says infinity.
+    # A strategy that cannot tell its nearness says infinity. Then nobody knows whether
+    # it would compact anything.
     return ahead <= turn.nearness < math.inf
 
 
 def _has_hardly_grown(turn: Turn) -> bool:
-    """Returns whether the last try gained nothing, and the request is hardly larger.
+    """Returns whether the request has hardly grown since a fruitless compaction.
 
-    It is False for a request that may be rejected: then another try may help.
+    A compaction is fruitless if it has gained nothing. The result is False for an
+    overfull request: another compaction is its only chance.
     """
     tried_tokens = turn.facts.fruitless_tokens
     if tried_tokens is None or turn.is_overfull:
         return False
 
+    # A compaction replaces the new messages by a summary. This pays only if the new
+    # messages take at least half of the most that a summary may take.
     least_growth_tokens = turn.budgets.summary_tokens // 2
     if tried_tokens < turn.budgets.full_tokens:
-        # There is room left in the window, and each try is paid for. So the next try
-        # waits until the request has grown by an eighth.
+        # There is still room for an answer, so the next compaction, which is paid for,
+        # can wait until the request has grown by an eighth.
         least_growth_tokens = max(least_growth_tokens, tried_tokens // 8)
     return turn.tokens - tried_tokens < least_growth_tokens
 
 
 def _is_fixed_part_too_large(turn: Turn) -> bool:
-    """Returns whether no compaction helps, because instruction and tools are too large.
+    """Returns whether no compaction helps, because the fixed part is too large.
 
-    They are too large if they alone leave no room for an answer.
+    The fixed part is what no compaction removes, such as instruction and tools. It is
+    too large if it leaves no room for an answer, with one exception: an overfull
+    request is compacted if the provider may accept the compacted request.
     """
     fixed_tokens = fixed_part_tokens(turn)
     if fixed_tokens < turn.budgets.full_tokens:
         return False
 
-    # A request that may be rejected is compacted all the same, if that can make it fit.
-    can_fit = fixed_tokens < turn.budgets.overfull_tokens
-    is_worth_trying = turn.is_overfull and can_fit
+    may_be_accepted = fixed_tokens < turn.budgets.overfull_tokens
+    is_worth_trying = turn.is_overfull and may_be_accepted
     return not is_worth_trying
 
 
 def _is_little_new(turn: Turn) -> bool:
     """Returns whether the messages to summarize take less than half a summary.
 
-    It is False for a request that may be rejected: then even little may help.
+    The result is False for an overfull request: even a small gain may help.
     """
     if turn.is_overfull:
         return False
 
-    # A compaction leaves the newest steps. It also leaves the user's request, if the
-    # request is quoted whole beside the summary.
+    # A compaction saves nothing with the newest steps, which it keeps. It saves nothing
+    # with the user's request either, if it quotes the whole request.
     history = turn.history
     staying = set(turn.kept.indexes)
+    # A number of -1 stands for all characters.
     is_quoted_whole = turn.quoted_chars < 0
     if is_quoted_whole and history.request_index is not None:
         staying.add(history.request_index)
@@ -191,10 +201,11 @@ def _is_little_new(turn: Turn) -> bool:
 
 
 def fixed_part_tokens(turn: Turn) -> int:
-    """Returns the size of the part that no compaction removes, in tokens.
+    """Returns the size of the fixed part, which no compaction removes, in tokens.
 
-    The size is comparable with `turn.tokens`. A provider's count may have lowered that
-    estimate below the heuristic, which is bytes / 4. Then this size is lowered too.
+    The size can be compared with `turn.tokens`. `turn.fixed_tokens` cannot always: if
+    the provider has counted less than the heuristic tokens (bytes / 4) of a request,
+    only `turn.tokens` is below the heuristic tokens.
     """
     memo = turn.history.memo
     fixed_tokens = turn.fixed_tokens
@@ -204,8 +215,8 @@ def fixed_part_tokens(turn: Turn) -> int:
     if not is_lowered:
         return fixed_tokens
 
-    # The fixed part is lowered in proportion, but only as far as the scripts of its own
-    # texts explain it: some scripts take fewer tokens than bytes / 4.
+    # The fixed part is lowered in proportion. But only some scripts take fewer tokens
+    # than bytes / 4, so it is lowered at most by the discount of its own scripts.
     discount_tokens = request_script_discount(turn.fixed_contents, turn.config, memo)
     lowered_tokens = fixed_tokens * turn.tokens // heuristic_tokens
     return max(lowered_tokens, fixed_tokens - discount_tokens)
@@ -230,7 +241,7 @@ _WORTH = (
     Row(_is_little_new, Step.SEND, "there is little to summarize"),
     Row(lambda turn: True, Step.COMPACT, "the threshold is reached"),
 )
-"""Whether a compaction that is wanted is worth its price."""
+"""Whether a compaction that is wanted is worth its price; the last row always holds."""
 
 TABLE = (
     Row(lambda turn: turn.is_observed, Step.SEND, "the guard only observes"),
@@ -260,8 +271,8 @@ TABLE = (
     ),
     Row(lambda turn: not _is_wanted(turn), Step.SEND, "no compaction is wanted"),
     Row(
-        # Without a model, a compaction leaves excerpts only. That is too high a price
-        # for a request that has not reached the threshold.
+        # With "stored" no model is asked, so a compaction leaves excerpts only. Before
+        # the threshold is reached, that is too high a price.
         lambda turn: (
             turn.settings.summaries == "stored"
             and not (turn.is_due or turn.is_demanded)
@@ -285,4 +296,4 @@ TABLE = (
     Row(lambda turn: turn.is_demanded, Step.COMPACT, "it is demanded"),
     *_WORTH,
 )
-"""What becomes of a request: the first row that holds decides."""
+"""What becomes of a request: the first row that holds decides; one always holds."""

@@ -1,7 +1,13 @@
-"""Cuts a list of contents so that it fits, without a model.
+"""Cuts a list of contents to fit in a room, without a model.
 
-A cut list begins with a head, which is the message with the summary. Without a summary
-it begins with a notice instead. Then come the user's request and the newest contents.
+A cut list has three parts, in this order:
+
+1. The head, which is the message with the summary, or a notice if there is no head.
+2. The user's request.
+3. The newest contents.
+
+All sizes are estimates, in tokens of the model. The correction is the tokens of the
+model per heuristic token, which is 4 bytes.
 """
 
 from __future__ import annotations
@@ -41,18 +47,18 @@ from contextguard_adk._summaries.compose import (
 from contextguard_adk._support.phrases import SYSTEM, quote
 from contextguard_adk._turn.turn import Turn
 
-# The most that a part of the cut list may take of the room. The newest contents get the
-# rest.
+# The most of the room for the head, for the list of calls that are left out, and for
+# the user's request. The newest contents get the rest.
 _HEAD_RATIO = 0.5
 _CALLS_RATIO = 0.20
 _REQUEST_RATIO = 0.30
 
-# The texts of a content are shortened to this part of its room. The rest is a reserve,
-# because calls and media of the same content cannot be shortened.
+# The texts of a content are shortened to this part of the content's room. The rest is a
+# reserve, because calls and media of the same content cannot be shortened.
 _SHORTENED_RATIO = 0.95
 
-# A shortened result may take this part of its room. The rest is for the names and
-# numbers of the result that are not shown any more: they are listed beside it.
+# The text of a shortened result may take this part of the result's room. The rest is
+# for a list of the names and numbers that the shortened text lacks.
 _RESULT_RATIO = 0.6
 
 NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context window.]"
@@ -60,13 +66,14 @@ NOTICE = f"{SYSTEM}Earlier messages were left out, they exceed the context windo
 
 @dataclass(frozen=True)
 class Scale:
-    """Measures and shortens contents, in tokens of the model.
+    """Measures and shortens contents.
 
-    A text takes bytes / 4 times a factor: the correction of the model, or the density
-    of the text if that is larger. Dense texts have many tokens for their length.
+    The tokens of a text are its heuristic tokens times a factor: the correction of the
+    model, or the density of the text if that is larger. The density is a guess of the
+    tokens per heuristic token from the characters of the text.
 
     Attributes:
-        correction: Tokens of the model per byte / 4.
+        correction: The correction of the model.
         memo: Remembers the sizes and texts of contents.
     """
 
@@ -75,11 +82,11 @@ class Scale:
 
     @cached_property
     def count(self) -> TokenCounter:
-        """The function that estimates a text, in tokens of the model."""
+        """The function that estimates a text."""
         return token_counter(self.correction)
 
     def measure(self, contents: Iterable[types.Content]) -> int:
-        """Estimates contents, in tokens of the model."""
+        """Estimates contents."""
         tokens = 0
         for content in contents:
             for part in parts_of(content):
@@ -91,8 +98,13 @@ class Scale:
     def shorten(self, content: types.Content, max_tokens: float) -> types.Content:
         """Shortens the texts and results of a content, each by the same ratio.
 
-        Calls and media stay as they are, so the copy may take more than `max_tokens`.
-        Returns the content itself if it fits.
+        Args:
+            content: The content.
+            max_tokens: The most tokens that the result is to take.
+
+        Returns:
+            The content itself if it fits, else a shortened copy. The copy may take more
+            than `max_tokens`, because calls and media stay as they are.
         """
         tokens = self.measure([content])
         if tokens <= max_tokens:
@@ -103,11 +115,19 @@ class Scale:
         return content.model_copy(update={"parts": parts})
 
     def _shorten_part(self, part: types.Part, ratio: float) -> types.Part:
-        """Returns a part with a shortened text or result; other parts stay."""
+        """Returns a part with a shortened text or result.
+
+        A part that has neither is returned as it is.
+
+        Args:
+            part: The part.
+            ratio: How much of the tokens of a text or a result may stay; below 1.
+        """
         if part.text:
+            # The guard adds a notice to the shortened text, so the text is quoted.
             text = quote(part.text)
             shortened = shorten_to_tokens(text, self.count(text) * ratio, self.count)
-            # A part without any text would be refused.
+            # A provider would refuse a part without any text.
             return part.model_copy(update={"text": shortened or "…"})
 
         response = part.function_response
@@ -122,11 +142,17 @@ class Scale:
         """Returns the response of a tool with a shortened result.
 
         For example, `{"rows": "a long text"}` becomes `{"result": '{"rows":"a … t"}'}`.
-        Names and numbers that are not shown any more are added.
+        The names and numbers that the shortened text lacks are added in another field.
+
+        Args:
+            response: The response.
+            result: `response.response`, which is not empty.
+            ratio: How much of the tokens of the result may stay; below 1.
         """
         text = quote(payload_text(result))
         max_tokens = self.count(text) * ratio * _RESULT_RATIO
         shortened = shorten_to_tokens(text, max_tokens, self.count)
+        # The list is at most a quarter as long as the shortened text.
         names_bytes = len(shortened) // 4
         named = name_rest(list_names(result), {"result": shortened}, names_bytes)
         return response.model_copy(update={"response": named})
@@ -134,13 +160,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Frame:
-    """The parts of a list of contents that is to be cut.
+    """The head of a list of contents, and the place of the user's request in the list.
 
     Attributes:
-        request_index: The index of the user's request; None if it is unknown, or if the
-            head quotes the request.
+        request_index: The index of the user's request; None if the request is unknown,
+            or if the head quotes it.
         running_turn: The indexes of the contents that follow the request.
-        head: The message with the summary; empty if there is none.
+        head: The message with the summary as the only item; empty for no head.
     """
 
     request_index: int | None
@@ -156,26 +182,30 @@ def reduce_contents(
 ) -> list[types.Content]:
     """Keeps the head or a notice, the user's request, and the newest contents that fit.
 
-    Calls of the running turn that are left out are listed.
+    The calls of the running turn that are left out are listed after the head, because
+    an agent repeats calls that it does not see.
 
     Args:
-        contents: The contents that are to be cut.
-        room_tokens: The most tokens of the contents that are left.
-        scale: Measures contents; None is the usual scale.
-        frame: The parts of the contents; None if they are unknown. Then the newest
-            message of the user is taken for the request.
+        contents: The contents that are to be cut, without the head.
+        room_tokens: The most tokens that the result is to take. The result may take
+            more, because the head and the media of the request cannot be shortened.
+        scale: Measures contents; None for a scale with the default correction.
+        frame: The head, the user's request and the running turn; None if they are
+            unknown. Then there is no head, and the user's newest message is the
+            request.
     """
     if scale is None:
         scale = Scale()
     if frame is None:
         frame = _guess_frame(contents)
+
+    # Without any calls left out, all contents may fit.
     beginning = _begin(frame.head, calls_text="")
     if scale.measure([*beginning, *contents]) <= room_tokens:
         return join_messages(beginning, contents)
 
-    # An agent repeats calls that it does not see, so the calls that are left out are
-    # listed. How many are left out depends on the room that their list leaves. So the
-    # list gets the room of a list of all calls.
+    # The room for the list of calls has to be known before it is known which calls are
+    # left out. A list of all calls is the longest one that may be needed.
     max_list_tokens = int(room_tokens * _CALLS_RATIO)
     full_list = tell_left_out(
         contents, frame.running_turn, max_list_tokens, scale.count, scale.memo
@@ -183,26 +213,28 @@ def reduce_contents(
     list_tokens = scale.count(full_list)
     left_tokens = room_tokens - list_tokens - scale.measure(beginning)
 
+    # The request is kept first, and gets its own part of the room.
     kept: dict[int, types.Content] = {}
     if frame.request_index is not None:
         request = contents[frame.request_index]
         request_tokens = (room_tokens - list_tokens) * _REQUEST_RATIO
-        kept[frame.request_index] = scale.shorten(request, request_tokens)
-        left_tokens -= scale.measure(kept.values())
+        shortened_request = scale.shorten(request, request_tokens)
+        kept[frame.request_index] = shortened_request
+        left_tokens -= scale.measure([shortened_request])
     kept |= _keep_newest(contents, frame.request_index, left_tokens, scale)
 
     left_out = [index for index in frame.running_turn if index not in kept]
     calls_text = tell_left_out(contents, left_out, list_tokens, scale.count, scale.memo)
-    newest_last = [kept[index] for index in sorted(kept)]
-    return join_messages(_begin(frame.head, calls_text), newest_last)
+    kept_in_order = [kept[index] for index in sorted(kept)]
+    return join_messages(_begin(frame.head, calls_text), kept_in_order)
 
 
 def _begin(head: Sequence[types.Content], calls_text: str) -> list[types.Content]:
-    """Returns the beginning of a cut list.
+    """Returns the beginning of a cut list: the head or a notice, and the list of calls.
 
     Args:
-        head: The message with the summary; empty for a notice in its place.
-        calls_text: The list of the calls that are left out; "" for none.
+        head: The message with the summary; empty if a notice takes its place.
+        calls_text: The list of the calls that are left out; "" for no list.
     """
     if not head:
         notice = f"{NOTICE}\n\n{calls_text}" if calls_text else NOTICE
@@ -229,19 +261,21 @@ def _keep_newest(
     room_tokens: int,
     scale: Scale,
 ) -> dict[int, types.Content]:
-    """Returns the newest contents that fit, by index; splits no call from its result.
+    """Returns the newest contents that fit, by index.
 
-    If the newest group of calls and results does not fit whole, it is shortened.
+    Contents are kept or left out in groups: a call stays with its result. If the newest
+    group does not fit, a shortened group is kept alone, if that fits.
 
     Args:
         contents: All contents.
-        request_index: The index of the user's request, which has its own room and is
-            left out here; None for none.
-        room_tokens: The most tokens of the result.
+        request_index: The index of the user's request, which `reduce_contents` has kept
+            already; None for no request.
+        room_tokens: The most tokens of the result; below 0 if there is no room.
         scale: Measures contents.
     """
-    # A cut before an index of `cuts` splits no call from its result. The contents from
-    # one cut to the next are a group.
+    # A cut before one of these indexes splits no call from its result. The first cut is
+    # before all contents, the last cut after them. The contents between two cuts are a
+    # group.
     may_cut = pair_boundaries(contents)
     cuts = [index for index in range(len(contents) + 1) if may_cut[index]]
     groups = list(itertools.pairwise(cuts))
@@ -252,13 +286,15 @@ def _keep_newest(
         indexes = [index for index in range(start, end) if index != request_index]
         group = {index: contents[index] for index in indexes}
         group_tokens = scale.measure(group.values())
-        # A group of the request alone is empty, and fits even without any room.
+        # If the request is its only content, a group is empty. Then it fits even if
+        # `left_tokens` is below 0.
         fits = not group or group_tokens <= left_tokens
         if fits:
             kept |= group
             left_tokens -= group_tokens
             continue
 
+        # Older groups are left out, so that no content in the middle is missing.
         is_newest_group = end == len(contents)
         if is_newest_group:
             kept |= _shorten_group(group, left_tokens, scale)
@@ -269,12 +305,15 @@ def _keep_newest(
 def _shorten_group(
     group: Mapping[int, types.Content], room_tokens: int, scale: Scale
 ) -> Mapping[int, types.Content]:
-    """Returns contents that are shortened by one ratio; {} if they still do not fit.
+    """Shortens all contents of a group by one ratio.
 
     Args:
-        group: The contents, by index.
+        group: The contents, by index, which take more tokens than the room.
         room_tokens: The most tokens of the result; below 0 if there is no room.
         scale: Measures contents.
+
+    Returns:
+        The shortened contents, by index; {} if they still do not fit.
     """
     ratio = max(0.0, room_tokens) / scale.measure(group.values())
     shortened = {
@@ -286,12 +325,14 @@ def _shorten_group(
 
 
 def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Content]:
-    """Returns only the summary, the user's request and the newest contents that fit.
+    """Returns the summary, the user's request and the newest contents of a call.
+
+    The shown contents of the history are cut by `reduce_contents`.
 
     Args:
         turn: The model call.
-        room_tokens: The most tokens of these contents together.
-        correction: Tokens of the model per byte / 4.
+        room_tokens: The most tokens of the result.
+        correction: The correction of the model.
     """
     history = turn.history
     head = _render_short_head(turn, room_tokens * _HEAD_RATIO, correction)
@@ -300,15 +341,20 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
         running_turn=history.running_turn,
         head=[] if head is None else [head.content],
     )
+
     scale = Scale(correction, history.memo)
     reduced = reduce_contents(history.shown, room_tokens, scale, frame)
-    # A shape would put these contents in order anyway. But after a refusal of their
-    # form, the last content is named by its fingerprint, so it must not change later.
+    # A shape puts contents in order before they are sent. But if the provider refuses
+    # their form, the last content is stored by its fingerprint. So the contents are put
+    # in order here, and the shape changes nothing.
     return put_in_order(reduced, turn.media_mover)
 
 
 class _Head(NamedTuple):
-    """The message with the summary, and the shortened summary that it has."""
+    """The message with the summary, and the shortened summary that it has.
+
+    If `stored` has no text, the message has only sections such as pinned texts.
+    """
 
     stored: StoredSummary
     content: types.Content
@@ -317,41 +363,50 @@ class _Head(NamedTuple):
 def _render_short_head(
     turn: Turn, max_tokens: float, correction: float
 ) -> _Head | None:
-    """Returns the message with the summary, as short as it has to be.
+    """Returns the message with the summary, shortened only as far as necessary.
+
+    `shorten_stored` yields the summary at ever shorter lengths. Its last item has no
+    text if some sections, such as pinned texts, have to be sent without a summary.
 
     Returns:
-        The longest message that fits, else the shortest one if it has no summary, but
-        only sections such as pinned texts. Otherwise None.
+        One of three outcomes:
+        - The first message that takes at most `max_tokens`.
+        - The last message if it has no text of a summary. Its sections are sent even if
+          they take more.
+        - None in all other cases. Then the summary is left out.
     """
     history = turn.history
-    head: _Head | None = None
+    shortest: _Head | None = None
     for stored in shorten_stored(turn, history.stored):
         content = render_head(history, stored, history.covered, turn.media_mover)
-        head = _Head(stored, content)
+        shortest = _Head(stored, content)
         if history.memo.estimate_tokens([content]) * correction <= max_tokens:
-            return head
+            return shortest
 
-    has_summary = head is not None and head.stored.text != ""
-    return None if has_summary else head
+    has_text = shortest is not None and shortest.stored.text != ""
+    return None if has_text else shortest
 
 
 def _find_unquoted_request(turn: Turn, head: _Head | None) -> int | None:
     """Returns the index of the user's request; None if the head quotes the request.
 
+    If the history does not tell the request, the result is None with a head. Without a
+    head it is the user's newest message, if there is one.
+
     Args:
         turn: The model call.
-        head: The message with the summary; None if there is none.
+        head: The message with the summary; None for no head.
     """
     history = turn.history
     request_index = history.request_index
     if head is None and request_index is None:
-        # The history does not tell the request, so it is the newest message.
         return _find_newest_message(history.shown)
-    if head is None:
+    if head is None or request_index is None:
         return request_index
 
-    if request_index is None or not head.stored.has_continuation:
-        # Only a continuation quotes the request.
+    # A continuation asks to go on with the request that it quotes. Only this part of a
+    # head quotes a request. The quoted request may be an older one.
+    if not head.stored.has_continuation:
         return request_index
     is_quoted = head.stored.request == history.fingerprint(request_index).hex()
     return None if is_quoted else request_index
@@ -371,9 +426,11 @@ def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
     if scale.measure(request.contents) <= room_tokens:
         return
 
+    reduced = reduce_contents(request.contents, room_tokens, scale)
+    # A cut may leave a result without its call, or no user's message at the beginning.
+    # A text file of such a result becomes a text of at most one page.
     page_tokens = max_tokens // 10
     mover = MediaMover(llm, request.model or "", page_tokens)
-    reduced = reduce_contents(request.contents, room_tokens, scale)
     ordered = put_in_order(reduced, mover)
     request.contents = join_new_texts(ordered, request.contents)
     # ADK's cache metadata describe a prefix of the contents that is gone.

@@ -1,9 +1,12 @@
 """The limits that a call has to keep to: its model's window and output.
 
-`Learned` limits are those that rejections of the model have shown. This process keeps
-them in `Seen.limits`, and session state in the agent's record. `Seen.limit_calls` is
-None if this process trusts its limits. Otherwise it counts the calls that were answered
-since they were shown.
+A `Learned` value has the limits that rejections of a model have shown. There are two of
+them for each model: one in the memory of this process (`Seen.limits`), and one in
+session state, which other processes of the session write as well.
+
+This process trusts its own limits if `Seen.limit_calls` is None. Otherwise
+`Seen.limit_calls` is the number of calls that the model has answered since a rejection
+last showed limits, or since the first call in this process.
 """
 
 from __future__ import annotations
@@ -34,20 +37,24 @@ logger = logging.getLogger("contextguard_adk.limits")
 # trusted (see `find_limits`).
 _TRY_AGAIN_CALLS = 20
 
-# An output limit has room for thinking and at least these tokens of an answer.
+# An output limit has room for thinking and for at least this many tokens of an answer.
 _MIN_ANSWER_TOKENS = 256
 
-# The output may take this part of the tokens that the prompt leaves. A tenth stays
-# free, because the size of the prompt is an estimate.
+# The output may take this part of the limit less the prompt. The rest is a reserve,
+# because the size of the prompt is an estimate.
 _OUTPUT_RATIO = 0.9
 
 
 def find_limits(call: Call) -> Learned:
-    """Returns the limits of the call's model; an empty `Learned` if none hold.
+    """Returns the limits of the call's model that hold now.
 
-    Limits that this process trusts hold, whatever session state says. It does not trust
-    limits of session state alone, of a fallback model, or below a prompt that was
-    accepted. Those hold for 20 answered calls. Then the model is tried without them.
+    Returns:
+        One of three values:
+        - The limits of this process if they are trusted, whatever session state says.
+        - An empty `Learned`, to try the model without limits, once 20 calls were
+          answered under limits that are not trusted.
+        - The limits of session state otherwise. They include those of this process that
+          are not trusted. An empty `Learned` stands for no limits.
     """
     seen = call.memory.facts.of(call.model)
     answered_calls = seen.limit_calls
@@ -62,9 +69,10 @@ def find_limits(call: Call) -> Learned:
 def note_use_of_limits(call: Call) -> None:
     """Notes in session state that a compaction has used limits of session state.
 
-    Nothing is noted if this process has seen the same limits. Other limits are good for
-    two compactions. After the second one, the limits that this process has seen replace
-    them in session state.
+    If this process has seen the same limits, nothing is noted. Other limits may be
+    wrong, because anybody may write session state, so they hold for two compactions.
+    The first compaction marks them as used. The second one replaces them by the limits
+    that this process has seen, or by an empty `Learned`.
     """
     seen_limits = call.memory.facts.of(call.model).limits or Learned()
     stored_limits = call.state.record.of(call.model)
@@ -78,12 +86,18 @@ def note_use_of_limits(call: Call) -> None:
         call.state.learn(call.model, used_limits)
 
 
-def review_limits(event: Answered) -> None:
-    """Forgets a window that an accepted prompt has exceeded; else counts the call.
+def review_limits(answer: Answered) -> None:
+    """Reviews the limits of a model after an answer; forgets a window or counts a call.
 
-    The calls are counted until limits that are not trusted are tried again.
+    A window is forgotten once a larger prompt was accepted. Otherwise the call is
+    counted while the limits are not trusted, so that `find_limits` tries the model
+    without these limits after some calls.
+
+    Args:
+        answer: The answer, before its count is stored.
     """
-    call = event.call
+    call = answer.call
+    # A call may have several whole responses, and counts once.
     is_first_answer = call.is_answered and not call.is_reported
     if call.is_observed or not is_first_answer:
         return
@@ -91,16 +105,19 @@ def review_limits(event: Answered) -> None:
     model = call.model
     seen = call.memory.facts.of(model)
     seen_limits = seen.limits or Learned()
-    stored_limits = event.state.record.of(model)
+    stored_limits = answer.state.record.of(model)
     window_tokens = seen_limits.window_tokens or stored_limits.window_tokens
-    count = event.count
+    count = answer.count
+    # A count that is not the size of one request says nothing about the window.
     prompt_tokens = 0
     if count is not None and count.is_size:
         prompt_tokens = count.real_tokens
 
     if window_tokens and prompt_tokens > window_tokens:
+        # The limits without the window are trusted, so that no other window of session
+        # state is believed.
         wider_limits = seen_limits.model_copy(update={"window_tokens": None})
-        event.state.learn(model, wider_limits)
+        answer.state.learn(model, wider_limits)
         call.memory.see(model, replace(seen, limits=wider_limits, limit_calls=None))
     elif seen.limit_calls is not None and seen.limit_calls < _TRY_AGAIN_CALLS:
         call.memory.see(model, replace(seen, limit_calls=seen.limit_calls + 1))
@@ -109,13 +126,19 @@ def review_limits(event: Answered) -> None:
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     """Returns the facts about the model that a call goes to.
 
-    Three sources tell the model's window: the settings or the registry, a limit that
-    this process keeps to, and a rejection. The smallest of the three windows holds.
+    Three sources tell the window of the model: what is stated, what this process has to
+    keep to, and what a rejection has shown. The smallest of the three windows holds. A
+    source that tells nothing gives the stated window.
+
+    Args:
+        call: The model call.
+        bounds: The bounds, which may have a smaller window for this request alone.
     """
     name = call.model
     seen = call.memory.facts.of(name)
 
-    # First source: the settings, else the registry.
+    # First source: the window is stated by the settings, by the registry, or by a
+    # default for unknown models.
     registry = call.guard.registry
     stated = resolve_context_window(
         name,
@@ -124,15 +147,18 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
         agent=call.agent,
     )
 
-    # Second source: a limit that this process keeps to, because of a rate limit, or
-    # because a server truncates longer prompts. A larger accepted prompt disproves it.
+    # Second source: this process keeps prompts below a limit because of a rate limit,
+    # or because a server truncates longer prompts. The limit is kept by client, and in
+    # this session also by model, because the app may make a new client. If the model
+    # has accepted a larger prompt, the limit does not hold.
     no_limit = Limit(stated.tokens)
     limit = call.guard.limits.get(call.client, seen.kept or no_limit)
     if limit.tokens < seen.accepted_tokens:
         limit = no_limit
 
-    # Third source: a window that a rejection has shown. A larger accepted prompt
-    # disproves it only if the rejection was seen by another process.
+    # Third source: a rejection has shown a window. If this process has read the
+    # rejection, it has compared the window with accepted prompts then. A window from
+    # another process is raised to the largest prompt that was accepted here.
     learned = find_limits(call)
     learned_tokens = stated.tokens
     if learned.window_tokens:
@@ -157,26 +183,33 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
 
 
 def plan_call(call: Call, model: ModelFacts, bounds: Bounds) -> Budgets:
-    """Returns the sizes that a call has to respect, in tokens."""
+    """Returns the sizes that a call has to respect, in tokens.
+
+    Args:
+        call: The model call.
+        model: The model that the call goes to.
+        bounds: The bounds, which lower the threshold after a rejection.
+    """
     window_tokens = model.window_tokens
     trigger_tokens = call.strategy.trigger_tokens(window_tokens)
-    # The window of a rate limit leaves half of the limit for output already.
+    # The window that follows from a rate limit is half of the limit. The other half
+    # has room for the output.
     reserved_tokens = 0 if model.is_rate else model.reserved_output_tokens
     budgets = plan_budgets(window_tokens, reserved_tokens, trigger_tokens)
 
-    # The threshold is at least twice the size of the request after the last
-    # compaction, because a lower one would be reached again at once. But the window
-    # bounds it.
+    # The request soon reaches a threshold that is hardly above its size after the last
+    # compaction. So the threshold is raised to twice this size, but not above
+    # `full_tokens`, which leaves room for an answer.
     stored = call.state.record.summary
     compacted_tokens = stored.left_tokens if stored is not None else 0
     least_tokens = min(budgets.full_tokens, 2 * compacted_tokens)
-    due_tokens = max(budgets.threshold_tokens, least_tokens)
+    raised_tokens = max(budgets.threshold_tokens, least_tokens)
 
-    # A recovery from a rejection lowers both sizes.
+    # A recovery from a rejection lowers both sizes. Otherwise the ratio is 1.
     ratio = bounds.threshold_ratio
     return replace(
         budgets,
-        threshold_tokens=int(due_tokens * ratio),
+        threshold_tokens=int(raised_tokens * ratio),
         full_tokens=int(budgets.full_tokens * ratio),
     )
 
@@ -189,12 +222,15 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
         model: The model that the request goes to.
         prompt_tokens: The estimated size of the request.
     """
+    # A rejection has shown an output limit only if the provider refused the sum of
+    # prompt and output. A rate limit may count the sum as well (`sum_tokens`).
     was_sum_refused = find_limits(call).output_tokens is not None
     is_sum_limited = was_sum_refused or model.sum_tokens > 0
     if model.reserved_output_tokens and not is_sum_limited:
         # Somebody has set this output limit, and no provider has objected to it.
         return
 
+    # The output is 0 if neither somebody nor the client has set a limit.
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
     needed_tokens = prompt_tokens + output_tokens
     most_tokens = model.sum_tokens or model.window_tokens
@@ -209,12 +245,14 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
 def _find_real_window(call: Call, model: ModelFacts) -> int:
     """Returns the window that the model itself is likely to have, in tokens.
 
-    It is the window that a rejection has shown, else the larger one of the settings and
-    the registry. A rate limit does not count.
+    If a rejection has shown a window, the result is the smallest known window.
+    Otherwise the result is the stated window or the registry's window, whichever is
+    larger. Then a limit that only this process keeps to does not count.
     """
     if find_limits(call).window_tokens:
         return model.known_window_tokens
 
+    # The settings may have stated a smaller window than the registry.
     registered = resolve_context_window(
         model.name, registry=call.guard.registry, is_quiet=True
     )
@@ -224,6 +262,10 @@ def _find_real_window(call: Call, model: ModelFacts) -> int:
 
 def reserve_output(call: Call, output_tokens: int) -> bool:
     """Sets the output limit of the request if it leaves enough for an answer.
+
+    Args:
+        call: The model call, whose request is changed.
+        output_tokens: The output limit.
 
     Returns:
         False if the limit leaves too little for thinking and an answer. Then the
@@ -239,7 +281,14 @@ def reserve_output(call: Call, output_tokens: int) -> bool:
 
 
 def warn_reserved_output(agent: str, budgets: Budgets) -> None:
-    """Warns once if the output limit of an agent leaves no room for a history."""
+    """Warns once if an output limit takes more than three quarters of a window.
+
+    The guard keeps at most three quarters of the window free for the output.
+
+    Args:
+        agent: The name of the agent.
+        budgets: The sizes of the call, which have window and reserved output.
+    """
     output_tokens = budgets.reserved_output_tokens
     window_tokens = budgets.window_tokens
     if output_tokens <= int(window_tokens * MOST_BUFFER_RATIO):

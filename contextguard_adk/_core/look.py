@@ -2,6 +2,11 @@
 
 A look changes neither the request nor session state. The call keeps the history that a
 look has read, because the next look needs the same one.
+
+- Heuristic tokens are bytes / 4. The correction is the tokens of the model per
+  heuristic token.
+- A count is the number of tokens that a provider has reported for a request.
+- The config of a request is its instruction and its tools.
 """
 
 from __future__ import annotations
@@ -37,8 +42,8 @@ from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Counts, Size
 from contextguard_adk._turn.turn import Turn
 
-# If no compaction has helped, the contents that stay may take at least this part of the
-# window, less the instruction and the tools.
+# If no compaction has helped, contents may take at least this part of the window less
+# the config.
 _LEAST_ROOM_RATIO = 0.8
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -50,18 +55,20 @@ def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     Args:
         call: The model call.
         bounds: The bounds of the request beside the limits of its model.
-        is_settled: Whether this call has already tried to compact.
+        is_settled: Whether this call has already let the strategy compact.
     """
     state = call.state
     request = call.request
     model = resolve_model(call, bounds)
+    # Whether the request may declare the tool that reads back covered messages.
     has_recall = any(
         tool.is_possible(request, call.invocation.agent, call.strategy)
         for tool in _recall.TOOLS
     )
     stored = _load_summary(call, bounds, has_recall)
 
-    # It is None if nobody has asked for a compaction, and "" for one without a focus.
+    # The focus is None if nobody has asked for a compaction, and "" if somebody has
+    # asked for a compaction without a focus.
     focus = state.requested_focus
     reason: Reason = "tokens"
     if bounds.is_rejected:
@@ -69,8 +76,9 @@ def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
     elif focus is not None:
         reason = "requested"
 
-    # Each step below reads the turn of the step before: first the contents and tools
-    # are added, then their size, then how near the strategy is to a compaction.
+    # Four steps build the turn, and each one reads the turn of the step before. The
+    # first step adds the facts that are known. Then come the contents and the config as
+    # they would be sent, then the size of both, then the nearness of a compaction.
     unrendered = Turn(
         agent=call.agent,
         origin=call.origin,
@@ -101,28 +109,39 @@ def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
 def read_counts(call: Call) -> Counts:
     """Returns the provider's last count of this agent's requests, and its correction.
 
-    The count is read from session state. If there is none that can be used, the
-    correction is one that this process or a rejection has shown; None for none.
+    Session state has the count and the heuristic tokens of the counted request.
+
+    Returns:
+        One of three values:
+        - No count if the last count was of another model. The correction then follows
+          from this model's last count in this process, or from a rejection.
+        - At most one of the two numbers, if the other is missing or not credible. The
+          correction then follows from a rejection.
+        - Both numbers, and the corrections that follow from them.
+
+        A correction that follows from nothing is None.
     """
     facts = call.memory.facts
     seen = facts.of(call.model)
-    # Session state is untrusted. Both numbers are 0 if it has no valid one.
+    # A number is 0 if session state has no valid one.
     real_tokens = int(call.state.read("real_tokens") or 0)
     heuristic_tokens = int(call.state.read("last_heuristic") or 0)
-    learned_correction = find_limits(call).correction
+    rejection_correction = find_limits(call).correction
 
+    # The counting model is "" if this process has seen no count.
     is_of_other_model = facts.counting_model not in ("", call.model)
     if is_of_other_model:
-        # Its vocabulary is another one, so its count says nothing about this model.
-        own_correction = learned_correction
+        # Models have different vocabularies, so that count says nothing of this model.
+        own_correction = rejection_correction
         if seen.counted is not None:
             own_correction = correction_factor(
                 seen.counted.real_tokens, seen.counted.heuristic_tokens
             )
         return Counts(correction=own_correction, measured_correction=own_correction)
 
-    # A count above the window, or far above the heuristic, is believed only if this
-    # process has seen so large a prompt accepted.
+    # Session state is untrusted. If the count is above the window, or far above the
+    # heuristic tokens, it is believed only if this process has seen that the model
+    # accepted a prompt of this size.
     most_tokens: float = resolve_model(call, Bounds()).known_window_tokens
     if heuristic_tokens:
         most_tokens = min(most_tokens, MAX_RATIO * heuristic_tokens)
@@ -131,15 +150,16 @@ def read_counts(call: Call) -> Counts:
         real_tokens = 0
 
     if real_tokens == 0 or heuristic_tokens == 0:
-        # The correction takes both numbers. But each of them is of use alone.
+        # A correction would need both numbers. An estimate takes a count alone for a
+        # lower bound.
         return Counts(
             real_tokens=real_tokens or None,
             heuristic_tokens=heuristic_tokens or None,
-            correction=learned_correction,
-            measured_correction=learned_correction,
+            correction=rejection_correction,
+            measured_correction=rejection_correction,
         )
 
-    # The second correction has a higher upper bound than the first.
+    # The first correction is at most 5, the second one at most `MAX_RATIO`.
     correction = correction_factor(real_tokens, heuristic_tokens)
     measured_ratio = min(real_tokens / heuristic_tokens, MAX_RATIO)
     return Counts(
@@ -150,28 +170,34 @@ def read_counts(call: Call) -> Counts:
     )
 
 
-def least_tokens(seen: Seen, heuristic_tokens: int) -> int:
-    """Returns the fewest tokens that a request is likely to take.
+def estimate_least_tokens(seen: Seen, heuristic_tokens: int) -> int:
+    """Estimates a request in tokens of the model; the result is rarely too high.
 
     Args:
         seen: The facts that the answers of the model have shown.
-        heuristic_tokens: Bytes / 4 of the request.
+        heuristic_tokens: The heuristic tokens of the request.
     """
     counted = seen.counted
     if counted is None:
-        # This is a low guess: most texts take more than half of bytes / 4.
+        # Most texts take more than half a token of the model per heuristic token.
         return heuristic_tokens // 2
+    # The ratio of tokens to heuristic tokens is that of the last counted request.
     return heuristic_tokens * counted.real_tokens // max(1, counted.heuristic_tokens)
 
 
-def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
-    """Returns the turn without its oldest contents if the provider would reject it.
+def leave_out_oldest(turn: Turn, bounds: Bounds) -> Turn:
+    """Leaves out the oldest contents if the provider would reject the request.
 
-    This is the last resort if no compaction has helped, or if none may be stored.
+    This is the last resort if no compaction has helped, or if a compaction may not be
+    stored. The messages that are left out are in no summary.
+
+    Args:
+        turn: The model call, with the request as it would be sent.
+        bounds: The bounds of the request.
 
     Returns:
-        The same turn if it may fit, if the guard only observes, or if there is nothing
-        to leave out.
+        The turn with fewer contents. The same turn if the provider may accept its
+        request, if the guard only observes, or if the request gets no smaller.
     """
     if turn.is_observed or not _is_too_large(turn):
         return turn
@@ -191,44 +217,56 @@ def leave_out_rest(turn: Turn, bounds: Bounds) -> Turn:
 
 
 def _find_room(turn: Turn) -> int:
-    """Returns the tokens that contents may take if no compaction has helped."""
+    """Returns the tokens that contents may take if no compaction has helped.
+
+    A request of `full_tokens` leaves the usual room for an answer. If this room is so
+    large that hardly any contents fit, contents get 80 % of the window less the config.
+    """
     budgets = turn.budgets
     config_tokens = turn.size.config_tokens * turn.correction
-    left_in_full_tokens = budgets.full_tokens - config_tokens
-    left_in_window_tokens = budgets.window_tokens - config_tokens
-    room_tokens = max(left_in_full_tokens, _LEAST_ROOM_RATIO * left_in_window_tokens)
+    usual_tokens = budgets.full_tokens - config_tokens
+    least_tokens = _LEAST_ROOM_RATIO * (budgets.window_tokens - config_tokens)
+    room_tokens = max(usual_tokens, least_tokens)
     if room_tokens <= 0:
-        # Instruction and tools alone do not fit, but only by an estimate. Contents get
-        # a tenth of the window even then.
+        # By the estimate, the config alone fills the window. But the estimate may be
+        # too high, so contents get a tenth of the window.
         room_tokens = budgets.window_tokens // 10
     return int(room_tokens)
 
 
 def _is_too_large(turn: Turn) -> bool:
-    """Returns whether a request must not be sent without leaving out contents."""
+    """Returns whether contents have to be left out of a request.
+
+    If no compaction can be stored, contents are left out once there is no room for an
+    answer. Otherwise they are left out only if even a low estimate of the request
+    exceeds the window: `turn.tokens` may be too high, and a rejection can be recovered.
+    """
     if turn.record.is_newer:
-        # A later release has written the record, so this one compacts nothing. Contents
-        # are left out as soon as there is no room for an answer. `has_room` tells this
-        # room for the reason "tokens", and is False for all others.
-        as_if_full = replace(turn, reason="tokens")
-        return not as_if_full.has_room
+        # A later release has written the record, so this release stores no compaction.
+        # `has_room` is always False if a compaction is demanded, so the property is
+        # read as if none was demanded.
+        undemanded = replace(turn, reason="tokens")
+        return not undemanded.has_room
     if not turn.is_overfull:
         return False
 
-    # Otherwise the provider has to be certain to reject the request. The estimate may
-    # be too high: prose takes fewer tokens than bytes / 4.
     seen = turn.facts.of(turn.model.name)
-    certain_tokens = least_tokens(seen, turn.size.heuristic_tokens)
-    return certain_tokens > turn.budgets.window_tokens
+    low_estimate_tokens = estimate_least_tokens(seen, turn.size.heuristic_tokens)
+    return low_estimate_tokens > turn.budgets.window_tokens
 
 
 def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary | None:
-    """Returns the stored summary that belongs in the request; None if there is none.
+    """Returns the stored summary that is to be put in the request.
 
     Args:
         call: The model call.
         bounds: The bounds, which say whether the request has the summary already.
-        has_recall: Whether the agent has the tool that reads back covered messages.
+        has_recall: Whether the request may declare the tool that reads back covered
+            messages.
+
+    Returns:
+        The summary. None if there is none, if the request has the summary already, or
+        if the guard only observes.
     """
     if call.is_observed or bounds.is_rendered:
         return None
@@ -238,7 +276,7 @@ def _load_summary(call: Call, bounds: Bounds, has_recall: bool) -> StoredSummary
 
     names_missing_tool = stored.has_recall and not has_recall
     if names_missing_tool:
-        # ADK ends the turn with an error if the model calls a tool that is missing.
+        # The model might call the tool. Then ADK would end the turn with an error.
         return without_recall(stored)
     return stored
 
@@ -250,16 +288,18 @@ def _get_history(
 
     Args:
         call: The model call.
-        stored: The summary that belongs in the request; None for none.
+        stored: The summary that is to be put in the request; None for no summary.
         window_tokens: The context window, which limits the previews of tool results.
-        has_recall: Whether the agent has the tool that reads back covered messages.
+        has_recall: Whether the request may declare the tool that reads back covered
+            messages. Previews name this tool.
     """
     if call.history is not None:
-        # A look before this one has kept it. Only the summary may be another one.
+        # An earlier look has kept the history. Only its summary may have changed.
         if call.history.stored != stored:
             call.history = call.history.with_summary(stored)
         return call.history
 
+    # Later callbacks may change the list of the request, so the history gets a copy.
     history = History(
         [*call.request.contents],
         call.invocation,
@@ -267,8 +307,8 @@ def _get_history(
         stored,
         call.memo,
     )
-    # A setting of the plugin, or one of ADK's run, may let a later request load the
-    # newest events of the session only.
+    # With a setting of the plugin or of ADK's run, a later request may load only the
+    # newest events of the session.
     run_config = call.invocation.run_config
     session_config = getattr(run_config, "get_session_config", None)
     history.loads_part = call.guard.settings.recent_events or session_config is not None
@@ -281,7 +321,7 @@ def _get_history(
 
 
 def _render(turn: Turn) -> Turn:
-    """Returns the turn with the contents and tools that would be sent."""
+    """Returns the turn with the contents and the config that would be sent."""
     if turn.is_observed:
         # A guard that only observes changes nothing.
         return replace(turn, contents=turn.request.contents)
@@ -297,12 +337,12 @@ def _render(turn: Turn) -> Turn:
 def render_unshaped(turn: Turn) -> list[types.Content]:
     """Returns the contents with the stored summary in place, before any shape.
 
-    A shape then gives contents a form that the provider wants.
+    A shape gives contents the form that the provider wants.
     """
     history = turn.history
     if history.stored is not None:
         return render(turn, history.stored, history.covered)
-    # Without a preview of a tool result, both lists have the same contents.
+    # `shown` has previews of large tool results. Without any, `contents` is the same.
     return list(history.shown if history.shown_in_part else history.contents)
 
 
@@ -311,9 +351,14 @@ def _declare(
 ) -> types.GenerateContentConfig:
     """Returns the request's config with declarations of the guard's tools.
 
-    The result is the same as that of ADK's `append_tools`, which `declare_tools` calls
-    when the request is sent. ADK adds declarations to the first tool that has some,
-    else as a new tool.
+    The request stays as it is until it is sent. Then `declare_tools` calls ADK's
+    `append_tools`, with the same result: ADK adds declarations to the first `Tool` that
+    has any, or else as a new `Tool`.
+
+    Args:
+        turn: The model call.
+        declarations: The declarations. Those of tools that the request declares already
+            are not added again.
     """
     config = turn.request.config
     declared_names = turn.request.tools_dict
@@ -334,12 +379,20 @@ def _declare(
 
 
 def _measure(turn: Turn, bounds: Bounds) -> Turn:
-    """Returns the turn with the size of the request that would be sent."""
+    """Returns the turn with the size of its request.
+
+    Args:
+        turn: The model call, with the contents and the config that would be sent.
+        bounds: The bounds, which have the correction that a rejection has shown.
+    """
     counts = turn.counts
     memo = turn.history.memo
-    threshold_ratio = turn.budgets.threshold_tokens / turn.budgets.window_tokens
+
+    # The estimate of this request. The margin is used if there is neither a count nor a
+    # correction: a request below the threshold has to fit in the window all the same.
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
+    threshold_ratio = turn.budgets.threshold_tokens / turn.budgets.window_tokens
     tokens = estimate_prompt_tokens(
         MeasuredRequest(turn.contents, heuristic_tokens, turn.config, memo),
         LastCount(counts.real_tokens, counts.heuristic_tokens),
@@ -347,14 +400,13 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         margin=first_margin(turn.model.name, threshold_ratio),
     )
 
+    # `Turn.measure` estimates compacted requests by two numbers. One is the size of
+    # their config, which declares all tools of the guard. The other is the correction:
+    # that of a rejection, else that of a count, else that of the estimate above.
+    compacted_config_tokens = config_tokens
     if turn.has_recall:
-        # Each compaction declares the tools of the guard. Their size counts from the
-        # beginning, so that the estimate of a compacted request has it.
-        later = _declare(turn, [tool.declaration for tool in _recall.TOOLS])
-        compacted_config_tokens = estimate_config_tokens(later)
-    else:
-        compacted_config_tokens = config_tokens
-
+        declarations = [tool.declaration for tool in _recall.TOOLS]
+        compacted_config_tokens = estimate_config_tokens(_declare(turn, declarations))
     correction = bounds.correction or counts.measured_correction
     if correction is None:
         correction = tokens / max(1, heuristic_tokens)

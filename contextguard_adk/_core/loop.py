@@ -1,9 +1,11 @@
-"""The loop of one model call: look, decide, and act, until the request is sent.
+"""The loop of one model call: look, decide, and act, until the request can be sent.
 
-The shelf (`SessionFacts.ready`) has a summary that was paid for, until the summary is
-put in a request. Then the summary is unconfirmed (`SessionFacts.unconfirmed`) until an
-event has carried it to the session. If the event gets lost, the session has lost the
-summary, and it is put in a request again.
+A paid summary is in one of these states:
+
+1. On the shelf (`SessionFacts.ready`), until the summary is put in a request.
+2. Unconfirmed (`SessionFacts.unconfirmed`), until an event of ADK has carried the
+   summary to the session.
+3. Lost, if that event never arrives. Then the summary is put in a request again.
 
 A call is settled once it has let the strategy compact: no call does so twice.
 """
@@ -36,7 +38,7 @@ from contextguard_adk._core.limits import (
     note_use_of_limits,
     warn_reserved_output,
 )
-from contextguard_adk._core.look import build_turn, leave_out_rest, read_counts
+from contextguard_adk._core.look import build_turn, leave_out_oldest, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import Paid
@@ -51,8 +53,12 @@ from contextguard_adk.records import CompactionRecord, PressureRecord
 logger = logging.getLogger("contextguard_adk.call")
 
 
-async def settle(call: Call, bounds: Bounds) -> Turn:
+async def look_and_act(call: Call, bounds: Bounds) -> Turn:
     """Looks at a call and acts, until the table of `decide` says to send the request.
+
+    Args:
+        call: The model call.
+        bounds: The bounds of the request beside the limits of its model.
 
     Returns:
         The turn of the last look: the call as a value, with the contents to send.
@@ -63,6 +69,7 @@ async def settle(call: Call, bounds: Bounds) -> Turn:
     while True:
         turn = build_turn(call, bounds, is_settled)
         if call.tokens_before == 0:
+            # This is the first look.
             call.tokens_before = turn.tokens
         row = decide(turn)
         logger.debug("Agent %r: %s; %s.", turn.agent, row.step.value, row.why)
@@ -70,39 +77,49 @@ async def settle(call: Call, bounds: Bounds) -> Turn:
         if row is FIXED_PART_TOO_LARGE:
             _warn_fixed_part(turn)
         if row.step is Step.SEND:
-            return leave_out_rest(turn, bounds)
+            return leave_out_oldest(turn, bounds)
 
         act = _ACTS[row.step]
-        if await act(call, turn, row):
+        settles = await act(call, turn, row)
+        if settles:
             is_settled = True
 
 
 async def _wait(call: Call, turn: Turn, row: Row) -> bool:
-    """Waits for the summary under way; the next look finds it on the shelf."""
+    """Waits for the summary under way; the next look may find it on the shelf.
+
+    Returns:
+        False: the call is not settled by this.
+    """
     await call.wait()
     return False
 
 
 async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
-    """Refuses the compaction that was asked for, and stores the reason."""
+    """Refuses the compaction that was asked for, and stores the reason.
+
+    Returns:
+        False: the call is not settled by this.
+    """
     call.state.answer_request(row.why)
     return False
 
 
 async def _compact(call: Call, turn: Turn, row: Row) -> bool:
-    """Lets the strategy compact; the next look finds its summary on the shelf.
+    """Lets the strategy compact; the next look may find a summary on the shelf.
 
     Returns:
-        True, because a call lets the strategy compact only once.
+        True: a call lets the strategy compact only once.
     """
     call.is_recovery_paid = turn.reason == "overflow"
-    # After a rejection another call's summary may be under way.
+    # After a rejection, a summary of another call may be under way.
     await call.wait()
     payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
-    # The task survives the cancellation of this call; a later call uses its summary.
+    # If this call is cancelled, the task goes on, and a later call uses the summary.
     was_allowed = await call.memory.pending.write(payer.pay(turn))
-    # It is None if the task was cancelled.
-    if was_allowed is False and turn.reason == "requested":
+    # None stands for a task that was cancelled, and not for an answer of the user.
+    was_put_off = was_allowed is False
+    if was_put_off and turn.reason == "requested":
         call.state.answer_request("before_compaction put it off")
     return True
 
@@ -110,12 +127,13 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
 async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     """Puts a summary in the request if that makes the request smaller.
 
-    The summary is one that the session has lost, else the one on the shelf. It is
-    dropped if it is not put in.
+    A summary that the session has lost goes before the summary on the shelf. A summary
+    that is not put in is dropped.
 
     Returns:
-        True if the provider has rejected the request: then the recovery, not this loop,
-        decides about another compaction. Otherwise False.
+        True if the provider has rejected the request. Then the next look must not let
+        the strategy compact, because the recovery first sends this request. Otherwise
+        False.
     """
     memory = call.memory
     lost = turn.facts.find_lost(turn.record.summary)
@@ -130,7 +148,8 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     if outcome is not None:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
-        # This call has just paid for the summary. At this size no call pays again.
+        # This call has just paid for the summary. Until the request has grown, no call
+        # pays for another one.
         memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
         message = "A summary for agent %r was dropped: it gains nothing; %s."
         logger.info(message, turn.agent, turn.origin.place)
@@ -144,19 +163,21 @@ _ACTS: Mapping[Step, _Act] = {
     Step.COMPACT: _compact,
     Step.PUT_IN: _put_in,
 }
-"""The function for each step; it returns True if the call is settled by now."""
+"""The function for each step. It returns whether the step settles the call."""
 
 
 def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Returns the request with a summary in place; changes nothing.
+    """Composes the request with a paid summary; changes nothing.
 
     Returns:
-        None if the summary no longer fits the history, or makes the request no smaller.
+        The request with the summary. None if the summary no longer fits the history, or
+        makes the request no smaller.
     """
     history = turn.history.with_summary(paid.stored)
     was_edited_since = paid.stored.edits < turn.record.edits
     if not history.is_summary_valid or was_edited_since:
-        # Since it was written, the messages or the stored summary have changed.
+        # The messages have changed since the summary was written, or somebody has
+        # edited the stored summary by hand.
         return None
 
     outcome: Outcome | None
@@ -164,8 +185,8 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         early_reason = call.strategy.early_reason
         outcome = background.compose_paid(turn, paid, history, early_reason)
     else:
-        # The draft has the indexes of an earlier request. The messages that the summary
-        # covers are found again in this request.
+        # The indexes of the draft count the contents of an earlier request. `history`
+        # has found the same contents in this request.
         draft = replace(
             paid.draft,
             covered=history.covered,
@@ -181,17 +202,22 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
 
 
 async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Writes a compaction to session state, and reports it if nobody has reported it.
+    """Stores a summary, updates the memory of the call, and reports the compaction.
+
+    The next look reads the stored summary, and builds the request with it.
 
     Args:
         call: The model call.
         turn: The call before the summary is in its request.
-        paid: The summary as it was written.
+        paid: The summary, from the shelf or lost.
         outcome: The request with the summary, and the form in which it is stored.
     """
     state = call.state
     memory = call.memory
-    # It no longer waits on the shelf, so `is_background` is cleared.
+
+    # The summary leaves the shelf for session state. The memory keeps a copy, which is
+    # put in again if the session loses the summary. The copy need not wait until a
+    # compaction is wanted, and is not reported again.
     unconfirmed = replace(
         paid,
         draft=outcome.draft,
@@ -206,31 +232,34 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     note_use_of_limits(call)
     memory.facts = replace(memory.facts, fruitless_tokens=None)
 
-    # A recovery from a rejection goes on with the counts with which it began.
+    # A settled call has paid for the summary itself, and is compacted by now. A
+    # recovery from a rejection goes on with the counts with which it began.
+    is_requested = turn.reason == "requested"
     is_recovery = turn.reason == "overflow"
     if turn.is_settled and not is_recovery:
         call.is_compacted = True
-        # The provider's count is of contents that are gone. The correction, which
+        memory.facts = replace(memory.facts, was_full=not is_requested)
+        # The provider's count includes contents that are gone. The correction, which
         # follows from the count, still holds.
         correction = call.counts.measured_correction
         call.counts = Counts(correction=correction, measured_correction=correction)
-        was_full = turn.reason != "requested"
-        memory.facts = replace(memory.facts, was_full=was_full)
 
-    is_requested = turn.reason == "requested"
+    # With another reason, the summary was paid for before somebody asked for a
+    # compaction. Then the compaction that was asked for is still to come.
     if is_requested and outcome.draft.reason == "requested":
         state.answer_request()
     # ADK's cache metadata describe a prefix of the contents that is gone.
     call.request.cache_metadata = None
 
+    # A lost summary was reported when it was put in a request for the first time.
     if not paid.is_reported:
         await _report(call, turn, unconfirmed, outcome)
 
 
 async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Tells listeners and the user's function of a compaction.
+    """Tells listeners and the user's `on_compaction` of a compaction.
 
-    It also warns if the compaction covers results that were to be kept.
+    The log warns once if the compaction covers results of `keep_tools`.
 
     Args:
         call: The model call.
@@ -241,6 +270,8 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     keep_tools = turn.settings.keep_tools
     newly_covered = outcome.draft.covered - turn.history.model_covered
     contents = [turn.history.contents[index] for index in newly_covered]
+    # A compaction leaves results of `keep_tools` up to a tenth of the window. If it
+    # covers some, they take more.
     if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
         message = (
             "Results of `keep_tools` take more than a tenth of the window of agent %r, "
@@ -248,7 +279,8 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         )
         warn_once(logger, message, turn.agent)
 
-    # The next compaction of this call counts its waiting from now.
+    # A call may be compacted twice. The waiting for the second compaction counts from
+    # now.
     now_seconds = asyncio.get_running_loop().time()
     waited_seconds = now_seconds - call.started_seconds
     call.started_seconds = now_seconds
@@ -274,8 +306,9 @@ def _describe(
         outcome: The request with the summary.
         waited_seconds: How long the call has waited for the summary.
     """
-    # `turn.tokens` may follow a count of the provider, but `outcome.tokens` is a mere
-    # estimate. The scale makes both comparable.
+    # `turn.tokens` may follow a count of the provider, but `outcome.tokens` comes from
+    # `turn.measure`, which knows only the correction. The scale makes the two
+    # comparable.
     scale = turn.tokens / max(1, turn.measure(turn.contents))
 
     return CompactionRecord(
@@ -292,10 +325,14 @@ def _describe(
     )
 
 
-async def send(call: Call, turn: Turn) -> None:
-    """Changes the request as decided, and remembers it until its answer comes.
+async def prepare_request(call: Call, turn: Turn) -> None:
+    """Prepares the request, which ADK sends next, and keeps a record of it.
 
     A guard that only observes does not change the request.
+
+    Args:
+        call: The model call.
+        turn: The same call as a value, with the contents to send.
     """
     original_contents = call.request.contents
     warn_reserved_output(turn.agent, turn.budgets)
@@ -305,11 +342,14 @@ async def send(call: Call, turn: Turn) -> None:
     elif turn.is_due:
         _log_observed(turn)
 
-    after_answer = None
+    # A summary may be begun in the background once the call is answered. But a call
+    # that has just let the strategy compact begins no other summary.
+    begin_summary = None
     may_plan = not call.is_observed and not turn.is_settled
     if may_plan and may_begin_in_background(turn):
-        after_answer = background.plan(call, turn)
-    await _report_pressure(call, turn, is_coming=after_answer is not None)
+        begin_summary = background.plan(call, turn)
+    has_plan = begin_summary is not None
+    await _report_pressure(call, turn, will_begin_summary=has_plan)
 
     call.run.calls[call_key(call.context)] = SentCall(
         heuristic_tokens=turn.size.heuristic_tokens,
@@ -327,14 +367,14 @@ async def send(call: Call, turn: Turn) -> None:
         memory=call.memory,
         origin=turn.origin,
         compaction=call.compaction,
-        after_answer=after_answer,
+        after_answer=begin_summary,
     )
 
 
 def _change_request(call: Call, turn: Turn) -> None:
     """Gives the request its contents, tools and output limit.
 
-    Listeners are told if the contents change.
+    Listeners are told of the request if the contents change.
     """
     is_changed = turn.is_changed(turn.contents)
     if is_changed:
@@ -351,10 +391,10 @@ def _change_request(call: Call, turn: Turn) -> None:
 
 
 def _note_run(call: Call) -> None:
-    """Remembers whether this call, the last one of its run, was compacted.
+    """Remembers for the next call whether this call was compacted, and in which run.
 
-    It also forgets the unconfirmed summary of an earlier run, because the session has
-    that summary by now.
+    The unconfirmed summary of an earlier run is forgotten, because the session has this
+    summary by now. A lost summary was put in again before, and belongs to this run.
     """
     memory = call.memory
     run_id = call.run.invocation_id
@@ -367,7 +407,7 @@ def _note_run(call: Call) -> None:
 
 
 def _log_observed(turn: Turn) -> None:
-    """Logs that a compaction is due, which a guard that only observes leaves out."""
+    """Logs that a compaction would be due if the guard did not only observe."""
     logger.info(
         "Observing agent %r: a compaction would be due at %d tokens, the "
         "threshold is %d; %s.",
@@ -379,7 +419,10 @@ def _log_observed(turn: Turn) -> None:
 
 
 def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentConfig:
-    """Copies a config with its lists of tools, which later callbacks may extend."""
+    """Copies a config, its tools, and the declarations of each tool.
+
+    Later callbacks may change all of these in place.
+    """
     if not config.tools:
         return config.model_copy()
 
@@ -391,7 +434,10 @@ def _copy_config(config: types.GenerateContentConfig) -> types.GenerateContentCo
 
 
 def declare_tools(call: Call, turn: Turn) -> None:
-    """Gives the request the tools that read back covered messages, if it needs them."""
+    """Gives the request each tool that is wanted to read back covered messages.
+
+    Session state remembers a tool that every later request has to declare as well.
+    """
     for tool in _recall.TOOLS:
         if not tool.is_wanted(turn):
             continue
@@ -403,12 +449,16 @@ def declare_tools(call: Call, turn: Turn) -> None:
         is_declared = adk_tool.name in call.request.tools_dict
         if not is_declared:
             call.request.append_tools([adk_tool])
-        # A tool that is declared already may read an older turn, so it is replaced.
+        # If the tool was declared before, ADK would call an object that reads the items
+        # of an earlier turn. So the new object takes its place.
         call.request.tools_dict[adk_tool.name] = adk_tool
 
 
 def _warn_fixed_part(turn: Turn) -> None:
-    """Warns once that no compaction can make the requests of an agent fit."""
+    """Warns once that no compaction can make the requests of an agent fit.
+
+    The fixed part of a request, which no compaction removes, is too large.
+    """
     message = (
         "System instruction, tools and other context of agent %r take %d of %d "
         "tokens alone, the threshold is %d: compaction cannot help. Use a "
@@ -424,16 +474,22 @@ def _warn_fixed_part(turn: Turn) -> None:
     )
 
 
-async def _report_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
-    """Reports that a request still fills much of the window when it is sent.
+async def _report_pressure(call: Call, turn: Turn, will_begin_summary: bool) -> None:
+    """Tells the user's `on_pressure` that a request fills much of the window.
 
-    It reports nothing if a compaction is still to come. It reports again only after a
-    request that fills less of the window.
+    Such a request is reported in one of these cases:
+
+    - The guard only observes.
+    - The call was compacted, and its request is large all the same.
+    - A compaction is due, but it was not made, and no summary is expected soon.
+
+    After a report, nothing is reported until a request below the warning threshold was
+    sent.
 
     Args:
         call: The model call.
         turn: The call as a value, with the request as it is sent.
-        is_coming: Whether a summary is begun once the call is answered.
+        will_begin_summary: Whether a summary is begun once the call is answered.
     """
     warning_threshold = call.guard.settings.warning_threshold
     memory = call.memory
@@ -443,12 +499,11 @@ async def _report_pressure(call: Call, turn: Turn, is_coming: bool) -> None:
         memory.facts = replace(memory.facts, is_under_pressure=False)
         return
 
-    # Below the threshold, or while a summary is under way, a compaction is to come.
-    is_summary_coming = is_coming or turn.is_writing
-    is_left_full = turn.is_due and not is_summary_coming
-    is_final = turn.is_observed or call.is_compacted or is_left_full
+    is_summary_expected = will_begin_summary or turn.is_writing
+    is_left_full = turn.is_due and not is_summary_expected
+    is_worth_telling = turn.is_observed or call.is_compacted or is_left_full
     is_reported = memory.facts.is_under_pressure
-    if is_final and not is_reported:
+    if is_worth_telling and not is_reported:
         memory.facts = replace(memory.facts, is_under_pressure=True)
         record = PressureRecord(
             **vars(turn.origin),

@@ -1,7 +1,7 @@
 """The stage that pays: the strategy compacts, and its summary goes on the shelf.
 
-The shelf is `SessionFacts.ready`. A summary stays there until it is put in a request. A
-compaction that gains nothing is called fruitless.
+A summary stays on the shelf (`SessionFacts.ready`) until it is put in a request. A
+compaction is fruitless if it gains nothing, or if it is put off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ logger = logging.getLogger("contextguard_adk.call")
 
 @dataclass(frozen=True)
 class Payer:
-    """Lets a strategy compact. It holds nothing of the run, which may have ended.
+    """Lets a strategy compact, also after the run of its model call has ended.
+
+    So a payer holds nothing of the run.
 
     Attributes:
         guard: The memory of the plugin.
@@ -47,7 +49,7 @@ class Payer:
     agent: object
 
     async def pay(self, turn: Turn) -> bool:
-        """Lets the strategy compact; its summary goes on the shelf if it gains tokens.
+        """Lets the strategy compact; its summary goes on the shelf if it saves tokens.
 
         Returns:
             False if the user's `before_compaction` puts the compaction off.
@@ -73,16 +75,16 @@ class Payer:
 
         Returns:
             One of three outcomes:
-            - The turn with a focus: the answer is a text.
-            - None: the answer is False, and the request fits without a compaction.
-            - The unchanged turn: in all other cases, or if no function is set.
+            - The turn with the user's focus added to its own, if the answer is a text.
+            - None if the answer is False, and the compaction can wait.
+            - The unchanged turn in all other cases: the compaction is to go on.
         """
-        new_indexes = turn.older_than(0) - turn.history.model_covered
-        # A strategy that cannot tell how near it is may compact nothing.
-        is_unclear = turn.nearness == math.inf and not turn.is_due
+        new_indexes = turn.older_than(keep_count=0) - turn.history.model_covered
+        # A strategy that cannot tell its nearness says infinity for each call. Usually
+        # such a strategy then compacts nothing.
+        is_unlikely = turn.nearness == math.inf and not turn.is_due
         has_function = self.guard.observers.listeners.before_compaction is not None
-        if not has_function or is_unclear or not new_indexes:
-            # There is nobody to ask, or nothing to ask about.
+        if not has_function or is_unlikely or not new_indexes:
             return turn
 
         answer = await self._call_user(turn, new_indexes, threshold_tokens, is_ahead)
@@ -96,10 +98,11 @@ class Payer:
             warn_once(logger, message, type(answer).__name__)
             return turn
 
-        # `has_room` tells the room for the reason "tokens", and is False for all
-        # others. A compaction that was requested can also be put off.
-        as_if_full = replace(turn, reason="tokens")
-        can_wait = turn.reason != "overflow" and as_if_full.has_room
+        # The compaction can wait if the request can be sent without it. `has_room` is
+        # always False if a compaction is demanded, but a requested compaction can wait
+        # too. So the property is read as if no compaction was demanded.
+        undemanded = replace(turn, reason="tokens")
+        can_wait = turn.reason != "overflow" and undemanded.has_room
         if not can_wait:
             return turn
 
@@ -115,13 +118,16 @@ class Payer:
         threshold_tokens: int,
         is_ahead: bool,
     ) -> object:
-        """Calls the user's `before_compaction`; returns None if it fails or is late.
+        """Calls the user's `before_compaction`, and returns its answer.
 
         Args:
             turn: The model call.
-            new_indexes: The indexes of the messages that no summary covers yet.
+            new_indexes: The indexes of the messages that no model has summarized yet.
             threshold_tokens: The size at which a compaction is due.
             is_ahead: Whether the summary is written before it is due.
+
+        Returns:
+            The answer, which may be any value; None if the function fails or is late.
         """
         observers = self.guard.observers
         with log_failures(logger, "before_compaction could not be asked"):
@@ -141,17 +147,21 @@ class Payer:
             answer: object = await observers.tell(planned)
             return answer
 
-        # A failure that was logged leads here.
+        # `log_failures` has caught an error.
         return None
 
     async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
-        """Lets the strategy compact, and tells the listeners what that took.
+        """Lets the strategy compact, and tells the listeners of its summary calls.
+
+        If the strategy fails, the listeners are told all the same, because the calls
+        before the failure are paid for. Then the error is raised.
 
         Returns:
             Three values:
-            - The draft of the strategy; None if it leaves the request as it is.
-            - The fields of the `CompactionRecord` that tell what the compaction took.
-            - The object that has had summaries written for the strategy.
+            - The draft of the strategy; None if the strategy leaves the request as it
+              is.
+            - Fields of the `CompactionRecord`, such as `usage` and `duration_seconds`.
+            - The `Ask`, through which the strategy has had summaries written.
         """
         started_seconds = time.monotonic()
         ask = Ask(turn, self.agent, self.memory, self.guard)
@@ -172,25 +182,27 @@ class Payer:
     ) -> None:
         """Puts a summary on the shelf if it makes the request smaller.
 
+        Otherwise the summary is dropped, and the compaction is fruitless.
+
         Args:
             turn: The model call.
             draft: The draft of the strategy.
-            facts: The fields of the `CompactionRecord`, see `compact`.
-            ask: The object that has had summaries written.
+            facts: Fields of the `CompactionRecord`, see `compact`.
+            ask: The `Ask`, through which the strategy has had summaries written.
         """
         most_tokens = turn.tokens + turn.size.error_tokens
-        can_wait = most_tokens < turn.budgets.overfull_tokens
+        is_accepted_as_is = most_tokens < turn.budgets.overfull_tokens
         is_for_size = turn.is_due and turn.reason == "tokens"
-        if ask.may_recover and is_for_size and can_wait:
-            # The summarizer has failed, so the draft has excerpts only. The summarizer
-            # may answer at the next try, once the request has grown.
+        if ask.may_recover and is_for_size and is_accepted_as_is:
+            # The summarizer has failed, so the draft has excerpts only. The compaction
+            # waits until the request has grown, when the summarizer may work again.
             self._note_fruitless(turn)
             return
 
-        # A user's own strategy may cover a call without its result, or contents that
-        # are to stay.
-        may_cover = draft.covered - turn.always_kept
-        covered = keep_pairs_whole(may_cover, turn.history.pairs)
+        # A user's own strategy may cover contents that are to stay, or a call without
+        # its result.
+        allowed_indexes = draft.covered - turn.always_kept
+        covered = keep_pairs_whole(allowed_indexes, turn.history.pairs)
         model_covered = draft.model_covered & covered
         valid_draft = replace(draft, covered=covered, model_covered=model_covered)
         outcome = compose(turn, valid_draft)
@@ -212,5 +224,8 @@ class Payer:
         self.memory.facts = replace(self.memory.facts, ready=paid)
 
     def _note_fruitless(self, turn: Turn) -> None:
-        """Remembers the size of the request whose compaction gained nothing."""
+        """Remembers the size of a request whose compaction was fruitless.
+
+        The next compaction waits until a request is larger, see `decide`.
+        """
         self.memory.facts = replace(self.memory.facts, fruitless_tokens=turn.tokens)

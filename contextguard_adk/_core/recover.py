@@ -1,7 +1,8 @@
 """Sends a request again that a provider found too long, or refused for its form.
 
-A provider finds a request too long for its window or a rate limit (an `Overflow`). It
-refuses a form, for example, if contents are in an order that it does not take.
+A request is too long for the model's window or for a rate limit (an `Overflow`). A form
+is refused, for example, if the provider does not take contents in this order (a
+refusal). A resend is a request that is sent again.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from contextguard_adk._turn.units import Recovered
 
 logger = logging.getLogger("contextguard_adk.recovery")
 
-# No error is read as this kind of refusal. For this kind a shape gives the form that
-# helps against all kinds.
+# `parse_refusal` never returns this kind of refusal. So the only shape with a form
+# against this kind is the shape whose form helps against all kinds.
 _ANY_KIND = "any"
 
 # After a rejection, a compaction is due at this part of the usual threshold. So the
-# next request is smaller even if the estimate of the rejected one was too low.
+# next request is smaller even if the estimate of the rejected request was too low.
 _THRESHOLD_RATIO = 0.8
 
 # After a transient error, the last retry of a request begins within this time. It is
@@ -56,23 +57,24 @@ class SeenRefusals:
 def read_overflow(
     error: Exception, request: LlmRequest, sent_tokens: int
 ) -> Overflow | None:
-    """Reads from an error how far a request was too long, and for which model.
+    """Reads from an error that a request was too long, and for which model.
 
     Args:
         error: The error of the model's client.
         request: The request.
-        sent_tokens: The least size of the request, in tokens of the model; 0 if it is
+        sent_tokens: A low estimate of the request, in tokens of the model; 0 if it is
             unknown.
 
     Returns:
-        The limits that the error names; None if it does not say that the request was
-        too long.
+        The limits that the error names; None if the error does not say that the request
+        was too long.
     """
     overflow = parse_overflow(error, request.contents, sent_tokens)
     if overflow is None or overflow.model:
         return overflow
 
-    # ADK's `FallbackModel` writes the name of the model that it has asked here.
+    # The error does not name the model. ADK's `FallbackModel` has written the name of
+    # the model that it has asked to the request.
     return replace(overflow, model=request.model or "")
 
 
@@ -85,12 +87,13 @@ class Recovery:
         """Prepares to send a request again; sends nothing yet.
 
         Args:
-            call: The call, whose request is the one before the guard changed it.
-            sent: The record of the call; a recovery changes it.
-            rejected: The request that the provider was sent. It is `call.request` if
-                nobody knows the request before the guard changed it.
+            call: The model call. `call.request` is the request before the guard changed
+                it; it is `rejected` itself if nobody knows the request before.
+            sent: The record of the call. A request that is accepted changes the record.
+            rejected: The request that the provider was sent.
             llm: The client of the model.
         """
+        # Only the request before the guard is sure to be without the stored summary.
         is_original_unknown = call.request is rejected
         has_summary = call.state.record.summary is not None
         bounds = Bounds(
@@ -109,7 +112,8 @@ class Recovery:
             tried_tokens=[sent.heuristic_tokens],
             sent_ratio=sent.estimated_tokens / max(1, sent.heuristic_tokens),
         )
-        # The newest attempt's name in the metric; "form" before any of `ATTEMPTS`.
+        # The name in the metric of the newest of `ATTEMPTS`. Before the first attempt
+        # only another form is tried.
         self._attempt_name = "form"
         # The kinds of refusals against which a form was tried.
         self._answered_kinds = set[str]()
@@ -118,7 +122,7 @@ class Recovery:
     async def recover(
         self, overflow: Overflow | None, refusal: str
     ) -> LlmResponse | None:
-        """Asks again: with a smaller request after an overflow, else in another form.
+        """Sends a smaller request after an overflow, else the request in another form.
 
         Args:
             overflow: The limits that the rejection names; None if the request was not
@@ -126,8 +130,10 @@ class Recovery:
             refusal: The kind of the refusal; "" if the form was not refused.
 
         Returns:
-            The answer, or the error that ended the attempts, as a response; None if no
-            request was accepted.
+            One of three outcomes:
+            - The answer.
+            - The error of another kind that ended the attempts, as a response.
+            - None if no request was accepted.
         """
         call = self._call
         forms_before = call.state.record.helped
@@ -139,7 +145,8 @@ class Recovery:
         is_recovered = self._sent.is_recovered
         has_new_forms = call.state.record.helped != forms_before
         if has_new_forms and not is_recovered:
-            # The forms that were tried have not helped, so session state forgets them.
+            # The forms that were tried have not helped, so session state gets the forms
+            # before them.
             call.state.note_help(forms_before or {})
 
         metric_name = self._attempt_name if is_recovered else "failed"
@@ -150,7 +157,10 @@ class Recovery:
         return answer
 
     def learn(self, overflow: Overflow) -> None:
-        """Remembers the limit that a rejection of the newest request shows."""
+        """Remembers the limit that a rejection of the newest request shows.
+
+        The next request of this recovery keeps to it.
+        """
         rejected = self._rejected
         estimated_tokens = rejected.tried_tokens[-1] * rejected.sent_ratio
         rejected.bounds = learn_window(
@@ -158,11 +168,14 @@ class Recovery:
         )
 
     async def _send_smaller(self, overflow: Overflow) -> LlmResponse | None:
-        """Asks the model again, with ever smaller requests.
+        """Makes the attempts in their order, until a request is not too long.
+
+        Args:
+            overflow: The limits that the newest rejection names.
 
         Returns:
-            The answer, or another error that ended the attempts; None if all requests
-            were rejected.
+            The outcome of the first request that was not too long, as `_send` returns
+            it; None if all requests were too long.
         """
         newest_overflow = overflow
         self.learn(newest_overflow)
@@ -197,15 +210,16 @@ class Recovery:
         )
 
     async def _send_in_other_form(self, refusal: str) -> LlmResponse | None:
-        """Asks again in a form that may help against a refusal.
+        """Sends the request again in a form that may help against a refusal.
 
         Returns:
-            The answer; None if no form was accepted.
+            The answer; None if no form was accepted. If the new form is too long, the
+            result is that of `_send_smaller`.
         """
         contents: Sequence[types.Content] = self._rejected.request.contents
         if refusal == "turn":
-            # The provider misses thoughts of the running turn. A shape of the guard may
-            # have left out these thoughts.
+            # The provider misses thoughts of the running turn. Perhaps a shape of the
+            # guard has left out these thoughts, so the shapes begin anew.
             contents = render_unshaped(build_turn(self._call, self._rejected.bounds))
 
         has_new_form = self._note_new_form(refusal, contents)
@@ -219,13 +233,13 @@ class Recovery:
         return outcome if self._sent.is_recovered else None
 
     def _note_new_form(self, refusal: str, contents: Sequence[types.Content]) -> bool:
-        """Stores a form that may help against a refusal, and warns of the refusal.
+        """Stores forms that may help against a refusal, and warns of the refusal.
 
-        The next request has the stored form. If the shapes have no new form against
-        this kind of refusal, a form that helps against any kind is stored.
+        The next request has the stored forms. If the shapes have no new forms against
+        this kind of refusal, the forms against any kind are stored.
 
         Args:
-            refusal: The kind of the refusal; "" if the error is none.
+            refusal: The kind of the refusal; "" if the error is no refusal.
             contents: The contents that were refused, before any shape.
 
         Returns:
@@ -240,10 +254,10 @@ class Recovery:
             if kind in self._answered_kinds:
                 continue
 
-            known_forms = state.record.helped or {}
+            refused_forms = state.record.helped or {}
             forms = self._find_forms(kind, contents)
-            if forms is None or forms == known_forms:
-                # No shape helps against this kind, or the refused form was just that.
+            if forms is None or forms == refused_forms:
+                # No shape has forms against this kind, or just these were refused.
                 continue
 
             self._answered_kinds.add(kind)
@@ -255,17 +269,22 @@ class Recovery:
     def _find_forms(
         self, kind: str, contents: Sequence[types.Content]
     ) -> dict[str, str] | None:
-        """Returns the first forms that a shape has against a kind of refusal.
+        """Asks the shapes for forms against a kind of refusal.
+
+        The last shapes of the table change the contents least, so they are asked first.
+
+        Args:
+            kind: The kind of the refusal, or `_ANY_KIND`.
+            contents: The contents that were refused, before any shape.
 
         Returns:
             A value for `AgentRecord.helped`; None if no shape can help.
         """
         turn = build_turn(self._call, self._rejected.bounds)
-        # The last shapes of the table change the contents least, so they are asked
-        # first.
         for shape in reversed(_shapes.SHAPES):
             if shape.help is None:
                 continue
+
             forms = shape.help(turn, kind, contents)
             if forms is not None:
                 return forms
@@ -290,28 +309,33 @@ class Recovery:
     async def _send(
         self, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Asks the model; asks again in other forms if it refuses the form.
+        """Sends contents, in other forms as long as the provider refuses the form.
+
+        Args:
+            contents: The contents, before any shape.
 
         Returns:
             One of four outcomes:
-            - The answer.
+            - The answer, if the request was accepted.
             - The `Overflow` of a request that is still too long.
             - Another error, as a response.
             - None if the model has ended its answer without a whole response.
         """
         rejected = self._rejected
         while True:
-            # The shapes give the contents the forms that are stored by now.
+            # The shapes read the forms that `_note_new_form` has stored.
             shaped = rejected.shape(contents)
             rejected.tried_tokens.append(rejected.measure(shaped))
             request = self._build_request(shaped)
+            ask = partial(self._ask, request)
+
             try:
-                ask = partial(self._ask, request)
                 answer = await call_with_retries(ask, _RETRY_SECONDS)
             except Exception as error:  # noqa: BLE001 - a client may raise anything.
                 failure = self._handle_failure(error, request, contents)
                 if failure is not None:
                     return failure
+                # The loop sends the contents again in the new form.
             else:
                 if answer is not None:
                     self._note_recovered(request)
@@ -320,11 +344,11 @@ class Recovery:
     def _handle_failure(
         self, error: Exception, request: LlmRequest, contents: Sequence[types.Content]
     ) -> LlmResponse | Overflow | None:
-        """Reads the error of a resend; stores another form if its form was refused.
+        """Reads the error of a resend; stores a new form if the form was refused.
 
         Args:
             error: The error.
-            request: The request.
+            request: The request that was sent again.
             contents: The contents of the request, before any shape.
 
         Returns:
@@ -343,12 +367,17 @@ class Recovery:
         return None if has_new_form else self._describe_error(error)
 
     def _build_request(self, shaped: list[types.Content]) -> LlmRequest:
-        """Returns a copy of the rejected request, with other contents and no cache."""
+        """Returns a copy of the rejected request, with other contents and no cache.
+
+        Args:
+            shaped: The contents, in the form in which they are sent.
+        """
         rejected = self._rejected.request
-        # Without the last two values ADK's Gemini class makes no cache.
         update = {
             "contents": shaped,
-            "config": rejected.config.model_copy(),  # A client may change its config.
+            # A client may change the config of a request.
+            "config": rejected.config.model_copy(),
+            # Without these two values ADK's Gemini class makes no cache.
             "cache_metadata": None,
             "cacheable_contents_token_count": None,
         }
@@ -359,7 +388,7 @@ class Recovery:
         return await call_apart(lambda: _read_answer(self._llm, request))
 
     def _describe_error(self, error: Exception) -> LlmResponse:
-        """Logs an error of a request that was sent again; returns it as a response.
+        """Logs the error of a resend, and returns it as a response.
 
         The error is not raised, because ADK would then drop the values that the guard
         has written to session state.
@@ -377,12 +406,15 @@ class Recovery:
         return LlmResponse(error_code=code, error_message=str(error))
 
     def _note_recovered(self, request: LlmRequest) -> None:
-        """Makes the record of the call describe the accepted request; logs its size."""
+        """Makes the record of the call describe the accepted request; logs the request.
+
+        The window and the threshold in the record are those of a call without a
+        rejection, because the bounds of a recovery hold for the recovery alone.
+        """
         call = self._call
-        # The sizes are those of a call without a rejection.
-        bounds = Bounds()
-        model = resolve_model(call, bounds)
-        budgets = plan_call(call, model, bounds)
+        usual_bounds = Bounds()
+        model = resolve_model(call, usual_bounds)
+        budgets = plan_call(call, model, usual_bounds)
 
         tried_tokens = self._rejected.tried_tokens
         heuristic_tokens = tried_tokens[-1]

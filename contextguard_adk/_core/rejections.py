@@ -1,8 +1,9 @@
 """Learns the limits of a model from a provider's rejection of a request.
 
-A limit is trusted if it holds until it is contradicted. A limit without trust is tried
-again after some calls, because another model may have named it, or because the model
-has accepted a larger prompt before.
+A limit is trusted if it holds until it is contradicted. After some calls, the model is
+tried without a limit that is not trusted: another model may have named the limit, or
+the model has accepted a larger prompt before. `Seen.limit_calls` says which limits are
+trusted: it is None for trusted limits, and otherwise a number of calls.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from contextguard_adk._turn.facts import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-# After a rejection without numbers, the next request may take this part of the rejected
-# one.
+# If a rejection names no limit, the limit is taken to be this part of the rejected
+# request.
 _NEXT_RATIO = 0.85
 
 # The words of a warning for each `ModelFacts.window_source`.
@@ -44,15 +45,15 @@ def learn(
 ) -> None:
     """Remembers limits that a rejection has shown, in the process and session state.
 
-    The limits of the process go before those of session state, see `find_limits`.
-
     Args:
         call: The model call.
-        window_tokens: The window; None leaves it as it was.
-        output_tokens: The output limit; None leaves it as it was.
-        correction: Tokens of the model per byte / 4; None leaves it as it was.
-        is_trusted: Whether the limits hold until they are contradicted. None leaves the
-            trust as it was.
+        window_tokens: The window; None leaves the known window.
+        output_tokens: The output limit; None leaves the known output limit.
+        correction: Tokens of the model per heuristic token (4 bytes); None leaves the
+            known correction.
+        is_trusted: Whether all limits of the model hold until they are contradicted.
+            With None, limits that this process knows keep their trust. If this process
+            knows none, the new limits are trusted, unless session state has others.
     """
     seen = call.memory.facts.of(call.model)
     stored_limits = call.state.record.of(call.model)
@@ -62,30 +63,26 @@ def learn(
         "correction": correction,
     }
     update = {name: value for name, value in shown.items() if value is not None}
+    # The limits that this process has seen replace those of session state.
     known_limits = seen.limits or stored_limits
     limits = known_limits.model_copy(update=update)
     call.state.learn(call.model, limits)
 
     if is_trusted is None and seen.limits is not None:
         limit_calls = seen.limit_calls
-    elif is_trusted is None:
-        # Limits that only session state has are not trusted: anybody may write it.
-        has_stored_limits = stored_limits != Learned()
-        limit_calls = _start_count(is_trusted=not has_stored_limits)
     else:
-        limit_calls = _start_count(is_trusted)
+        if is_trusted is None:
+            # Anybody may write session state, so its limits are not trusted. The new
+            # limits include them.
+            is_trusted = stored_limits == Learned()
+        limit_calls = None if is_trusted else 0
     call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
-
-
-def _start_count(is_trusted: bool) -> int | None:
-    """Returns the first `Seen.limit_calls` of a limit; None stands for trust."""
-    return None if is_trusted else 0
 
 
 def learn_window(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
-    """Remembers the limit that a rejection shows; it never widens the window.
+    """Remembers the limit that a rejection shows, unless a smaller one is known.
 
     Args:
         call: The model call.
@@ -94,11 +91,12 @@ def learn_window(
         estimated_tokens: The size of the rejected request.
 
     Returns:
-        The bounds of the next request.
+        The bounds of the next request. They need not have a limit that is remembered,
+        because each request reads the memory.
     """
     says_nothing_of_tokens = overflow.in_bytes or overflow.is_quotation
     if says_nothing_of_tokens:
-        # Only the next request gets smaller, and nothing is remembered.
+        # Nothing is remembered, and only the next request gets smaller.
         next_tokens = max(_lower(estimated_tokens), MIN_LIMIT_TOKENS)
         return replace(bounds, window_tokens=next_tokens)
     if overflow.period:
@@ -111,7 +109,8 @@ def learn_window(
         learn(call, window_tokens=window.tokens, is_trusted=window.is_trusted)
         _warn_window(call.agent, model, window, estimated_tokens)
     elif not window.is_trusted:
-        # The known window is no larger. From now on it is as doubtful as this one.
+        # The known window stays, because it is no larger. But all known limits of the
+        # model are trusted no more than the window of this rejection.
         learn(call, is_trusted=False)
     return bounds
 
@@ -121,8 +120,7 @@ class _Window(NamedTuple):
 
     Attributes:
         tokens: The size of the window.
-        is_named: Whether the provider has named this size. Otherwise the size follows
-            from that of the rejected request.
+        is_named: Whether the provider has named just this size.
         is_trusted: Whether the window holds until it is contradicted.
     """
 
@@ -132,26 +130,27 @@ class _Window(NamedTuple):
 
 
 def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
-    """Returns the window that a rejection shows.
+    """Returns the window that a rejection shows; at least `MIN_WINDOW_TOKENS`.
 
-    The window is the one that the provider has named, if that is believed. Otherwise it
-    is smaller than the rejected request, but not below a prompt that was accepted.
+    If the provider has named a window, and this window is believed, it is the result.
+    Otherwise the result is 85 % of the rejected request, or the largest prompt that was
+    accepted in this session if that is larger.
     """
     seen = call.memory.facts.of(call.model)
     named_tokens = overflow.limit_tokens
     lower_tokens = _lower(estimated_tokens)
 
-    # Two kinds of windows are not trusted: one of a fallback model, and one below a
-    # prompt that the client has accepted.
+    # Two kinds of windows are not trusted: the window of a fallback model, and a window
+    # below a prompt that the same client has accepted in any session.
     is_of_fallback = not _is_same_model(overflow.model, call.model)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
     is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
     is_trusted = not (is_of_fallback or is_contradicted)
 
-    # A contradicted window is believed from the second rejection on. After the first
-    # one, a limit without trust is remembered.
-    is_repeated = seen.limits is not None and seen.limit_calls is not None
-    is_believed = is_of_fallback or is_repeated or not is_contradicted
+    # A contradicted window is believed from the second rejection on. The first one has
+    # left limits that are not trusted.
+    has_untrusted_limits = seen.limits is not None and seen.limit_calls is not None
+    is_believed = is_of_fallback or has_untrusted_limits or not is_contradicted
     if named_tokens and is_believed:
         tokens = max(named_tokens, MIN_WINDOW_TOKENS)
     else:
@@ -160,7 +159,7 @@ def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Wi
 
 
 def _lower(rejected_tokens: float) -> int:
-    """Returns the size of the next request, if a rejection has named no limit."""
+    """Returns the limit that is assumed after a rejection that names no limit."""
     return int(rejected_tokens * _NEXT_RATIO)
 
 
@@ -189,29 +188,36 @@ def _learn_rate(
 ) -> Bounds:
     """Limits the prompts of this process to half of a rate limit, and warns of it.
 
-    The other half is for the summary that makes room, and for the output of the calls,
-    whose size only the provider may know.
+    The other half of the rate limit is for the summary that makes room, and for the
+    output of the calls, whose size only the provider may know.
+
+    Args:
+        call: The model call.
+        bounds: The bounds of the rejected request.
+        overflow: The rejection, which has a `period`.
+        estimated_tokens: The size of the rejected request.
 
     Returns:
-        The bounds of the next request.
+        The bounds of the next request. They change only if the limit may be that of
+        another model. Then nothing is remembered.
     """
     rate_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
     accepted_tokens = call.guard.accepted.get(call.client, 0)
     is_of_fallback = not _is_same_model(overflow.model, call.model)
     is_contradicted = rate_tokens < accepted_tokens
     if is_of_fallback or is_contradicted:
-        # This may not be the limit of the asked model, so nothing is remembered.
         return replace(bounds, window_tokens=rate_tokens)
 
+    # The limit counts as no larger than the request that was rejected.
     half_tokens = min(rate_tokens, int(estimated_tokens)) // 2
     prompt_tokens = max(half_tokens, MIN_WINDOW_TOKENS)
-    # A provider that names the size of the request counts the output in it as well.
+    # If a provider names the size of the request, its limit includes the output.
     sum_tokens = rate_tokens if overflow.prompt_tokens else 0
     limit = Limit(prompt_tokens, is_rate=True, sum_tokens=sum_tokens)
     call.guard.limits[call.client] = limit
 
-    # `resolve_model` ignores a limit below the largest accepted prompt. So the largest
-    # one is remembered as no larger than the limit.
+    # `resolve_model` ignores a limit below the largest accepted prompt, so the memory
+    # of this prompt is lowered to the limit.
     seen = call.memory.facts.of(call.model)
     largest_tokens = min(seen.accepted_tokens, prompt_tokens)
     limited = replace(seen, accepted_tokens=largest_tokens, kept=limit)
@@ -257,7 +263,14 @@ def _warn_rate(
 def _warn_window(
     agent: str, model: ModelFacts, window: _Window, rejected_tokens: float
 ) -> None:
-    """Warns once for an agent and its model that the window is smaller than stated."""
+    """Warns once for an agent and its model that the window is smaller than stated.
+
+    Args:
+        agent: The name of the agent.
+        model: The model, with the window that is stated for it.
+        window: The window that the rejection shows.
+        rejected_tokens: The size of the rejected request.
+    """
     about = f"Agent {agent!r}, model {model.name!r}"
     stated = f"{model.stated_window_tokens:,}, as {_SOURCE_WORDS[model.window_source]}"
     if window.is_named:

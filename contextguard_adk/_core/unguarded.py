@@ -18,17 +18,18 @@ logger = logging.getLogger("contextguard_adk.plugin")
 def warn_of_whole_history(
     guard: Guard, context: CallbackContext, request: LlmRequest, why: str
 ) -> None:
-    """Warns once if a request without its summary is as large as before a compaction.
+    """Warns once if a request is at least as large as the last one that was compacted.
 
     Args:
         guard: The memory of the plugin.
         context: The context of ADK's callback.
-        request: The request, which the guard does not change.
-        why: The reason why it does not. The warning begins with "Agent 'a' in session
-            's', " and the reason, for example "where the guard only observes".
+        request: The request. The guard leaves it as it is, so it has no summary.
+        why: The reason why the guard leaves the request as it is, for example "where
+            the guard only observes". The warning begins with "Agent 'a' in session
+            's', " and this reason.
     """
     state = guard.state(context)
-    # The size of the last request that was compacted in this session.
+    # The size of the last request that was compacted, before its compaction.
     compacted_tokens = state.read("summarized_at")
     if compacted_tokens is None or state.record.summary is None:
         # The session was never compacted.
@@ -36,8 +37,8 @@ def warn_of_whole_history(
 
     invocation = context.get_invocation_context()
     memo = guard.run(invocation).memo(invocation)
-    heuristic_tokens = memo.estimate_tokens(request.contents)
-    heuristic_tokens += estimate_config_tokens(request.config)
+    contents_tokens = memo.estimate_tokens(request.contents)
+    heuristic_tokens = contents_tokens + estimate_config_tokens(request.config)
     tokens = int(heuristic_tokens * DEFAULT_CORRECTION)
     if tokens < compacted_tokens:
         return

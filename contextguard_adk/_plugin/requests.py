@@ -13,7 +13,7 @@ from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import cut_request
-from contextguard_adk._core.loop import send, settle
+from contextguard_adk._core.loop import look_and_act, prepare_request
 from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._plugin.base import GuardPlugin
@@ -158,8 +158,8 @@ async def guard_request(
         message = f"The guard failed for agent {context.agent_name!r}{consequence}"
         with log_failures(logger, message):
             call = Call(guard, context, request, strategy, is_observed)
-            turn = await settle(call, Bounds())
-            await send(call, turn)
+            turn = await look_and_act(call, Bounds())
+            await prepare_request(call, turn)
             return  # Without a failure, nothing is cut.
 
     if is_observed:
