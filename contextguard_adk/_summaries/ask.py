@@ -91,8 +91,8 @@ class Ask:
 
     Attributes:
         attempts: How many summaries were asked for. Mechanical ones count as well.
-        failures: The error of the summarizer; empty if it has not failed. After its
-            first failure it is not asked again in this compaction.
+        failures: The error of the summarizer, or nothing. After a failure, the
+            summarizer is not asked again in this compaction.
     """
 
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
@@ -283,8 +283,8 @@ class Ask:
         """Adds the failures of this compaction to a model's earlier ones in a row."""
         count = 0
         for error in self.failures:
-            # A model was asked twice if its answer was no summary, but not if a filter
-            # of the provider ended the answer.
+            # A model whose answer is no summary is asked once more. But it is not if a
+            # filter of the provider has ended the answer.
             was_asked_twice = (
                 isinstance(error, UnusableAnswerError) and not error.is_blocked
             )

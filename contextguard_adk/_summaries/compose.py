@@ -122,8 +122,9 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
     A section may show the user's messages word for word, so that the summary need not
-    repeat the messages. Then the usual budget is reduced by half of their size, but not
-    below a third of the budget, and not below `LEAST_REDUCED_TOKENS`.
+    repeat the messages. Then the usual budget is reduced by half of the tokens that the
+    section may show, but not below a third of the usual budget, and not below
+    `LEAST_REDUCED_TOKENS`.
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
@@ -170,7 +171,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     shrunk = _shrink(turn, draft.text, draft.shrink)
 
     # The text is a model's summary, followed by excerpts. Redaction changes lengths, so
-    # both are redacted alone: `model_chars` is the new length of the model's text.
+    # both are redacted alone: `model_chars` is the new length of the model's text. If
+    # the text was shortened, a part of the excerpts may count as the model's text.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
 
@@ -198,6 +200,10 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         # A request that is not covered needs no quote: the model reads it in full.
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
+
+    # If older messages are missing in this request, the summary before has replaced
+    # them, and so does this summary.
+    has_older = history.stored is not None and history.is_partial
     stored = StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
@@ -213,7 +219,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         truncation=draft.truncation,
         truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
-        has_older=history.stored is not None and history.is_partial,
+        has_older=has_older,
         edits=turn.record.edits,
     )
     return _add_sections(turn, draft, stored)
