@@ -362,6 +362,7 @@ def tell_left_out(
     The arguments are those of `Section.tell_left_out`. All texts together take at most
     `max_tokens`.
     """
+    # Each section reads the indexes anew, which an iterator does not allow.
     left_out_indexes = list(indexes)
     left_tokens = max_tokens
     texts: list[str] = []
@@ -376,7 +377,7 @@ def tell_left_out(
 
 
 def without_recall(stored: StoredSummary) -> StoredSummary:
-    """Returns a summary that names no recall tool, for requests without one."""
+    """Returns a summary for requests without the recall tool: no text names it."""
     beside = dict(stored.beside)
     for section in _sections.SECTIONS:
         if section.needs_recall:
@@ -387,7 +388,7 @@ def without_recall(stored: StoredSummary) -> StoredSummary:
 def shows_tool_use(stored: StoredSummary) -> bool:
     """Returns whether a summary replaces tool calls, by the values of its sections.
 
-    Only sections with `shows_tool_use` count, so calls in none of them are missed.
+    It is True if a section with `shows_tool_use` has a value.
     """
     return any(
         section.shows_tool_use and stored.beside.get(section.name)
@@ -482,7 +483,7 @@ def find_quoted(
     """Returns the index of the covered message that the continuation quotes.
 
     This is the newest covered message with the fingerprint in `stored.request`. The
-    result is None if no covered message has this fingerprint, or if it is "".
+    result is None if no covered message has this fingerprint.
     """
     equal_indexes = [
         index for index in covered if history.fingerprint(index).hex() == stored.request

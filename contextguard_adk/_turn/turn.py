@@ -226,9 +226,9 @@ class Turn:
     def always_kept(self) -> frozenset[int]:
         """The indexes of results of `keep_tools` and their calls, which always stay.
 
-        The newest results come first, as long as all together take at most
-        `KEEP_TOOLS_RATIO` of the context window. Results that a model has summarized,
-        or that are shown only in part, do not stay.
+        All together take at most `KEEP_TOOLS_RATIO` of the context window. Newer
+        results have priority. Results that a model has summarized, or that are shown
+        only in part, do not stay.
         """
         tools = self.settings.keep_tools
         if not tools:
@@ -337,8 +337,8 @@ class Turn:
     def draft(self) -> Draft:
         """The stored summary as a draft; without a summary a draft that covers nothing.
 
-        The draft also shortens results as the stored summary does, if any of these
-        results are still in the request.
+        The draft also shortens results as the stored summary does. But if the summary
+        covers even the last of these results, the draft leaves all results whole.
         """
         history = self.history
         stored = history.stored
@@ -404,11 +404,12 @@ class Turn:
 
         kept_indexes = self.kept.indexes
         candidates = [index for index in self.compactable if index not in kept_indexes]
+        # If `kept` has all compactable messages, there is nothing new to cover.
         if not candidates:
             return self.with_summarized([])
 
-        # If the messages of `kept` are already as many as should stay, all candidates
-        # are older. `kept` begins with a step, so no call is parted from its result.
+        # If `kept` has `keep_count` messages or more, all candidates are older. `kept`
+        # begins with a step, so no call is parted from its result.
         if older_count >= len(candidates):
             return frozenset(candidates) | self.history.model_covered
 
@@ -439,6 +440,7 @@ def _estimate_room_tokens(turn: Turn) -> int:
     quote_tokens = turn.count(turn.request_text)
     is_quoted_in_part = turn.quoted_chars >= 0
     if is_quoted_in_part:
+        # Only a long request is quoted in part, so its length is not 0.
         quote_tokens = quote_tokens * turn.quoted_chars // len(turn.request_text)
 
     guess_tokens = int(
@@ -468,8 +470,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    # The last step ends with an answer or a call of the model, with a message of the
-    # user, or with results. Only results at the end have not been seen by the model.
+    # The last step may end with the model's own content or with a message of the user,
+    # which comes after an answer. Then the model has seen all results. Anything else at
+    # the end, usually a result, is new to the model.
     last_step = steps[-1]
     last_index = last_step[-1]
     is_from_model = history.shown[last_index].role == "model"
