@@ -198,7 +198,7 @@ class Seals(Listener):
 
 
 def _make_seal(request: _Request, answer: types.Content) -> Seal:
-    """Makes the seal of an answer to a request."""
+    """Makes the seal of an answer to a request; the answer has signed thoughts."""
     sent = request.contents
     sent_names = [name_thoughts(content) for content in sent if find_signed(content)]
     # `digest_before` yields a digest for each content. Only the last one is used: all
@@ -265,6 +265,7 @@ def help_thoughts(
         were_left_out = bool(_describe_thinker(turn).binds)
         return {**remedies, "free": model, "binds": ""} if were_left_out else None
 
+    # If the refused contents have no thoughts, the name of an earlier refusal stays.
     refused_name = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
         return {**remedies, "gone": refused_name, "binds": model, "free": ""}

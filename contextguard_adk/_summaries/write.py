@@ -215,7 +215,7 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
     - The conversation has messages beside those of `read_indexes`. The model would
       summarize these messages as well.
     - The request does not show all messages of `read_indexes`.
-    - The app has added contents before the history.
+    - The app has added contents that cannot be left out, see `_without_additions`.
 
     Args:
         turn: The model call.
@@ -228,7 +228,7 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
         return []
 
     # A thought may be valid only after exactly the contents that stood before it. So
-    # nothing is left out if there are thoughts.
+    # if there are thoughts, even the contents that the app has added stay.
     if newest_thoughts(turn.contents):
         return list(turn.contents)
     return _without_additions(turn)

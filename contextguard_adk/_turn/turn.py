@@ -274,7 +274,10 @@ class Turn:
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
-        """The contents that no compaction can remove."""
+        """The contents that no compaction can remove.
+
+        These are the contents that belong to this request alone, and `always_kept`.
+        """
         removable = set(self.history.indexes) - self.always_kept
         return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
@@ -293,7 +296,8 @@ class Turn:
         """The most tokens that a summary may take.
 
         This is the limit of the budgets. But if `room_tokens` is small, the limit is a
-        seventh of `room_tokens`, because most of this room is for messages.
+        seventh of `room_tokens`, because most of this room is for messages. The result
+        is at least `LEAST_SUMMARY_TOKENS`, unless the limit of the budgets is lower.
         """
         share_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
         return min(self.budgets.summary_tokens, share_tokens)
