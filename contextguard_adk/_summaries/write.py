@@ -342,11 +342,11 @@ def write_mechanical_summary(
 
 
 def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int) -> int:
-    """Returns how many of the oldest candidates excerpts must replace.
+    """Returns how many candidates, from the oldest on, are replaced by excerpts.
 
-    The other candidates are the newest that have room beside the excerpts. These stay
-    word for word. At least the oldest candidate is replaced, and no call is parted from
-    its result.
+    The newest candidates stay word for word, as far as they have room beside the
+    excerpts. At least the oldest candidate is replaced, and no call is parted from its
+    result. The result is 0 if there are no candidates.
 
     Args:
         turn: The model call.
