@@ -191,9 +191,10 @@ def _name_contents(contents: Sequence[types.Content]) -> Iterator[str]:
 
 
 def _count_up_to(contents: Sequence[types.Content], last_name: str) -> int:
-    """Returns the number of contents from the first to the one with this name.
+    """Counts the contents from the first one up to the content with this name.
 
-    The result is 0 if no content has the name, or if the name is "".
+    The content with the name is counted as well. The result is 0 if no content has the
+    name, or if the name is "".
     """
     if not last_name:
         return 0
@@ -206,15 +207,15 @@ def _count_up_to(contents: Sequence[types.Content], last_name: str) -> int:
 def _move_files(
     content: types.Content, mover: MediaMover
 ) -> tuple[list[types.Part], list[str]]:
-    """Finds the images and files of a content that may stand in a message of the user.
+    """Finds the images and files of a content that may move into a message of the user.
 
-    A file in the user's role may do so unless the provider is known to refuse its kind,
-    because the user has sent it in a message. Any other file may do so only if the
-    provider is known to accept its kind.
+    The user's own files may move unless the provider is known to refuse their kind: the
+    user has sent them in a message before. Other files may move only if the provider is
+    known to accept their kind.
 
     Returns:
         Two values:
-        - The files that may stand there.
+        - The files that may move.
         - A description of each other file.
     """
     is_users = content.role == "user"

@@ -53,7 +53,7 @@ _WARNED_CHANGE_COUNT = 2
 """A warning is logged at this number of changes. A single one may be intended."""
 
 SEAL_KEY = "context_guard_seal"
-"""Where an event's `custom_metadata` holds the seal of its thoughts."""
+"""The key of the seal in the `custom_metadata` of an event."""
 
 _Short = Annotated[str, Field(max_length=64)]
 """A text of a seal. Session data is untrusted, so its length is limited."""
@@ -137,7 +137,7 @@ class _Thoughts:
 
 
 class _Origin(NamedTuple):
-    """What the event of an answer tells about the writer of its thoughts.
+    """The facts about the writer of thoughts, from the event of their answer.
 
     Attributes:
         seal: The seal of the answer; None if it has none.

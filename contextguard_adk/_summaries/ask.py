@@ -98,8 +98,8 @@ class Ask:
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
-        # Methods have an argument `turn` if a strategy may pass a copy of this one,
-        # with another `keep_count` or `reason`.
+        # A strategy may call a method with a changed copy of this turn, for example with
+        # another `keep_count`. So such methods have an argument `turn` of their own.
         self._turn = turn
         self._agent = agent
         self._memory = memory
@@ -280,7 +280,10 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
-        """Adds the failures of this compaction to a model's earlier ones in a row."""
+        """Returns the number of a model's failures in a row, this compaction included.
+
+        The number is stored together with the newest message of the request.
+        """
         count = 0
         for error in self.failures:
             # A model whose answer is no summary is asked once more. But it is not if a

@@ -152,9 +152,9 @@ class SummaryModel:
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)
 
-        # The summary gets what the thoughts leave. If this is too little, the thoughts
-        # are limited: thoughts beyond the asked ones get only half of what the asked
-        # ones leave, and all thoughts get at most seven eighths of the limit.
+        # Thoughts come first, but must leave at least an eighth of the limit for the
+        # summary. Thoughts that no setting asks for must leave more: at least half of
+        # the tokens beside the thoughts that are asked for.
         beside_all_tokens = limit_tokens - thought_tokens
         beside_asked_tokens = limit_tokens - asked_tokens
         most_text_tokens = max(
