@@ -98,8 +98,8 @@ class Ask:
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
-        # A strategy may call a method with a changed copy of this turn, for example with
-        # another `keep_count`. So such methods have an argument `turn` of their own.
+        # A strategy may call a method with a copy of this turn that has, for example,
+        # another `keep_count`. So these methods have an argument `turn`.
         self._turn = turn
         self._agent = agent
         self._memory = memory

@@ -22,7 +22,7 @@ class Answer:
     """The answer of a model to one call.
 
     Attributes:
-        text: The text that the model wrote, without thoughts.
+        text: The text that the model wrote, without thoughts and blank margins.
         output_tokens: The provider's count of the text; 0 if there is no count.
         has_calls: Whether the model called a tool.
         finish: The reason for the end of the answer, such as "STOP", or the code of an
@@ -147,6 +147,7 @@ def judge(
         # If there is only one line, this line stays, although it is cut.
         text = whole_lines.strip() or text
 
+    # JSON is no summary, unless an instruction of the user's own may ask for it.
     if answer.has_calls or (has_own_form and _is_json(text)):
         raise UnusableAnswerError("the answer calls a tool")
     fault = _find_fault(text, has_own_form, source)
@@ -159,7 +160,7 @@ def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     """Returns the fault of an answer, as "is a question"; "" for none.
 
     Args:
-        text: The text of the answer; never "".
+        text: The text of the answer; it is not blank.
         has_own_form: Whether the model was asked for the guard's own headings.
         source: The text that was to be summarized; "" if unknown.
     """
@@ -177,6 +178,7 @@ def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     if _is_echo(text, source):
         return "repeats the transcript"
 
+    # With an instruction of the user's own, a single word may be a summary.
     if has_own_form:
         has_words = _count_words_below_headings(text) >= _LEAST_OWN_WORDS
     else:
@@ -203,7 +205,7 @@ def _is_echo(text: str, source: str) -> bool:
     `_TRANSCRIPT_LINE` says. A summary may repeat other lines, such as a list.
 
     Args:
-        text: The text of the answer; never "".
+        text: The text of the answer; it is not blank.
         source: The transcript.
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
