@@ -31,7 +31,7 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents, Shape
 
 _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")
-"""The beginning of the names of models that want signed calls: Gemini 3 and later."""
+"""A part of the names of models that want signed calls: Gemini 3 and later."""
 
 
 def _has_results(contents: Contents) -> bool:

@@ -186,8 +186,8 @@ class Seals(Listener):
 
         invocation = event.context.get_invocation_context()
         thinker = Thinker.of(find_llm(invocation.agent), call.model)
-        # Other providers check no thought against the contents before it, so that a
-        # seal would be useless.
+        # Other providers check no thought against the contents before it. So a seal
+        # would be useless.
         if not thinker.is_checked:
             return
 
