@@ -44,9 +44,9 @@ def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content
         return contents
 
     described = list(contents)
-    for content_index, part_indexes in left_out.items():
+    for content_index, part_positions in left_out.items():
         described[content_index] = _describe_parts(
-            contents[content_index], part_indexes
+            contents[content_index], part_positions
         )
     return described
 
@@ -91,12 +91,12 @@ class _MediaPart(NamedTuple):
     Attributes:
         media_bytes: The bytes of all media in the part.
         content_index: The index of the content among the contents of the request.
-        part_index: The position of the part in its content.
+        part_position: The position of the part in its content.
     """
 
     media_bytes: int
     content_index: int
-    part_index: int
+    part_position: int
 
 
 def _find_oldest_media(
@@ -109,8 +109,8 @@ def _find_oldest_media(
     `max_bytes`. The newest part with media always stays.
 
     The other half is left free for the prompt cache, which needs equal beginnings of
-    requests. Each left-out part changes such a beginning. With this half, the next part
-    is left out only when new media have filled the half again.
+    requests. A later request leaves out the same parts again, and leaves out more parts
+    only when new media have filled the free half.
 
     Returns:
         The positions of the parts that are left out, by the index of their content.
@@ -119,10 +119,10 @@ def _find_oldest_media(
     kept_bytes = 0
     left_out: dict[int, set[int]] = {}
     for content_index, content in enumerate(contents):
-        for part_index, part in enumerate(content.parts or ()):
+        for part_position, part in enumerate(content.parts or ()):
             media_bytes = _count_part_bytes(part) if part else 0
             if media_bytes > 0:
-                kept.append(_MediaPart(media_bytes, content_index, part_index))
+                kept.append(_MediaPart(media_bytes, content_index, part_position))
                 kept_bytes += media_bytes
 
         if kept_bytes <= max_bytes:
@@ -130,7 +130,7 @@ def _find_oldest_media(
         while len(kept) > 1 and kept_bytes > max_bytes // 2:
             oldest = kept.pop(0)
             kept_bytes -= oldest.media_bytes
-            left_out.setdefault(oldest.content_index, set()).add(oldest.part_index)
+            left_out.setdefault(oldest.content_index, set()).add(oldest.part_position)
     return left_out
 
 
@@ -146,15 +146,15 @@ def _count_part_bytes(part: types.Part) -> int:
 
 
 def _describe_parts(
-    content: types.Content, part_indexes: Collection[int]
+    content: types.Content, part_positions: Collection[int]
 ) -> types.Content:
     """Describes the media in some parts of a content in words.
 
-    `part_indexes` are the positions of these parts in the content.
+    `part_positions` are the positions of these parts in the content.
     """
     parts = list(content.parts or ())
-    for part_index in part_indexes:
-        parts[part_index] = _describe_part(parts[part_index])
+    for part_position in part_positions:
+        parts[part_position] = _describe_part(parts[part_position])
     return with_parts(content, parts)
 
 

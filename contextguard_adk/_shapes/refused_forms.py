@@ -301,21 +301,21 @@ def _sign_calls(
     signed = list(contents)
     for content_index in range(find_running_turn(contents), len(contents)):
         parts = list(contents[content_index].parts or ())
-        call_indexes = [
-            part_index
-            for part_index, part in enumerate(parts)
+        call_positions = [
+            part_position
+            for part_position, part in enumerate(parts)
             if part and part.function_call
         ]
-        if not call_indexes:
+        if not call_positions:
             continue
 
-        first_call = parts[call_indexes[0]]
+        first_call = parts[call_positions[0]]
         is_refused = content_index < refused_count
         keeps_signature = first_call.thought_signature and not is_refused
         if keeps_signature:
             continue
 
         update = {"thought_signature": _DUMMY_SIGNATURE}
-        parts[call_indexes[0]] = first_call.model_copy(update=update)
+        parts[call_positions[0]] = first_call.model_copy(update=update)
         signed[content_index] = with_parts(contents[content_index], parts)
     return signed
