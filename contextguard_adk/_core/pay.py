@@ -168,7 +168,7 @@ class Payer:
         try:
             draft = await self.strategy.compact(turn, ask)
         finally:
-            facts = ask.end()
+            facts = ask.store_costs()
             event = Summarized(turn.origin, facts)
             for listener in _listeners.SUMMARIZED:
                 with log_failures(logger, f"{type(listener).__name__} failed"):

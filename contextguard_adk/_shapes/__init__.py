@@ -1,4 +1,7 @@
-"""The forms in which providers accept a request's contents, and who needs them."""
+"""The forms in which providers accept contents, and the requests that need each form.
+
+A shape is one such form. `Shape` explains the columns of the table.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents, Shape
 
 _SIGNING = re.compile(r"gemini-([3-9]|\d\d)")
-"""Names of the models that want their calls signed: Gemini 3 and later."""
+"""A part of the names of models that want signed calls: Gemini 3 and later."""
 
 
 def _has_results(contents: Contents) -> bool:
@@ -50,14 +53,14 @@ def _has_signed_thoughts(turn: Turn, contents: Contents) -> bool:
 
 
 def _has_helped(turn: Turn, remedy: str) -> bool:
-    """Whether a remedy of `refused_forms` has helped against an earlier refusal."""
+    """Whether the session has a remedy of `refused_forms`, by the remedy's key."""
     remedies = turn.record.helped or {}
     return bool(remedies.get(remedy))
 
 
 SHAPES: tuple[Shape, ...] = (
     Shape(
-        # A model's message may stand first, and a result may lack its call.
+        # Only such contents may begin with the model, or have a result without a call.
         repair,
         when=lambda turn, contents: (
             bool(contents) and (contents[0].role == "model" or _has_results(contents))
@@ -105,8 +108,9 @@ SHAPES: tuple[Shape, ...] = (
         ),
     ),
     Shape(
-        # `LiteLlm` sends several texts of the user as a list, which fails in chat
-        # templates that take a string only. Messages that came so stay as they are.
+        # `LiteLlm` sends a message with several texts as a list of texts. Some chat
+        # templates take only one string. Messages that the guard has not changed stay
+        # as they are.
         lambda turn, contents: join_new_texts(contents, turn.history.contents),
         when=lambda turn, contents: turn.is_changed(contents),
     ),
@@ -116,8 +120,8 @@ SHAPES: tuple[Shape, ...] = (
         when=lambda turn, contents: Client.of(turn.model.llm).name == "AnthropicLlm",
     ),
 )
-"""A request goes through them in this order.
+"""A request goes through the shapes in this order.
 
-When a provider has refused a request, they are asked for help in the reverse order: the
-later a shape stands, the less it changes.
+When a provider has refused a request, the shapes are asked for help in the reverse
+order, because a later shape changes less.
 """

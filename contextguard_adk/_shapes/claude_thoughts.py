@@ -10,14 +10,15 @@ from contextguard_adk._turn.turn import Turn
 
 
 def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Drops thoughts without a signature, and gives a text to signed ones without one.
+    """Changes thoughts that Claude would refuse.
 
-    - Claude refuses a thought without a signature: another model wrote it. But if the
+    - A thought without a signature is dropped: another model wrote it. But if the
       model's name is an alias, the model may not be Claude, so the thought stays.
-    - Claude may leave out the text of a signed thought. ADK's class would send it as a
-      redacted thought, which Claude refuses. Claude ignores the text "." given here.
+    - A signed thought with an empty text gets the text ".", which Claude ignores.
+      Claude may return such thoughts, but ADK's class would send them back as redacted
+      thoughts, which Claude refuses.
 
-    Models of other families get their contents as they are.
+    Returns `contents` itself for a model of another family, or if nothing changes.
     """
     thinker = Thinker.of(turn.model.llm, turn.model.name)
     if thinker.family != "claude":
@@ -34,5 +35,5 @@ def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]
     is_same = all(new is old for new, old in zip(fitting, contents, strict=True))
     if is_same:
         return contents
-    # `change_thoughts` returns None for a content without any other parts.
+    # A content is None if all its parts were dropped.
     return [content for content in fitting if content is not None]

@@ -1,7 +1,7 @@
 """Describes old images and files in words, if all of them take too many bytes.
 
-Media are images and files. A part of a content is a medium itself, or a tool's result
-with media of its own.
+Media are images and files. A part of a content may be an image or a file itself, or a
+tool's result with media of its own.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from contextguard_adk._support.phrases import quote_value
 from contextguard_adk._turn.turn import Turn
 
 _NEXT_LIMIT_RATIO = 0.9
-"""The part of the refused bytes that the next request may have."""
+"""After a refusal, the media may take this part of the bytes that were refused."""
 
 
 @dataclass(frozen=True)
 class MediaLimit:
-    """The most bytes of media that are sent; None for any number."""
+    """The most bytes of media in a request; None if the provider refused none yet."""
 
     max_bytes: int | None = None
 
@@ -32,7 +32,8 @@ class MediaLimit:
 def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Describes the oldest media in words, if all media together exceed the limit.
 
-    There is a limit only after the provider has refused media for their bytes.
+    Returns `contents` itself if there is no limit, or if all media fit. There is a
+    limit only after the provider has refused media for their bytes.
     """
     max_bytes = turn.facts.unit(MediaLimit).max_bytes
     if max_bytes is None:
@@ -43,9 +44,9 @@ def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content
         return contents
 
     described = list(contents)
-    for content_index, part_indexes in left_out.items():
+    for content_index, part_positions in left_out.items():
         described[content_index] = _describe_parts(
-            contents[content_index], part_indexes
+            contents[content_index], part_positions
         )
     return described
 
@@ -53,13 +54,18 @@ def limit_media(turn: Turn, contents: list[types.Content]) -> list[types.Content
 def lower_limit(
     turn: Turn, overflow: Overflow, contents: Sequence[types.Content]
 ) -> MediaLimit | None:
-    """Returns a limit below the bytes of media that were refused.
+    """Returns a limit below the bytes of the media in a refused request.
 
     Returns None if no such limit can help:
 
     - The request was not refused for its bytes.
-    - Texts take at least as many bytes as media.
-    - The lower limit would leave out nothing.
+    - Texts take at least as many bytes as media, so media are not the cause.
+    - There is only one part with media, and the newest one always stays.
+
+    Args:
+        turn: The model call.
+        overflow: What the provider has said about the size of the request.
+        contents: The contents that were refused.
     """
     if not overflow.in_bytes:
         return None
@@ -80,11 +86,17 @@ def lower_limit(
 
 
 class _MediaPart(NamedTuple):
-    """The bytes of media in a part, and the indexes by which the part is found."""
+    """A part with media: how many bytes its media take, and where the part is.
+
+    Attributes:
+        media_bytes: The bytes of all media in the part.
+        content_index: The index of the content among the contents of the request.
+        part_position: The position of the part in its content.
+    """
 
     media_bytes: int
     content_index: int
-    part_index: int
+    part_position: int
 
 
 def _find_oldest_media(
@@ -93,23 +105,24 @@ def _find_oldest_media(
     """Finds the oldest media that must be left out, so that the others fit.
 
     The contents are read from the oldest on. Whenever the media so far take more than
-    `max_bytes`, the oldest of them are left out until the others take half of it. The
-    newest part with media always stays.
+    `max_bytes`, the oldest media are left out, until the rest takes at most half of
+    `max_bytes`. The newest part with media always stays.
 
-    The free half is for the prompt cache, which needs equal beginnings of requests: the
-    history can grow by half of the limit before further media are left out.
+    The other half is left free for the prompt cache, which needs equal beginnings of
+    requests. A later request leaves out the same parts again, and leaves out more parts
+    only when new media have filled the free half.
 
     Returns:
-        The indexes of the parts that are left out, by the index of their content.
+        The positions of the parts that are left out, by the index of their content.
     """
     kept: list[_MediaPart] = []
     kept_bytes = 0
     left_out: dict[int, set[int]] = {}
     for content_index, content in enumerate(contents):
-        for part_index, part in enumerate(content.parts or ()):
+        for part_position, part in enumerate(content.parts or ()):
             media_bytes = _count_part_bytes(part) if part else 0
             if media_bytes > 0:
-                kept.append(_MediaPart(media_bytes, content_index, part_index))
+                kept.append(_MediaPart(media_bytes, content_index, part_position))
                 kept_bytes += media_bytes
 
         if kept_bytes <= max_bytes:
@@ -117,14 +130,14 @@ def _find_oldest_media(
         while len(kept) > 1 and kept_bytes > max_bytes // 2:
             oldest = kept.pop(0)
             kept_bytes -= oldest.media_bytes
-            left_out.setdefault(oldest.content_index, set()).add(oldest.part_index)
+            left_out.setdefault(oldest.content_index, set()).add(oldest.part_position)
     return left_out
 
 
 def _count_part_bytes(part: types.Part) -> int:
     """Counts the bytes of media in a part, or in the result that it holds.
 
-    Media that are sent as an address have no bytes.
+    Media that are sent as an address have no bytes in the request.
     """
     response = part.function_response
     result_files = (response.parts if response else None) or ()
@@ -133,20 +146,24 @@ def _count_part_bytes(part: types.Part) -> int:
 
 
 def _describe_parts(
-    content: types.Content, part_indexes: Collection[int]
+    content: types.Content, part_positions: Collection[int]
 ) -> types.Content:
-    """Describes the media in some parts of a content in words."""
+    """Describes the media in some parts of a content in words.
+
+    `part_positions` are the positions of these parts in the content.
+    """
     parts = list(content.parts or ())
-    for index in part_indexes:
-        parts[index] = _describe_part(parts[index])
+    for part_position in part_positions:
+        parts[part_position] = _describe_part(parts[part_position])
     return with_parts(content, parts)
 
 
 def _describe_part(part: types.Part) -> types.Part:
-    """Replaces the media of a part, or of the result that it holds, by words.
+    """Describes the media of a part in words.
 
-    An image becomes a text. A result loses its files, and names them in a new field
-    `attachments_left_out`.
+    - An image or a file becomes a text.
+    - A result loses its media. Descriptions of these stand in a new field of the
+      result, `attachments_left_out`.
     """
     response = part.function_response
     if response is None:
@@ -154,7 +171,8 @@ def _describe_part(part: types.Part) -> types.Part:
         update = {"text": text, "inline_data": None, "video_metadata": None}
         return part.model_copy(update=update)
 
-    # The tool's own values are quoted, since a text of the guard stands beside them.
+    # The guard's field stands beside the tool's own values. So these are quoted, and no
+    # value can look like a line of the guard.
     descriptions = [describe_media(file) for file in response.parts or ()]
     quoted_result = quote_value(response.response or {})
     new_result = {**quoted_result, "attachments_left_out": descriptions}

@@ -1,7 +1,8 @@
 """Attaches the files that the agent has read back with the recall tool.
 
-A handle is the short name of a file in the history. A result of the tool announces a
-file by its handle. The file itself is added to each request, behind the result.
+A handle is the short name of a file in the history. If the agent reads a file back, the
+result of the tool has only the file's handle: the result announces the file. The file
+itself is added to each request that has the result, behind the result.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from contextguard_adk._history.text import list_items
 from contextguard_adk._turn.turn import Turn
 
 ATTACHED_KEY = "attached"
-"""In a result of the recall tool: the handle of a file."""
+"""The field with the handle of a file in a result of the recall tool."""
 
 
 def attach_recalled_files(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Attaches the announced files, each behind the content that announces it.
+    """Attaches the announced files, each behind the content with its announcement.
 
-    If the model does not accept a file, words about the file replace its announcement:
-    the model may be another one than at the time of the announcement. An announcement
-    whose file is not in the history stays.
+    - The model accepts the file: the file is attached, and the announcement stays.
+    - The model does not accept the file: words about the file replace the announcement.
+      The agent may have had another model when it read the file back.
+    - The file is not in the history: nothing is attached, and the announcement stays.
     """
     handles_by_content = [_read_handles(content) for content in contents]
     has_announcement = any(handles_by_content)
@@ -44,7 +46,8 @@ def attach_recalled_files(
                 continue
 
             if turn.media_mover.takes(file):
-                # A text beside the file would begin a new turn for Gemini.
+                # The content has the file alone: with a text beside the file, Gemini
+                # would take the content for a new turn of the user.
                 file_contents.append(types.Content(role="user", parts=[file]))
             else:
                 words_by_handle[handle] = turn.media_mover.tell(file, handle)
@@ -60,8 +63,8 @@ def attach_recalled_files(
 def _find_files(turn: Turn) -> dict[str, types.Part]:
     """Returns the images and files of the history, by handle.
 
-    If several items have the same handle, only the newest counts. If that is a text,
-    the handle stands for no file.
+    A handle is a digest, so a text may have the same handle as a file. Then the newest
+    item counts: if this is a text, the handle stands for no file.
     """
     files: dict[str, types.Part] = {}
     for item in list_items(turn.messages, turn.history.indexes):
@@ -73,7 +76,10 @@ def _find_files(turn: Turn) -> dict[str, types.Part]:
 
 
 def _read_handles(content: types.Content) -> list[str]:
-    """Returns the handles of the files that results in a content announce."""
+    """Returns the handles of the files that a content announces.
+
+    A content may have several results, each with the announcement of one file.
+    """
     handles: list[str] = []
     for part in parts_of(content):
         handle = _read_handle(part)
@@ -83,9 +89,9 @@ def _read_handles(content: types.Content) -> list[str]:
 
 
 def _read_handle(part: types.Part) -> str | None:
-    """Returns the handle of the file that a result announces.
+    """Returns the handle of the file that a part announces; None if it announces none.
 
-    Returns None for other parts, and for results that announce no file.
+    Only results of the recall tool announce files.
     """
     response = part.function_response
     if response is None or response.name != RECALL_TOOL:
@@ -101,19 +107,18 @@ def _replace_announcements(
 
     Args:
         content: The content with the announcements.
-        words_by_handle: The words about a file by its handle. Announcements of other
-            handles stay.
+        words_by_handle: The words about each file, by its handle. An announcement with
+            another handle stays.
     """
     parts: list[types.Part] = []
     for part in parts_of(content):
-        handle = _read_handle(part)
-        words = words_by_handle.get(handle or "")
         response = part.function_response
-        if words is None or response is None:
+        handle = _read_handle(part) or ""
+        if response is None or handle not in words_by_handle:
             parts.append(part)
             continue
 
-        result = {"result": f"[{handle}]\n{words}"}
+        result = {"result": f"[{handle}]\n{words_by_handle[handle]}"}
         with_words = response.model_copy(update={"response": result})
         parts.append(part.model_copy(update={"function_response": with_words}))
     return with_parts(content, parts)

@@ -1,17 +1,21 @@
-"""Gives a history another form after its provider has refused its first form.
+"""Gives contents another form after their provider has refused the first form.
 
-A remedy is a form that the provider accepted. Session state keeps the remedies, in
-`AgentRecord.helped`, so that later requests have the same form. They have these keys
-and values:
+A remedy is a form that the provider accepts. Session state keeps the remedies, in
+`AgentRecord.helped`, so that later requests have the same form. A remedy has one of
+these keys:
 
-- `flat`: The refused contents become one text. The value is the name of the last one.
+- `flat`: The refused contents become one text. The value is the name of the last
+  refused content.
 - `shape`: User and model speak in turn. The value is "in turn".
 - `signed`: The calls in the refused contents get another signature. The value is the
-  name of the last one.
+  name of the last refused content.
 
-A function `help_…` is called with a refusal: a word such as "shape" or "signatures". It
-returns all remedies of the session with its own added, or None if its form does not
-help against this refusal.
+Each function `help_…` decides on one remedy after a refusal:
+
+- The argument `refusal` is the kind of the refusal, such as "shape" or "signatures".
+- The argument `contents` has the contents that were refused.
+- The result is a dict of all remedies of the session, with this remedy added. It is
+  None if this remedy does not help against the refusal.
 """
 
 from __future__ import annotations
@@ -40,14 +44,22 @@ from contextguard_adk._support.phrases import SYSTEM
 from contextguard_adk._turn.turn import Turn
 
 _DUMMY_SIGNATURE = b"skip_thought_signature_validator"
-"""Gemini's documented signature for calls that another model has made."""
+"""Gemini accepts this signature for calls that another model has made.
+
+Gemini's documentation names it.
+"""
 
 
 def tell_as_text(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Puts the contents that were refused into one message of the user.
 
-    The message is a transcript, followed by the images and files. Files that may not be
-    moved are described in the transcript. Contents after the refused ones stay.
+    The message is a transcript of these contents, followed by their images and files.
+    Files that may not be moved are described in the transcript. Contents after the
+    refused ones stay. Messages of the user that follow directly are joined with the new
+    message.
+
+    Returns `contents` itself if the session has no such remedy, or if the last refused
+    content is gone.
     """
     remedies = turn.record.helped or {}
     refused_count = _count_up_to(contents, remedies.get("flat", ""))
@@ -72,15 +84,18 @@ def tell_as_text(turn: Turn, contents: list[types.Content]) -> list[types.Conten
 def help_as_text(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str]:
-    """Adds the remedy `flat`, which helps against any refusal."""
+    """Adds the remedy `flat`, which helps against any refusal of a form.
+
+    It is tried last, because it changes most.
+    """
     remedies = turn.record.helped or {}
     return {**remedies, "flat": _name_last(contents)}
 
 
 def take_turns(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Has user and model speak in turn, and answers each call.
+    """Has user and model speak in turn, and adds a result to each open call.
 
-    Some chat templates refuse any other order.
+    An open call is one without a result. Some chat templates refuse any other order.
     """
     answered = answer_open_calls(contents)
     ordered = put_in_order(answered, turn.media_mover)
@@ -92,7 +107,8 @@ def help_take_turns(
 ) -> dict[str, str] | None:
     """Adds the remedy `shape` against a refusal of the order of messages.
 
-    Returns None if the session has this remedy already: then it did not help.
+    If the session has this remedy already, the refused contents had this form. So the
+    remedy did not help, and the result is None.
     """
     remedies = turn.record.helped or {}
     is_in_use = bool(remedies.get("shape"))
@@ -102,7 +118,10 @@ def help_take_turns(
 
 
 def join_own_messages(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Joins messages of the user that the guard has made neighbors."""
+    """Joins messages of the user, and results, that only the guard has made neighbors.
+
+    A compaction makes neighbors if it removes the contents between them.
+    """
     ordered = put_in_order(contents, turn.media_mover)
     return _join_neighbors(ordered, originals=turn.messages)
 
@@ -110,7 +129,11 @@ def join_own_messages(turn: Turn, contents: list[types.Content]) -> list[types.C
 def sign_refused_calls(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Replaces the signatures of calls that were refused."""
+    """Replaces the refused signatures of calls in the running turn.
+
+    Calls without a signature get one as well. Returns `contents` itself if no signature
+    was refused, or if the last refused content is gone.
+    """
     remedies = turn.record.helped or {}
     refused_count = _count_up_to(contents, remedies.get("signed", ""))
     if refused_count == 0:
@@ -119,7 +142,7 @@ def sign_refused_calls(
 
 
 def sign_calls(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Gives a signature to calls that have none."""
+    """Gives a signature to calls in the running turn that have none."""
     return _sign_calls(contents, refused_count=0)
 
 
@@ -136,9 +159,9 @@ def help_sign_calls(
 def _name_last(contents: Sequence[types.Content]) -> str:
     """Returns the name of the last refused content that later requests will have too.
 
-    This is the newest content with a tool's result, else the newest content. A content
-    after a result may belong to this request alone, such as an instruction that ADK
-    moves along. Returns "" for no contents.
+    This is the newest content with a tool's result: ADK may put an instruction behind
+    a result, and the next request has this instruction at another place. Without a
+    result it is the newest content. Returns "" if there are no contents.
     """
     names = list(_name_contents(contents))
     result_names = [
@@ -152,23 +175,26 @@ def _name_last(contents: Sequence[types.Content]) -> str:
 
 
 def _name_contents(contents: Sequence[types.Content]) -> Iterator[str]:
-    """Yields a name for each content: its fingerprint, and its number among equal ones.
+    """Yields a name for each content.
 
+    The name is the fingerprint of the content, with its number among equal contents.
     For example, the second content that says "yes" is named "0f3a5b7c9d1e.2".
     """
     counts = Counter[str]()
-    # A later shape joins the texts in a content. All contents are named in the joined
-    # form, so that a content has the same name before that shape and after it.
-    for content in join_new_texts(contents, ()):
+    # A content must have the same name in the refused request and in a later one. The
+    # refused contents have been through a shape that joins the texts in a content, and
+    # the later contents have not yet. So all contents are named in the joined form.
+    for content in join_new_texts(contents, messages=()):
         digest = fingerprint(content).hex()
         counts[digest] += 1
         yield f"{digest}.{counts[digest]}"
 
 
 def _count_up_to(contents: Sequence[types.Content], last_name: str) -> int:
-    """Returns how many contents there are up to the one with this name, inclusive.
+    """Counts the contents from the first one up to the content with this name.
 
-    The result is 0 for the name "", and if no content has the name.
+    The content with the name is counted as well. The result is 0 if no content has the
+    name, or if the name is "".
     """
     if not last_name:
         return 0
@@ -181,10 +207,16 @@ def _count_up_to(contents: Sequence[types.Content], last_name: str) -> int:
 def _move_files(
     content: types.Content, mover: MediaMover
 ) -> tuple[list[types.Part], list[str]]:
-    """Returns the files of a content that may be moved, and words about the others.
+    """Finds the images and files of a content that may move into a message of the user.
 
-    Images count as files. More kinds of files may be moved if the user has sent them,
-    because the provider has accepted them in a message before.
+    The user's own files may move unless the provider is known to refuse their kind: the
+    user has sent them in a message before. Other files may move only if the provider is
+    known to accept their kind.
+
+    Returns:
+        Two values:
+        - The files that may move.
+        - A description of each other file.
     """
     is_users = content.role == "user"
     moved_files, descriptions = mover.split(media_parts(content), is_users=is_users)
@@ -206,9 +238,12 @@ def _join_neighbors(
 
     Args:
         contents: The contents to join.
-        originals: The contents of the request before the guard has changed them.
-            Contents that were neighbors there are not joined.
+        originals: The contents of the request before the guard changed it. Neighbors
+            that were neighbors there stay apart, because the guard did not bring them
+            together. With () all neighbors are joined.
     """
+    # Unchanged contents are the same objects as in the original request. A content that
+    # the guard has made or changed, here or before, has no original neighbors.
     original_indexes = {id(content): index for index, content in enumerate(originals)}
     joined: list[types.Content] = []
     for content in contents:
@@ -231,23 +266,24 @@ def _join_neighbors(
 def _should_join(
     previous: types.Content, content: types.Content, original_indexes: Mapping[int, int]
 ) -> bool:
-    """Whether two neighbors are alike, and were no neighbors in the original request.
+    """Whether two neighbors are of the same kind, and were not neighbors originally.
 
-    They are alike if both are messages of the user, or both carry results.
+    They are of the same kind if both are messages of the user, or both have results.
 
     Args:
-        previous: The first of both contents.
-        content: The second.
-        original_indexes: The index of each original content, by `id()`.
+        previous: The first content.
+        content: The second content.
+        original_indexes: The index of each content in the original request, by `id()`.
+            A content that the guard has made or changed has no index.
     """
     # Results have the role "user" as well.
     have_role_user = previous.role == "user" and content.role == "user"
-    are_alike = have_role_user and is_message(previous) == is_message(content)
+    are_same_kind = have_role_user and is_message(previous) == is_message(content)
 
     previous_index = original_indexes.get(id(previous))
     index = original_indexes.get(id(content))
     were_neighbors = previous_index is not None and index == previous_index + 1
-    return are_alike and not were_neighbors
+    return are_same_kind and not were_neighbors
 
 
 def _sign_calls(
@@ -255,31 +291,31 @@ def _sign_calls(
 ) -> list[types.Content]:
     """Gives a signature to the first call of each content in the running turn.
 
-    Gemini wants only this call signed if a content has parallel calls. A call keeps its
-    own signature, unless that was refused.
+    Gemini checks only the running turn, and only the first of parallel calls. A call
+    keeps its own signature, unless this signature was refused.
 
     Args:
         contents: The contents of the request.
-        refused_count: The signatures in so many of the first contents were refused.
+        refused_count: How many contents, from the first on, have refused signatures.
     """
     signed = list(contents)
     for content_index in range(find_running_turn(contents), len(contents)):
         parts = list(contents[content_index].parts or ())
-        call_indexes = [
-            part_index
-            for part_index, part in enumerate(parts)
+        call_positions = [
+            part_position
+            for part_position, part in enumerate(parts)
             if part and part.function_call
         ]
-        if not call_indexes:
+        if not call_positions:
             continue
 
-        first_call = parts[call_indexes[0]]
+        first_call = parts[call_positions[0]]
         is_refused = content_index < refused_count
         keeps_signature = first_call.thought_signature and not is_refused
         if keeps_signature:
             continue
 
         update = {"thought_signature": _DUMMY_SIGNATURE}
-        parts[call_indexes[0]] = first_call.model_copy(update=update)
+        parts[call_positions[0]] = first_call.model_copy(update=update)
         signed[content_index] = with_parts(contents[content_index], parts)
     return signed

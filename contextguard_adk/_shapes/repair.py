@@ -12,8 +12,8 @@ from contextguard_adk._turn.turn import Turn
 
 
 def repair(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
-    """Has a user's message stand first, and tells results without their calls as texts.
+    """Puts a user's message first, and a text in place of each result without its call.
 
-    Contents that are in order are returned as they are.
+    Returns `contents` itself if it is in order.
     """
     return put_in_order(contents, turn.media_mover)

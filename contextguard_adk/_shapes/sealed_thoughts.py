@@ -1,19 +1,20 @@
 """Sends signed thoughts only after exactly the messages that they were written after.
 
-Newer Claude models bind their thoughts: they check a thought against the system
-instruction, the tools, all earlier messages, and the thoughts that were sent before it.
-So the event of each answer with thoughts gets a seal: short digests of all of these.
-Before a call, thoughts are left out if their seal does not hold any more, whoever made
-the change.
+Newer Claude models bind their thoughts. A provider of such a model checks a thought
+against the system instruction, the tools, all earlier messages and all earlier thoughts
+in the request. So the event of each answer with thoughts gets a seal: short digests of
+all of these. Before a call, thoughts are left out if their seal does not hold any more,
+whoever made the change.
 
-A thought that was left out while a later one was written never comes back: the later
-one was written without it, and its seal says so.
+Thoughts that were left out of a request are never sent again if its answer has thoughts
+too: the seal of the answer says that they were missing.
 
 These words are used here:
 
-- Thoughts are always the signed thoughts of one content, and have one name together.
+- "Thoughts" are always the signed thoughts of one content. They have one name.
 - Thoughts are foreign if another client, or another family of models, wrote them.
-- A remedy is a fact on a model that it has shown by a refusal, see `help_thoughts`.
+- An index is the position of a content in the request.
+- A remedy is what a provider's refusal has shown about thoughts, see `help_thoughts`.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ _WARNED_CHANGE_COUNT = 2
 """A warning is logged at this number of changes. A single one may be intended."""
 
 SEAL_KEY = "context_guard_seal"
-"""Where an event's `custom_metadata` holds the seal of its thoughts."""
+"""The key of the seal in the `custom_metadata` of an event."""
 
 _Short = Annotated[str, Field(max_length=64)]
 """A text of a seal. Session data is untrusted, so its length is limited."""
 
 
 class Seal(BaseModel):
-    """The request before an answer with signed thoughts, in short digests.
+    """The request that an answer with signed thoughts followed, in short digests.
 
     Attributes:
-        writer: The client and the family of the model that wrote the thoughts.
+        writer: The client and the family of the model that wrote the answer.
         system: A digest of the system instruction.
         tools: A digest of the declared tools.
         messages: A digest of all that stands before the last thought of the answer.
@@ -84,7 +85,7 @@ class Seal(BaseModel):
 
 @dataclass(frozen=True)
 class LostThoughts:
-    """How often thoughts were lost because other code had changed the request."""
+    """How often thoughts were left out because other code had changed the request."""
 
     change_count: int = 0
 
@@ -94,7 +95,7 @@ class _Request:
     """A request whose thoughts are checked.
 
     Attributes:
-        thinker: The model that gets the request, as far as its thoughts are concerned.
+        thinker: How the model that gets the request treats thoughts.
         contents: The contents of the request.
         config: The instruction and the tools of the request.
         memo: Measures the contents.
@@ -136,7 +137,7 @@ class _Thoughts:
 
 
 class _Origin(NamedTuple):
-    """The facts in the event of an answer on the origin of its thoughts.
+    """The facts about the writer of thoughts, from the event of their answer.
 
     Attributes:
         seal: The seal of the answer; None if it has none.
@@ -148,11 +149,11 @@ class _Origin(NamedTuple):
 
 
 class Seals(Listener):
-    """Seals the answers that hold signed thoughts; warns where seals break."""
+    """Seals answers with signed thoughts, and warns if other code breaks the seals."""
 
     def sent(self, event: Sent) -> None:
         """Counts the changes of other code that break seals, and warns once."""
-        # A compaction changes the request, so its losses are no fault of other code.
+        # A compaction breaks seals as well, which is no fault of other code.
         if event.is_compacted:
             return
 
@@ -177,13 +178,16 @@ class Seals(Listener):
         if answer is None or not find_signed(answer):
             return
 
-        # The guard does not know each request, and forgets it after the answer.
+        # The guard keeps a request only until it is answered, so the request of this
+        # answer may be unknown.
         call = event.call
         if not call.sent_contents or not call.sent_config:
             return
 
         invocation = event.context.get_invocation_context()
         thinker = Thinker.of(find_llm(invocation.agent), call.model)
+        # Other providers check no thought against the contents before it. So a seal
+        # would be useless.
         if not thinker.is_checked:
             return
 
@@ -194,10 +198,11 @@ class Seals(Listener):
 
 
 def _make_seal(request: _Request, answer: types.Content) -> Seal:
-    """Makes the seal of an answer, which holds while nothing before it changes."""
+    """Makes the seal of an answer to a request; the answer has signed thoughts."""
     sent = request.contents
     sent_names = [name_thoughts(content) for content in sent if find_signed(content)]
-    # There is a digest for each content; the last one is that of the answer.
+    # `digest_before` yields a digest for each content. Only the last one is used: all
+    # that stands before the thoughts of the answer.
     *_, answer_digest = digest_before([*sent, answer], request.memo)
     return Seal(
         writer=request.thinker.client + request.thinker.family,
@@ -213,7 +218,10 @@ def _make_seal(request: _Request, answer: types.Content) -> Seal:
 def leave_out_thoughts(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Leaves out the signed thoughts that the provider would refuse."""
+    """Leaves out the signed thoughts that the provider would refuse.
+
+    Returns `contents` itself if all thoughts may be sent.
+    """
     request = _describe_request(turn, contents)
     found = list(_find_thoughts(request, turn.history.events))
     accepted = _choose_accepted(turn, request, found)
@@ -229,52 +237,61 @@ def leave_out_thoughts(
 def help_thoughts(
     turn: Turn, refusal: str, contents: Sequence[types.Content]
 ) -> dict[str, str] | None:
-    """Returns all remedies of the session, with new ones against this refusal.
+    """Adds what a refusal shows about thoughts to the remedies of the session.
 
-    A remedy is a fact on the model, by which later requests leave thoughts out:
+    The remedies have these keys and values:
 
     - `binds`: The name of a model that binds its thoughts; "" for none.
-    - `free`: The name of a model that does not bind them; "" for none.
-    - `gone`: The name of the newest thoughts that were refused. These and all older
-      ones are never sent again.
+    - `free`: The name of a model that does not bind its thoughts; "" for none.
+    - `gone`: The name of the newest thoughts that were refused. These thoughts and all
+      older ones are never sent again.
+
+    Args:
+        turn: The model call.
+        refusal: The kind of the refusal. These kinds are about thoughts: "turn" if the
+            running turn lacks thoughts, "binding" if something before the thoughts has
+            changed, "thoughts" if the thoughts are not valid for another reason.
+        contents: The contents that were refused.
 
     Returns:
-        The remedies, by their keys; None if none of them helps against the refusal.
+        All remedies of the session, by their keys; None if the refusal is of another
+        kind, or if no remedy helps against it.
     """
     remedies = turn.record.helped or {}
     model = turn.model.name
     if refusal == "turn":
-        # The model misses thoughts of the running turn. They were left out only if it
-        # was taken for a model that binds its thoughts.
+        # The guard leaves out thoughts of the running turn only if it takes the model
+        # for one that binds its thoughts.
         were_left_out = bool(_describe_thinker(turn).binds)
         return {**remedies, "free": model, "binds": ""} if were_left_out else None
 
+    # If the refused contents have no thoughts, the name of an earlier refusal stays.
     refused_name = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
-        # Something before the thoughts has changed.
         return {**remedies, "gone": refused_name, "binds": model, "free": ""}
     if refusal == "thoughts":
-        # The thoughts are not valid, whatever stands before them.
         return {**remedies, "gone": refused_name}
     return None
 
 
 def _name_breaking_change(turn: Turn) -> str:
-    """Names the part of the request by whose change the newest thoughts were lost.
+    """Names the part of the request whose change has broken the newest seal.
 
-    Only changes by other code than the guard count. The result is "" if there is none:
+    For example "the tools". Only changes by other code than the guard count. The result
+    is "" in these cases:
 
-    - The request has no thoughts, or the newest ones are sent.
-    - Another client or family of models wrote them, so they are lost anyway.
-    - They have no seal, so that nobody knows what was before them.
-    - Nothing but the guard has changed the request.
+    - The request has no thoughts, or the newest thoughts are sent.
+    - The newest thoughts are foreign, so they would be left out in any case.
+    - The newest thoughts have no seal, so that nobody knows what was before them.
+    - No other code has changed the request.
     """
+    # `turn.messages` is the request before the guard changed it.
     newest_name = newest_thoughts(turn.messages)
     are_sent = newest_name == newest_thoughts(turn.contents)
     if not newest_name or are_sent:
         return ""
 
-    # `turn.messages` is the request before the guard changed it.
+    # The messages have thoughts, so at least one item is found.
     request = _describe_request(turn, turn.messages)
     *_, newest = _find_thoughts(request, turn.history.events)
     if newest.is_foreign or newest.seal is None:
@@ -283,13 +300,13 @@ def _name_breaking_change(turn: Turn) -> str:
 
 
 def _describe_request(turn: Turn, contents: Sequence[types.Content]) -> _Request:
-    """Describes a request with these contents."""
+    """Describes a request with these contents, with the config of the turn."""
     thinker = _describe_thinker(turn)
     return _Request(thinker, contents, turn.config, turn.history.memo)
 
 
 def _describe_thinker(turn: Turn) -> Thinker:
-    """Describes the model of a turn, as far as its thoughts are concerned."""
+    """Describes how the model of a turn treats thoughts."""
     binds = turn.settings.binds_thoughts
     return Thinker.of(turn.model.llm, turn.model.name, binds, turn.record.helped)
 
@@ -297,15 +314,20 @@ def _describe_thinker(turn: Turn) -> Thinker:
 def _choose_accepted(
     turn: Turn, request: _Request, found: Sequence[_Thoughts]
 ) -> list[_Thoughts]:
-    """Chooses the thoughts that the model would accept.
+    """Chooses the thoughts that the provider is expected to accept.
 
-    No model accepts foreign thoughts, or thoughts that were refused before. The others
-    depend on the model:
+    Foreign thoughts and thoughts that were refused before are never chosen. The choice
+    among the others depends on the model:
 
-    - A model that does not bind thoughts accepts all.
-    - A model that binds thoughts accepts those before which nothing has changed.
-    - If it is unknown whether the model binds thoughts, those of the running turn are
-      sent as well: a model that does not bind them wants them back.
+    - The model does not bind its thoughts: all are chosen.
+    - The model binds its thoughts: those are chosen before which nothing has changed.
+    - It is unknown whether the model binds its thoughts: those of the running turn are
+      chosen as well, because a model that does not bind its thoughts may demand them.
+
+    Args:
+        turn: The model call.
+        request: The request.
+        found: All thoughts in the request, the oldest first.
     """
     thinker = request.thinker
     candidates = _without_refused(turn, found)
@@ -313,7 +335,8 @@ def _choose_accepted(
     if not thinker.is_checked or thinker.binds is False:
         return native
 
-    # Foreign thoughts are not sent, but the seals of later answers count them.
+    # Foreign thoughts are searched as well: they may have been in the requests that
+    # later seals describe.
     accepted_indexes = _find_unchanged(turn, request, candidates)
     if thinker.binds is None:
         turn_start = find_running_turn(request.contents)
@@ -324,7 +347,10 @@ def _choose_accepted(
 
 
 def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
-    """Leaves out the thoughts that the provider has refused, and all before them."""
+    """Leaves out the newest thoughts that were refused, and all older thoughts.
+
+    Returns all thoughts if the refused ones are not among them.
+    """
     refused_name = (turn.record.helped or {}).get("gone", "")
     names = [thoughts.name for thoughts in found]
     if refused_name not in names:
@@ -339,32 +365,38 @@ def _find_unchanged(
 ) -> set[int]:
     """Finds the thoughts before which nothing has changed since they were written.
 
-    Thoughts without a seal are older than the guard. The guard knows only its own
-    changes for them.
+    - Thoughts with a seal: the seal has to hold.
+    - Thoughts without a seal: nobody knows what was before them. They are found if the
+      guard leaves the whole request unchanged.
+
+    Args:
+        turn: The model call.
+        request: The request.
+        found: Thoughts in the request, the oldest first.
 
     Returns:
         The indexes of the contents with these thoughts.
     """
     has_guard_changed = turn.is_changed(request.contents)
-    unchanged: set[int] = set()
+    unchanged_indexes: set[int] = set()
     for thoughts in _find_always_sent(found):
         if thoughts.seal is None:
             is_unchanged = not has_guard_changed
         else:
             is_unchanged = not _name_change(request, thoughts, thoughts.seal)
         if is_unchanged:
-            unchanged.add(thoughts.content_index)
-    return unchanged
+            unchanged_indexes.add(thoughts.content_index)
+    return unchanged_indexes
 
 
 def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
     """Finds the thoughts that were in the request of every later answer.
 
-    Only a seal tells which thoughts were in the request of its answer. The request of
-    an answer without a seal counts as one that had all earlier thoughts.
+    A seal tells which thoughts were in the request of the sealed answer. The request of
+    an answer without a seal is assumed to have had all earlier thoughts.
 
     Args:
-        found: The thoughts of a request, the oldest first.
+        found: Thoughts in a request, the oldest first.
     """
     always_sent: list[_Thoughts] = []
     for thoughts in found:
@@ -375,11 +407,16 @@ def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
 
 
 def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
-    """Keeps the thoughts that were in the request of a sealed answer.
+    """Returns the thoughts that were in the request of a sealed answer.
 
-    A seal has the name of the newest thoughts in that request, and their number. For
-    example, A, B and C stand before the answer. If its seal names B and the number 1,
-    only B was in the request: A and C were left out.
+    The seal names the newest thoughts of that request in `before`, and has their number
+    in `count`. Thoughts are left out from the oldest on, so the request had the last
+    `count` thoughts up to `before`. For example, `earlier` is [A, B, C]:
+
+    - C and 3: the request had A, B and C.
+    - C and 2: the request had B and C.
+    - B and 1: the request had B.
+    - "" and 0: the request had no thoughts.
 
     Args:
         earlier: The thoughts before the answer, the oldest first.
@@ -387,13 +424,17 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     """
     names = [thoughts.name for thoughts in earlier]
     newest_name = names[-1] if names else ""
+    # This case comes first, because several thoughts may have the name `before`, and
+    # `index` below finds only the oldest of them.
     had_all = seal.before == newest_name and seal.count == len(names)
     if had_all:
         return earlier
+    # If the request had no thoughts, `before` is "", which is no name.
     if seal.before not in names:
         return []
 
-    # The seal may count thoughts that are gone by now, so the start may be negative.
+    # The request may have had thoughts that are gone by now. Then `count` is larger
+    # than the number of thoughts up to `before`.
     sent_end = names.index(seal.before) + 1
     sent_start = max(0, sent_end - seal.count)
     return earlier[sent_start:sent_end]
@@ -402,13 +443,13 @@ def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
 def _name_change(request: _Request, thoughts: _Thoughts, seal: Seal) -> str:
     """Names a part of the request that has changed since thoughts were written.
 
-    For example "the tools", as a warning prints it; "" if nothing has changed, so that
-    the seal of the thoughts holds.
+    The name is for a warning, for example "the tools". The result is "" if nothing has
+    changed, so that the seal holds.
 
     Args:
-        request: The request in which the thoughts stand now.
+        request: The request that has the thoughts now.
         thoughts: The thoughts.
-        seal: Their seal, which describes the request at the time of their writing.
+        seal: The seal of the thoughts, with digests of the request that they followed.
     """
     if seal.system != request.system_digest:
         return "the system instruction"
@@ -416,7 +457,8 @@ def _name_change(request: _Request, thoughts: _Thoughts, seal: Seal) -> str:
         return "the tools"
 
     has_same_messages = seal.messages == thoughts.messages_digest
-    # Other code may have removed some of the thoughts from their own message.
+    # Other code may have removed some of the thoughts from their content. Then the rest
+    # of the thoughts have another name.
     has_all_own_thoughts = seal.own == thoughts.name
     if has_same_messages and has_all_own_thoughts:
         return ""
@@ -428,13 +470,15 @@ def _leave_out(
 ) -> list[types.Content]:
     """Leaves the signed thoughts out of some contents.
 
+    Contents that have nothing but signed thoughts are left out as well.
+
     Args:
         contents: The contents of the request.
         indexes: The indexes of the contents that lose their thoughts.
-        thinker: The model of the request.
+        thinker: How the model of the request treats thoughts.
     """
-    # These models refuse a call without a thought before it. So the thought stays, as
-    # a text without its signature.
+    # These models refuse a tool call without a thought before it. So the thought stays,
+    # but loses its signature. A thought without a text gets a space.
     needs_thought = thinker.family in ("deepseek", "kimi")
 
     def leave_out(thought: types.Part) -> types.Part | None:
@@ -451,7 +495,7 @@ def _leave_out(
             remaining.append(content)
             continue
 
-        # `change_thoughts` returns None for a content without any other parts.
+        # The result is None if no part is left.
         changed = change_thoughts(content, leave_out)
         if changed is not None:
             remaining.append(changed)
@@ -463,7 +507,7 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
 
     Args:
         request: The request.
-        events: The events of the session, from which the seals are read.
+        events: The events of the session, which have the seals.
     """
     origins = _read_origins(events)
     digests = list(digest_before(request.contents, request.memo))
@@ -472,7 +516,8 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
         if not signed:
             continue
 
-        # All thoughts of a content come from one event.
+        # One event has all thoughts of a content, so the first signature finds it. If
+        # no event has this signature, the origin is unknown.
         origin = origins.get(signed[0].thought_signature, _Origin())
         yield _Thoughts(
             content_index=index,
@@ -484,10 +529,11 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
 
 
 def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
-    """Returns whether another client or family of models wrote a thought.
+    """Whether thoughts of this origin are foreign to the model of the request.
 
-    Only a seal tells the client. Without a seal the families are compared. An unknown
-    family counts as the same family.
+    - With a seal: its client or family is another one.
+    - Without a seal the client is unknown: the family is another one. An unknown family
+      counts as the same family.
     """
     if origin.seal is not None:
         return origin.seal.writer != thinker.client + thinker.family
@@ -497,9 +543,10 @@ def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
 
 
 def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:
-    """Reads the origins of all signed thoughts in events, by their signatures.
+    """Returns the origin of each signed thought in the events, by its signature.
 
-    A plugin may repeat an answer in a later event. The first event counts.
+    A plugin may repeat an answer in a later event. The first event with a signature
+    counts.
     """
     origins: dict[bytes | None, _Origin] = {}
     for event in events:
@@ -509,7 +556,7 @@ def _read_origins(events: Sequence[Event]) -> Mapping[bytes | None, _Origin]:
 
         metadata = event.custom_metadata or {}
         seal = _read_seal(metadata.get(SEAL_KEY))
-        # Some events have no `model_version`: the family is unknown then.
+        # If an event has no `model_version`, the family is "".
         model_version = getattr(event, "model_version", None) or ""
         origin = _Origin(seal, name_family(model_version))
         for thought in signed:
@@ -526,9 +573,10 @@ def _read_seal(value: object) -> Seal | None:
 
 
 def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
-    """Yields each declared function as JSON, and each tool that declares none.
+    """Yields each tool of a config as JSON.
 
-    A tool may be any object, such as a function of the user's own.
+    A tool of ADK may declare several functions, and each of these is yielded alone. A
+    tool without declarations, such as a built-in tool, is yielded as it is.
     """
     for tool in config.tools or ():
         declarations = getattr(tool, "function_declarations", None)
@@ -537,10 +585,11 @@ def _spell_tools(config: types.GenerateContentConfig) -> Iterator[bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a Pydantic model, or each model of a list, as a dict of its fields.
+    """Returns a value with a dict of fields in place of each Pydantic model.
 
-    Fields that are None are left out, since another release of a library may have other
-    fields. Other values are returned as they are.
+    The value may be a model, or a list with models. Any other value is returned as it
+    is. Fields that are None are left out, because another release of a library may have
+    other fields.
     """
     if isinstance(value, list):
         return [_plain(item) for item in value]

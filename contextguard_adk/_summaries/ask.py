@@ -1,8 +1,14 @@
 """Has the summaries of one compaction written, and counts the costs.
 
-A model writes a summary from a transcript or in place: then the question stands at the
-end of the agent's own conversation, which a prompt cache serves. Without a model the
-summary is mechanical: it is made of excerpts.
+There are three ways to write a summary:
+
+- From a transcript: a model reads the messages as a text in a prompt of its own.
+- In place: the agent's model reads its own conversation, with a question for a summary
+  at the end. A prompt cache may have this conversation already.
+- Mechanically: excerpts of the messages are taken, and no model is asked.
+
+A message is covered if a summary of any kind replaces it, and summarized if a model
+wrote that summary. Kept messages are those of `Turn.kept`, which stay word for word.
 """
 
 from __future__ import annotations
@@ -44,15 +50,15 @@ from contextguard_adk.records import Usage
 logger = logging.getLogger("contextguard_adk.summarizer")
 
 _LEAST_CACHED_RATIO = 0.5
-"""From this part of the last prompt on, a prompt cache is worth a question in place."""
+"""A summary is asked for in place if a cache had this part of the last prompt."""
 
 _EXCERPTS_RATIO = 0.20
-"""The part of the threshold that excerpts may take."""
+"""The excerpts of one summary may take this part of the threshold."""
 
 _MOST_WAITED_TENTHS = 5
-"""A failing summarizer is left alone for at most this many tenths of the window.
+"""A failing summarizer is asked again at the latest after this much new history.
 
-This is about the distance of two compactions.
+The figure is in tenths of the window. About as much comes between two compactions.
 """
 
 
@@ -64,8 +70,8 @@ class Failed:
         model: The name of the model; "" if it has not failed.
         count: How often it has failed in a row. An answer that is no summary counts as
             two failures, because such a model was asked twice.
-        newest: The name of the newest message at the last failure, which
-            `History.name_content` gives it.
+        newest: The name of the newest message at the last failure, as
+            `History.name_content` returns it; "" if there was no message.
     """
 
     model: str = ""
@@ -84,27 +90,29 @@ class Ask:
     """Has the summaries of one compaction written, and measures the result.
 
     Attributes:
-        attempts: How many summaries were written, those without a model included.
-        failures: The errors of the summarizer, newest last.
+        attempts: How many summaries were asked for. Mechanical ones count as well.
+        failures: The error of the summarizer, or nothing. After a failure, the
+            summarizer is not asked again in this compaction.
     """
 
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
-        # A strategy may pass a copy of this turn to a method, with another `keep_count`
-        # or `reason`.
+        # A strategy may call a method with a copy of this turn that has, for example,
+        # another `keep_count`. So these methods have an argument `turn`.
         self._turn = turn
         self._agent = agent
         self._memory = memory
         self._guard = guard
-        # The model is chosen when the first summary is asked for. It may be None.
-        self._has_chosen_model = False
+        # The model is chosen when the first summary is asked for. The choice may be to
+        # ask no model.
+        self._is_choice_made = False
         self._model: SummaryModel | None = None
 
     async def summarize(
         self, turn: Turn, covered: frozenset[int], budget_tokens: int | None = None
     ) -> Draft:
-        """Has messages summarized, or takes excerpts of them; it raises no error.
+        """Has messages summarized, or takes excerpts of them. Raises no error.
 
         Args:
             turn: The model call.
@@ -113,10 +121,13 @@ class Ask:
                 budget.
 
         Returns:
-            A draft, whose text is made of excerpts if no model writes a summary.
+            One of two drafts:
+            - A model has written a summary: the text is this summary.
+            - Otherwise: the text is a model's last summary, followed by excerpts. The
+              newest messages of `covered` may stay.
         """
         self.attempts += 1
-        # The model has not seen the pending results, so they stay.
+        # The agent's model has not seen the pending results, so they stay.
         replaced = turn.with_summarized(covered - turn.kept.pending)
         if not budget_tokens:
             budget_tokens = compose.summary_tokens(turn, replaced)
@@ -125,7 +136,11 @@ class Ask:
             return _summarize_mechanically(turn, replaced)
 
         draft = Draft(
-            text, replaced, replaced, model_chars=len(text), reason=turn.reason
+            text,
+            covered=replaced,
+            model_covered=replaced,
+            model_chars=len(text),
+            reason=turn.reason,
         )
         return _shorten_kept(turn, draft)
 
@@ -137,11 +152,13 @@ class Ask:
         of this compaction.
 
         Returns:
-            The draft. If a model has summarized all these messages before, it is the
-            stored summary with shorter results beside it, or None if there is nothing
-            to shorten.
+            One of three results:
+            - Some of the messages are not summarized yet: a draft with a new summary.
+            - All are summarized, but kept results are too large: the stored summary,
+              with shorter results beside it.
+            - Otherwise: None, because there is nothing to shorten.
         """
-        covered = turn.older_than(0)
+        covered = turn.older_than(keep_count=0)
         has_new_messages = bool(covered - turn.history.model_covered)
         if not has_new_messages:
             return _shorten_kept_only(turn)
@@ -149,9 +166,13 @@ class Ask:
         draft = await self.summarize(turn, covered)
         budget_tokens = turn.summary_tokens // 2
         most_attempts = turn.settings.max_compaction_attempts
-        while self.attempts < most_attempts and _may_help(turn, draft, budget_tokens):
+        while self.attempts < most_attempts:
+            if not _needs_shorter_summary(turn, draft, budget_tokens):
+                break
             draft = await self.summarize(turn, covered, budget_tokens)
             budget_tokens //= 2
+
+        # `squeeze` shortens the draft if the request still does not fit.
         return compose.squeeze(turn, draft).draft
 
     def outcome(self, turn: Turn, draft: Draft) -> Outcome:
@@ -161,10 +182,12 @@ class Ask:
     def _choose_model(self) -> SummaryModel | None:
         """Chooses the model that writes the summaries of this compaction.
 
-        Returns:
-            The model of the setting `summarizer`, else the agent's own. None if there
-            is no model, if settings forbid to ask it, or if it has failed too often to
-            be asked again yet.
+        This is the model of the setting `summarizer`, or the agent's own if the setting
+        names none that ADK knows. The result is None in three cases:
+
+        - The setting `summaries` forbids new summaries.
+        - The agent's own model is needed, but unknown.
+        - The model has failed too often to be asked again yet.
         """
         settings = self._turn.settings
         if settings.summaries == "stored":
@@ -180,15 +203,16 @@ class Ask:
     def _is_left_alone(self, model: str) -> bool:
         """Whether a model has failed too often to be asked again yet.
 
-        After two failures in a row it is left alone until the messages since the last
-        one take a tenth of the window. Each further failure adds a tenth, up to half of
-        the window.
+        After two failures in a row, a model is not asked until the messages since the
+        last failure take a tenth of the window. Each further failure adds a tenth, up
+        to half of the window.
         """
         failed = self._memory.facts.unit(Failed)
         if failed.model != model or failed.count < 2:
             return False
 
         history = self._turn.history
+        # The index is -1 if the message is gone. Then all messages count as newer.
         newest_index = history.find_named(failed.newest)
         messages_since = history.contents[newest_index + 1 :]
         waited_tenths = min(failed.count - 1, _MOST_WAITED_TENTHS)
@@ -197,23 +221,32 @@ class Ask:
 
     @property
     def may_recover(self) -> bool:
-        """Whether no model has written a summary now, but one may do so soon.
+        """Whether no model has written a summary now, but the next try may succeed.
 
-        That is so if a model has failed, or was not asked because it had failed before.
-        A model that used up its time does not count: it might do so on each call.
+        These are the cases:
+
+        - False if the setting `summaries` forbids new summaries.
+        - If a model was asked and failed: True, unless it took too long. The next try
+          might make the user wait for just as long.
+        - True if no model was asked for a summary that was needed: a model that has
+          failed before may be asked again soon.
+        - False otherwise.
         """
         if self._turn.settings.summaries == "stored":
             return False
         if self.failures:
             is_timeout = isinstance(self.failures[-1].__cause__, TimeoutError)
             return not is_timeout
-        return self._has_chosen_model and self._model is None
+        return self._is_choice_made and self._model is None
 
-    def end(self) -> dict[str, Any]:
-        """Stores the compaction's costs and failures; returns the fields of its record.
+    def store_costs(self) -> dict[str, Any]:
+        """Stores the costs and failures of this compaction in the agent's memory.
 
-        It is called once, at the end of the compaction: each call adds the costs to
-        those of the agent.
+        It is called once, at the end of the compaction, because each call adds the
+        costs to those of the agent.
+
+        Returns:
+            The fields of the `CompactionRecord` that tell about the summaries.
         """
         if self._model is None:
             name = ""
@@ -224,7 +257,8 @@ class Ask:
             usage = sum(self._model.usages, Usage())
             stated_prices = self._guard.settings.prices
             prices = resolve_costs(name, stated_prices, self._guard.registry)
-            cost = price_calls(self._model.usages, prices)  # None if it is unknown.
+            # The cost is None if a price is unknown.
+            cost = price_calls(self._model.usages, prices)
             # A success ends the row of failures.
             failed = self._count_failures(name) if self.failures else Failed()
             self._memory.keep(failed)
@@ -233,7 +267,7 @@ class Ask:
         if self.failures:
             first_error = self.failures[0]
             failure = name_error(first_error.__cause__ or first_error)
-        elif self._has_chosen_model and self._model is None:
+        elif self._is_choice_made and self._model is None:
             failure = "not_asked"
         else:
             failure = ""
@@ -246,11 +280,14 @@ class Ask:
         }
 
     def _count_failures(self, model: str) -> Failed:
-        """Returns the failures of a model in a row, with those of this compaction."""
+        """Returns the number of a model's failures in a row, this compaction included.
+
+        The number is stored together with the newest message of the request.
+        """
         count = 0
         for error in self.failures:
-            # A model was asked twice if its answer was no summary, but not if a filter
-            # of the provider ended the answer.
+            # A model whose answer is no summary is asked once more. But it is not if a
+            # filter of the provider has ended the answer.
             was_asked_twice = (
                 isinstance(error, UnusableAnswerError) and not error.is_blocked
             )
@@ -268,16 +305,22 @@ class Ask:
     ) -> str:
         """Has a model write a summary, in place or from a transcript.
 
-        Returns "" if there is no model to ask, or if it fails. The failure is added to
-        `failures`.
+        Args:
+            turn: The model call.
+            covered: Indexes of the messages that the summary replaces.
+            budget_tokens: The most that the summary may take.
+
+        Returns:
+            The summary. "" if there is no model to ask, if the model has failed before
+            in this compaction, or if it fails now. A failure is added to `failures`.
         """
         # After a failure, another try would only cost the timeout once more.
         if self.failures:
             return ""
 
-        if not self._has_chosen_model:
+        if not self._is_choice_made:
             self._model = self._choose_model()
-            self._has_chosen_model = True
+            self._is_choice_made = True
         model = self._model
         if model is None:
             return ""
@@ -287,6 +330,7 @@ class Ask:
         fits_in_place = turn.reason != "overflow"
         try:
             if fits_in_place and self._is_in_place_wanted(model):
+                # In place, the model also reads the messages that stay.
                 read_indexes = covered | turn.kept.indexes
                 text = await self._write_in_place(turn, task, read_indexes, model)
                 if text:
@@ -309,9 +353,10 @@ class Ask:
 
         - The model is the agent's own.
         - Nothing has to be redacted: in place the conversation is sent as it is.
-        - A prompt cache is used, by the setting or as the provider's counts show.
+        - The setting `reuse_prompt_cache` is True. If it is "auto", a cache must have
+          had enough of the agent's last prompt.
         - The model has not proved unable to write summaries in place.
-        - The agent's request lets the model answer with free text.
+        - The agent's request lets the model answer with free text of any length.
         """
         if not model.is_agents_own or self._turn.history.redactor:
             return False
@@ -327,6 +372,7 @@ class Ask:
 
         request = self._turn.request
         is_text = request.config.response_mime_type in (None, "text/plain")
+        # A stop sequence could end the summary in the middle.
         has_stops = bool(request.config.stop_sequences)
         return is_text and not has_stops and answers_freely(request, self._agent)
 
@@ -346,7 +392,7 @@ class Ask:
             model: The agent's own model.
 
         Returns:
-            The summary; "" if a transcript is to be tried.
+            The summary; "" if the summary has to be asked for with a transcript.
 
         Raises:
             SummaryError: The provider is down, so that a transcript would fail as well.
@@ -355,6 +401,7 @@ class Ask:
         if not contents:
             return ""
 
+        # A cache serves only the contents and the config that the agent itself sends.
         update = {"contents": contents, "config": turn.config}
         conversation = self._turn.request.model_copy(update=update)
         try:
@@ -363,7 +410,7 @@ class Ask:
             is_down = error.__cause__ is not None and is_transient(error.__cause__)
             if is_down:
                 raise
-            # A later try would end in the same way.
+            # A later question in place would end in the same way.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
                 self._memory.keep(InPlace(is_useless=True))
             logger.info(
@@ -375,30 +422,34 @@ class Ask:
 
 
 def _shorten_kept_only(turn: Turn) -> Draft | None:
-    """Returns the stored summary with shorter results of the kept steps beside it.
+    """Returns the stored summary, with shorter results of the kept steps beside it.
 
-    Returns None if there is no summary, or if no result is too large to stay.
+    Returns None if there is no summary, or if no kept result is too large to stay.
     """
     if turn.history.stored is None or turn.kept.truncation is None:
         return None
+    # An earlier compaction may have shortened results in another way.
     with_whole_results = replace(turn.draft, truncation=None, truncated_upto=-1)
     return compose.squeeze(turn, _shorten_kept(turn, with_whole_results)).draft
 
 
-def _may_help(turn: Turn, draft: Draft, budget_tokens: int) -> bool:
-    """Whether the request does not fit, but could with a summary of `budget_tokens`."""
+def _needs_shorter_summary(turn: Turn, draft: Draft, budget_tokens: int) -> bool:
+    """Whether a summary of `budget_tokens` is to be tried in place of a draft.
+
+    All of these have to hold:
+
+    - The request with the draft does not fit.
+    - A model wrote the draft. Excerpts would not become shorter.
+    - The summary in the draft takes more than `budget_tokens`.
+    - The rest of the request leaves room for a summary.
+    """
     outcome = compose.compose(turn, draft)
-    if outcome.tokens <= turn.limit_tokens:
-        return False
-    # Another try would not make excerpts shorter.
-    if draft.is_mechanical:
+    if outcome.tokens <= turn.limit_tokens or draft.is_mechanical:
         return False
 
     text_tokens = turn.count(draft.text)
-    other_tokens = outcome.tokens - text_tokens
-    can_be_shorter = text_tokens > budget_tokens
-    leaves_room = other_tokens < turn.limit_tokens
-    return can_be_shorter and leaves_room
+    rest_tokens = outcome.tokens - text_tokens
+    return text_tokens > budget_tokens and rest_tokens < turn.limit_tokens
 
 
 def _describe_task(
@@ -414,22 +465,23 @@ def _describe_task(
     history = turn.history
     redact = history.redactor.redact_text
     previous = history.stored.model_text if history.stored else ""
-    new_indexes = sorted(covered - history.model_covered)
+    rendered_indexes = sorted(covered - history.model_covered)
     if turn.kept.truncation is not None:
         # The agent will see only a part of the kept results. So the summary tells of
-        # them as well.
-        new_indexes += sorted(turn.kept.indexes)
+        # these results as well.
+        rendered_indexes += sorted(turn.kept.indexes)
 
     # The first message of the user is the task, without which the current request may
     # make no sense.
-    first_messages = history.user_messages[:1]
-    required_indexes = {*first_messages, history.request_index}
+    required_indexes = set(history.user_messages[:1])
+    if history.request_index is not None:
+        required_indexes.add(history.request_index)
     briefs = {}
     for section in _sections.SECTIONS:
         if section.is_briefed:
             briefs[section.name] = redact(section.brief(turn))
     return SummaryTask(
-        entries=render_messages(turn, new_indexes, required_indexes),
+        entries=render_messages(turn, rendered_indexes, required_indexes),
         previous_summary=redact(previous),
         live_request=redact(turn.request_text),
         briefs=briefs,
@@ -441,33 +493,45 @@ def _describe_task(
 
 
 def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
-    """Puts excerpts of messages after the model's last summary.
+    """Puts excerpts of messages after a model's last summary, if there is one.
 
-    The newest of the covered messages stay as far as they have room. But if the reason
-    for the compaction is the number of messages, none of them stay.
+    Args:
+        turn: The model call.
+        covered: Indexes of the messages that may be replaced. The newest of these stay
+            as far as they have room. But if the number of messages is the reason for
+            the compaction, none of these stay.
     """
     summarized = turn.history.model_covered
+    # Messages of which a stored summary has excerpts are excerpted anew.
     candidates = sorted(covered - summarized)
-    budget_tokens = int(turn.budgets.threshold_tokens * _EXCERPTS_RATIO)
+    excerpts_tokens = int(turn.budgets.threshold_tokens * _EXCERPTS_RATIO)
     if turn.reason == "turns":
         replaced_count = len(candidates)
     else:
-        replaced_count = count_excerpted(turn, candidates, budget_tokens)
+        replaced_count = count_excerpted(turn, candidates, excerpts_tokens)
 
     replaced = turn.with_summarized(candidates[:replaced_count])
     excerpted = sorted(replaced - summarized)
     stored = turn.history.stored
     previous = stored.model_text if stored else ""
     entries = render_messages(turn, excerpted)
-    text = write_mechanical_summary(entries, previous, budget_tokens, turn.count)
+    text = write_mechanical_summary(entries, previous, excerpts_tokens, turn.count)
     draft = Draft(
-        text, replaced, summarized, model_chars=len(previous), reason=turn.reason
+        text,
+        covered=replaced,
+        model_covered=summarized,
+        model_chars=len(previous),
+        reason=turn.reason,
     )
     return _shorten_kept(turn, draft)
 
 
 def _shorten_kept(turn: Turn, draft: Draft) -> Draft:
-    """Has the draft shorten the results of kept steps that are too large to stay."""
+    """Adds to a draft how the kept results are shortened that are too large to stay.
+
+    Returns the draft itself if there are no such results, or if the draft covers some
+    of the kept messages, as a strategy of the user's own may do.
+    """
     kept = turn.kept
     has_large_results = kept.truncation is not None
     are_covered = not kept.indexes.isdisjoint(draft.covered)

@@ -1,8 +1,12 @@
 """The message with a summary: composed from a draft, stored, and rendered.
 
-The message has a summary, the texts of sections beside it, and usually a continuation:
-the request to go on, which quotes the user's current request. If the message is too
-long, it is shortened in the steps of `Draft.shrink`, from 0 to `MAX_SHRINK`.
+The message has a summary, the texts of sections beside it, and usually a continuation.
+A continuation asks the model to go on, and quotes the user's current request. If the
+message is too long, its parts are shortened in steps: at step 0 of `Draft.shrink` they
+are whole, at step `MAX_SHRINK` they are shortest.
+
+A message of the history is covered if a summary of any kind replaces it, and summarized
+if a model wrote that summary. An index is a position among the contents of the request.
 
 Everything here is pure: equal arguments give equal bytes.
 """
@@ -48,14 +52,14 @@ _CONTINUATION = (
     "asking the user to repeat anything. If a newer message of the user follows below, "
     "that message is the current request{instead}.]"
 )
-"""The text of a continuation."""
+"""The text of a continuation. `_write_continuation` fills in the braces."""
 
 _WHY = {"requested": "it was requested", "turns": "it had grown long"}
-"""The words of a continuation for these values of `Reason`."""
+"""The words for {why} by the reason of the compaction, if it is one of these two."""
 
 
 class _ShrinkStep(NamedTuple):
-    """The parts of the summary and of the quoted request that stay at one step."""
+    """How much of the summary and of the quoted request stays at one step."""
 
     summary_ratio: float
     request_ratio: float
@@ -69,10 +73,13 @@ _SHRINK_STEPS = (
     _ShrinkStep(summary_ratio=0.25, request_ratio=0.3),
     _ShrinkStep(summary_ratio=0.25, request_ratio=0.02),
 )
-"""A row for each step of `Draft.shrink`."""
+"""A row for each step of `Draft.shrink`; the first one is step 0."""
 
 LEAST_REQUEST_CHARS = 240
-"""A shorter quote would hardly save tokens, and would lose the point of the request."""
+"""At every step this much of the request is quoted.
+
+A shorter quote would hardly save tokens, and would lose the point of the request.
+"""
 
 LEAST_REDUCED_TOKENS = 200
 """The user's messages beside a summary do not reduce its budget below this."""
@@ -91,7 +98,7 @@ class _Shrunk(NamedTuple):
 
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
-    """Returns the request with a draft in place, and what would be stored."""
+    """Returns the request with a draft in place, and the record to store for it."""
     unmeasured = _build_stored(turn, draft)
     contents = shape(turn, render(turn, unmeasured, draft.covered))
     tokens = turn.measure(contents)
@@ -100,9 +107,10 @@ def compose(turn: Turn, draft: Draft) -> Outcome:
 
 
 def squeeze(turn: Turn, draft: Draft) -> Outcome:
-    """Composes a draft, at ever later steps of `Draft.shrink` until the request fits.
+    """Composes a draft, and shortens it until the request fits.
 
-    If no step fits, the outcome of the last step is returned.
+    The draft is tried at its own step of `Draft.shrink`, and then at each later step.
+    If the request fits at no step, the outcome of the last step is returned.
     """
     outcome = compose(turn, draft)
     while outcome.tokens > turn.limit_tokens and outcome.draft.shrink < MAX_SHRINK:
@@ -113,16 +121,17 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
-    The user's messages may stand beside the summary word for word, so that it need not
-    repeat them. Then it is shorter by half of their size, down to a third of its usual
-    length.
+    A section may show the user's messages word for word, so that the summary need not
+    repeat the messages. Then the usual budget is reduced by half of the tokens that the
+    section may show, but not below a third of the usual budget, and not below
+    `LEAST_REDUCED_TOKENS`.
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
     # The current request does not count: a continuation quotes it in any case.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
-    # Messages stand there only if later requests are sure to have them unchanged.
+    # The section shows messages only if later requests are sure to have them unchanged.
     if not history.repeats(user_indexes):
         return usual_tokens
 
@@ -130,11 +139,15 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
     least_tokens = max(LEAST_REDUCED_TOKENS, usual_tokens // 3)
     reduced_tokens = max(least_tokens, usual_tokens - shown_tokens // 2)
+    # The usual budget may be below `LEAST_REDUCED_TOKENS` already.
     return min(usual_tokens, reduced_tokens)
 
 
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
-    """Estimates the request with a full-length summary of these messages."""
+    """Estimates the request if a summary of the longest length covers these messages.
+
+    The summary does not exist yet, so the request is measured without its text.
+    """
     draft = Draft(text="", covered=covered, model_covered=covered, reason=turn.reason)
     return compose(turn, draft).tokens + turn.summary_tokens
 
@@ -149,17 +162,22 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
 
 
 def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
-    """Builds the record of a draft for session state, with the values of sections."""
+    """Builds the record of a draft for session state, with the values of sections.
+
+    The field `left_tokens` stays empty: the request is not measured yet.
+    """
     history = turn.history
     redact = history.redactor.redact_text
     shrunk = _shrink(turn, draft.text, draft.shrink)
 
-    # A model wrote the beginning of the text, excerpts of later messages follow. Each
-    # is redacted alone, so that the record can tell them apart by `model_chars`.
+    # The text is a model's summary, followed by excerpts. Redaction changes lengths, so
+    # both are redacted alone: `model_chars` is the new length of the model's text. If
+    # the text was shortened, a part of the excerpts may count as the model's text.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
 
-    # The record tells only how many of the oldest contents a model has summarized.
+    # The record has only the number of messages that a model summarized, counted from
+    # the oldest covered one. The count ends at the first message of another kind.
     model_covered_count = 0
     for index in sorted(draft.covered):
         if index not in draft.model_covered:
@@ -174,13 +192,18 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
     request_index = history.request_index
     if request_index is None:
-        # The agent does not see the user's request, and is only asked to go on.
+        # The agent does not see the user's request. The continuation asks the agent to
+        # go on, and quotes nothing.
         request_fingerprint = ""
         has_continuation = True
     else:
-        # A request that is not covered stands after the summary anyway.
+        # A request that is not covered needs no quote: the model reads it in full.
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
+
+    # If older messages are missing in this request, the summary before has replaced
+    # them, and so does this summary.
+    has_older = history.stored is not None and history.is_partial
     stored = StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
@@ -196,7 +219,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         truncation=draft.truncation,
         truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
-        has_older=history.stored is not None and history.is_partial,
+        has_older=has_older,
         edits=turn.record.edits,
     )
     return _add_sections(turn, draft, stored)
@@ -205,8 +228,16 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
     """Returns the record of a summary with the values of its sections.
 
-    A section is left out if it has nothing to show, if the record has no room for it,
-    or if the draft is shortened to the section's step `goes_at` or a later one.
+    A section is left out in three cases:
+
+    - The step of the draft is the section's `goes_at` or a later one.
+    - The section has nothing to show.
+    - The record has no room for the section's value.
+
+    Args:
+        turn: The model call.
+        draft: The draft.
+        bare: The record of the draft without any section.
     """
     history = turn.history
     known_values = history.stored.beside if history.stored else {}
@@ -221,16 +252,18 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
             continue
 
         known = known_values.get(section.name)
+        # Four bytes of JSON count as one token here.
         value = section.write(turn, draft.covered, known, room_bytes // 4)
         if not value:
             continue
 
-        # Values of other types are made of contents that are redacted already.
+        # A section makes values of other types only of contents that are redacted.
         if isinstance(value, str):
             value = history.redactor.redact_text(value)
         beside = {**stored.beside, section.name: _storable(value)}
         longer = stored.model_copy(update={"beside": beside})
-        # The text of a section has room, but as JSON it may be longer by its escapes.
+        # The value may take more than its room: redaction and the escapes of JSON can
+        # make it longer.
         left_bytes = longer.room_bytes(uncounted)
         has_room = left_bytes > 0
         if has_room:
@@ -242,8 +275,13 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
 def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
     """Shortens a summary and the quote of the request to a step of `Draft.shrink`.
 
-    At the first steps the quote keeps its length. Later it is shortened, but not below
-    `LEAST_REQUEST_CHARS`.
+    At the first steps the quote keeps its length. At later steps the quote is shorter,
+    but not below `LEAST_REQUEST_CHARS`.
+
+    Args:
+        turn: The model call, with the length of the whole quote.
+        text: The summary.
+        step: The step, from 0 to `MAX_SHRINK`.
     """
     ratios = _SHRINK_STEPS[step]
     most_tokens = ratios.summary_ratio * turn.count(text)
@@ -260,14 +298,17 @@ def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
 
 
 def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredSummary]:
-    """Yields a summary at each step of `Draft.shrink`, and then one without a text.
+    """Yields records of a stored summary, the longest one first.
 
-    The last one has only the sections with `stands_alone`, if there are any. All others
-    have these sections too.
+    1. The summary at each step of `Draft.shrink`, if there is a summary.
+    2. A record without a summary, if a section with `stands_alone` has a text.
+
+    Each record has the texts of all sections with `stands_alone`; the last one has
+    nothing else.
 
     Args:
         turn: The model call.
-        stored: The summary; None for no summary, so that only the last is yielded.
+        stored: The summary; None for no summary.
     """
     alone: dict[str, JsonValue] = {}
     for section in _sections.SECTIONS:
@@ -294,7 +335,8 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
 def _keep_sections(stored: StoredSummary, step: int) -> dict[str, JsonValue]:
     """Returns the stored values of sections that stay at a step of `Draft.shrink`.
 
-    A section with `is_told_anew` never stays: `tell_left_out` writes its text again.
+    A section with `is_told_anew` never stays: the caller gets its text from
+    `tell_left_out` instead.
     """
     sections = {section.name: section for section in _sections.SECTIONS}
     kept = {}
@@ -320,6 +362,7 @@ def tell_left_out(
     The arguments are those of `Section.tell_left_out`. All texts together take at most
     `max_tokens`.
     """
+    # Each section reads the indexes anew, which an iterator does not allow.
     left_out_indexes = list(indexes)
     left_tokens = max_tokens
     texts: list[str] = []
@@ -334,7 +377,7 @@ def tell_left_out(
 
 
 def without_recall(stored: StoredSummary) -> StoredSummary:
-    """Returns a summary that names no recall tool, for requests without one."""
+    """Returns a summary for requests without the recall tool: no text names it."""
     beside = dict(stored.beside)
     for section in _sections.SECTIONS:
         if section.needs_recall:
@@ -343,7 +386,10 @@ def without_recall(stored: StoredSummary) -> StoredSummary:
 
 
 def shows_tool_use(stored: StoredSummary) -> bool:
-    """Returns whether a summary replaces tool calls, as far as sections tell."""
+    """Returns whether a summary replaces tool calls, by the values of its sections.
+
+    It is True if a section with `shows_tool_use` has a value.
+    """
     return any(
         section.shows_tool_use and stored.beside.get(section.name)
         for section in _sections.SECTIONS
@@ -351,9 +397,10 @@ def shows_tool_use(stored: StoredSummary) -> bool:
 
 
 def _storable(value: Any) -> Any:
-    """Replaces characters in a JSON value that databases refuse.
+    """Replaces the characters in a JSON value that databases refuse.
 
-    These are "\\0" and halves of surrogate pairs. No text becomes longer or shorter.
+    These are "\\0" and halves of surrogate pairs. Each is replaced by one character, so
+    that counts such as `model_chars` stay right.
     """
     if isinstance(value, list):
         return [_storable(item) for item in value]
@@ -367,10 +414,16 @@ def _storable(value: Any) -> Any:
 def render(
     turn: Turn, stored: StoredSummary, covered: Collection[int]
 ) -> list[types.Content]:
-    """Returns a request's contents with a summary in place of the covered ones.
+    """Returns the contents of the request with a summary in place of the covered ones.
 
-    Tool results are shortened as the summary's record says. If nothing is covered, and
-    the summary has no text, this is the only change.
+    The summary stands where the oldest covered content was. The results in the other
+    contents are shortened as the record says.
+
+    Args:
+        turn: The model call.
+        stored: The record of the summary. If the record has no text, and nothing is
+            covered, results are shortened, but no summary is put in.
+        covered: Indexes of the contents that the summary replaces.
     """
     history = turn.history
     contents = list(history.shown)
@@ -379,7 +432,8 @@ def render(
     if not covered and not stored.text:
         return contents
 
-    # A summary that covers nothing stands before the history.
+    # A summary that covers nothing stands before the history. The app may have put
+    # contents of its own before the history.
     first_index = min(history.indexes, default=0)
     summary_index = min(covered, default=first_index)
     before = contents[:summary_index]
@@ -398,7 +452,9 @@ def render_head(
     covered: Collection[int],
     mover: MediaMover | None = None,
 ) -> types.Content:
-    """Returns the message with the summary and, if the record has it, the continuation.
+    """Returns the message with the summary, the sections and the continuation.
+
+    The continuation is left out if `stored.has_continuation` is False.
 
     Args:
         history: The history of the request.
@@ -426,8 +482,8 @@ def find_quoted(
 ) -> int | None:
     """Returns the index of the covered message that the continuation quotes.
 
-    It is the newest covered message that equals the request of `stored`; None if no
-    message does.
+    This is the newest covered message with the fingerprint in `stored.request`. The
+    result is None if no covered message has this fingerprint.
     """
     equal_indexes = [
         index for index in covered if history.fingerprint(index).hex() == stored.request
@@ -443,15 +499,17 @@ def _write_continuation(
 ) -> list[types.Part]:
     """Writes the text that asks to go on, followed by the files of the request.
 
-    The text quotes the current request if the summary replaces it. The arguments are
-    those of `render_head`.
+    The text quotes the current request if the summary replaces this request. Otherwise
+    the text quotes nothing, and no files follow. The arguments are those of
+    `render_head`.
     """
     index = find_quoted(history, stored, covered)
     request = None if index is None else history.contents[index]
     quoted = phrases.quote(content_text(request))
     is_shortened = stored.request_chars >= 0
     if is_shortened:
-        # There is room for the handle of one text. The longest one loses most.
+        # A request may have several texts, but the notice in a shortened quote has room
+        # for one handle. The longest text gets the handle, because it loses most.
         text_parts = [part for part in parts_of(request) if part.text]
         longest = max(text_parts, key=lambda part: len(part.text or ""), default=None)
         handle = ""
@@ -472,7 +530,7 @@ def _write_continuation(
             why=why, request="", where="where it leaves off", instead=""
         )
 
-    # A file that may not be moved is described by a line of text.
+    # A file that may not be moved is described in words.
     files = media_parts(request)
     file_lines: list[str] = []
     if mover is not None:

@@ -1,4 +1,8 @@
-"""Tells a summary from a refusal, a tool call, and other answers."""
+"""Tells a summary from a refusal, a tool call, and other answers.
+
+A summarizer's answer is judged by its text alone, with regular expressions: to ask
+another model would cost a second call.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,15 @@ from contextguard_adk.records import Usage
 
 @dataclass(frozen=True)
 class Answer:
-    """The text that a model wrote, without thoughts.
+    """The answer of a model to one call.
 
     Attributes:
-        text: The text.
-        output_tokens: The provider's count of it; 0 if it was not counted.
+        text: The text that the model wrote, without thoughts and blank margins.
+        output_tokens: The provider's count of the text; 0 if there is no count.
         has_calls: Whether the model called a tool.
-        finish: The reason for which it ended, or an error that came in its place.
-        usage: The tokens of the call.
+        finish: The reason for the end of the answer, such as "STOP", or the code of an
+            error; "" if there is none.
+        usage: The tokens of the call, as the provider reported them.
     """
 
     text: str
@@ -33,13 +38,13 @@ class Answer:
 
 
 MAX_REFUSAL_CHARS = 400
-"""A refusal, or a question to the user, is shorter than this."""
+"""An answer of this length or more is neither a refusal nor a question to the user."""
 
 _LEAST_CUT_RATIO = 0.5
-"""A summary that was cut at its limit is used from this part of its budget on."""
+"""A summary that was cut at its limit is used if it takes this part of its budget."""
 
 _MOST_COPIED_RATIO = 0.8
-"""An answer of which more is copied from the transcript is no summary."""
+"""If a larger part of an answer is copied from the transcript, it is no summary."""
 
 _LEAST_OWN_WORDS = 2
 """A summary with the guard's headings has at least this many words below them."""
@@ -73,7 +78,10 @@ _QUESTION_MARKS = "?\uff1f\u061f\u037e"
 """The question marks of Latin, Chinese, Arabic and Greek script."""
 
 _TRANSCRIPT_LINE = re.compile(r"  |(user|model|tool|other agent):(?: \[|$)")
-"""Beginnings of lines of a transcript, as "user:", "model: [" or "  Hello"."""
+"""The beginning of a line of a transcript, such as "user:" or "model: [".
+
+A line of a message begins with two spaces.
+"""
 
 _KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
 """The letters of Japanese and Chinese, as a range of a regular expression."""
@@ -101,14 +109,18 @@ def judge(
 ) -> Answer:
     """Returns an answer if it is a summary, and raises an error if not.
 
-    An answer that was cut at its limit is returned without its last line, if it takes
-    at least half of the budget: so much is worth more than excerpts.
+    An answer that was cut at its limit counts as a summary if it takes at least half of
+    the budget, because so long a text is worth more than excerpts.
 
     Args:
         answer: The model's answer.
-        budget_tokens: The length that a summary may have.
+        budget_tokens: The most that the summary may take.
         has_own_form: Whether the model was asked for the guard's own headings.
-        source: The text that was to be summarized.
+        source: The text that was to be summarized; "" if unknown.
+
+    Returns:
+        The answer with its text quoted, so that no line looks like a line of the guard.
+        An answer that was cut has lost its last line, which was not complete.
 
     Raises:
         UnusableAnswerError: The answer is no summary.
@@ -127,13 +139,15 @@ def judge(
         raise UnusableAnswerError(f"the answer holds no text{reason}")
 
     if finish == "MAX_TOKENS":
+        # A rough measure is enough here: four bytes count as one token.
         estimated_tokens = text_bytes(text) / 4
         if estimated_tokens < _LEAST_CUT_RATIO * budget_tokens:
             raise UnusableAnswerError("the answer was cut at its limit")
         whole_lines, _, _ = text.rpartition("\n")
-        # A single line is used as far as it goes.
+        # If there is only one line, this line stays, although it is cut.
         text = whole_lines.strip() or text
 
+    # JSON is no summary, unless an instruction of the user's own may ask for it.
     if answer.has_calls or (has_own_form and _is_json(text)):
         raise UnusableAnswerError("the answer calls a tool")
     fault = _find_fault(text, has_own_form, source)
@@ -145,9 +159,12 @@ def judge(
 def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     """Returns the fault of an answer, as "is a question"; "" for none.
 
-    A long answer is no refusal and no question, however it begins or ends. The
-    arguments are those of `judge`.
+    Args:
+        text: The text of the answer; it is not blank.
+        has_own_form: Whether the model was asked for the guard's own headings.
+        source: The text that was to be summarized; "" if unknown.
     """
+    # A long answer is no refusal and no question, however it begins or ends.
     is_short = len(text) < MAX_REFUSAL_CHARS
     if is_short and _REFUSAL.match(text):
         return "is a refusal"
@@ -161,6 +178,7 @@ def _find_fault(text: str, has_own_form: bool, source: str) -> str:
     if _is_echo(text, source):
         return "repeats the transcript"
 
+    # With an instruction of the user's own, a single word may be a summary.
     if has_own_form:
         has_words = _count_words_below_headings(text) >= _LEAST_OWN_WORDS
     else:
@@ -169,27 +187,33 @@ def _find_fault(text: str, has_own_form: bool, source: str) -> str:
 
 
 def _has_facts(text: str, source: str) -> bool:
-    """Whether a short answer names things that stand in the summarized text."""
+    """Whether an answer has a telling word that `source` has as well."""
     return not _find_facts(text).isdisjoint(_find_facts(source))
 
 
 def _find_facts(text: str) -> set[str]:
     """Returns the words of a text that may name something, in small letters."""
-    # The first group holds letters of a script without spaces.
+    # Japanese and Chinese have no spaces, so every three letters in a row count as a
+    # word. `_FACT` has these three in group 1, and consumes only the first letter.
     return {match[1] or match[0] for match in _FACT.finditer(text.lower())}
 
 
 def _is_echo(text: str, source: str) -> bool:
     """Whether an answer is little more than a copy of the transcript.
 
-    A line counts as copied only if it has the form of a transcript's line: an author,
-    as "user:", or a margin before text, as "  Hello".
+    A line counts as copied if the transcript has the same line, and the line begins as
+    `_TRANSCRIPT_LINE` says. A summary may repeat other lines, such as a list.
+
+    Args:
+        text: The text of the answer; it is not blank.
+        source: The transcript.
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     copied_lines = {
         line.rstrip() for line in source.splitlines() if _TRANSCRIPT_LINE.match(line)
     }
-    # The last line may have been cut, so it may be the beginning of a copied line.
+    # The end of the answer may have been cut. So the last line counts as copied if a
+    # line of the transcript begins with the same words.
     last_line = lines[-1]
     if _TRANSCRIPT_LINE.match(last_line) and f"\n{last_line}" in source:
         copied_lines.add(last_line)
@@ -202,7 +226,8 @@ def _is_echo(text: str, source: str) -> bool:
 def _count_words_below_headings(text: str) -> int:
     """Counts the words of a summary, without headings.
 
-    A line with the single word "None" does not count: it says that a section is empty.
+    A line with the single word "None" does not count: the model was told to write it
+    below a heading that has nothing.
     """
     count = 0
     for line in text.split("\n"):
@@ -216,8 +241,13 @@ def _count_words_below_headings(text: str) -> int:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is nothing but JSON, as a call written out is."""
+    """Whether a text is nothing but a JSON object or list.
+
+    Some models write a tool call as such a text.
+    """
+    without_fences = _FENCE.sub("", text)
     try:
-        return isinstance(json.loads(_FENCE.sub("", text)), dict | list)
+        return isinstance(json.loads(without_fences), dict | list)
     except (ValueError, RecursionError):
+        # Nested too deeply, JSON exceeds Python's recursion limit.
         return False

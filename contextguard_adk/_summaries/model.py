@@ -1,4 +1,8 @@
-"""The model that writes summaries: which one it is, and how it is asked."""
+"""The model that writes summaries: which model it is, and how it is asked.
+
+A model is asked with a transcript of the messages, or in place: at the end of the
+agent's own conversation.
+"""
 
 from __future__ import annotations
 
@@ -40,30 +44,31 @@ from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.summarizer")
 
-_REGISTRY = LitellmRegistry()  # Its table is read once for each process.
+_REGISTRY = LitellmRegistry()
+"""Shared, because its table is read once."""
 
 _MOST_UNASKED_TOKENS = 4_096
-"""The most room for thoughts that no setting asks for."""
+"""The most tokens for thoughts if no setting asks for thoughts."""
 
 _UNASKED_RATIO = 0.08
-"""The most room for such thoughts, as a part of the window."""
+"""The most of the summarizer's window for thoughts if no setting asks for thoughts."""
 
 _MISSING_KEY = re.compile(
     r"api[ _-]?key|credentials|_PROJECT\b.* must be set", re.IGNORECASE
 )
-"""Errors of clients that find no key, before they send anything."""
+"""Words in the message of an error that a client raises if it has no key."""
 
 _KEY_VARIABLE = re.compile(
     r"\b[A-Z]{2,}(?:_[A-Z]+)*_(?:API_KEY|PROJECT|LOCATION|TOKEN)\b"
 )
-"""Environment variables that such errors name, as `OPENAI_API_KEY`."""
+"""Environment variables for keys, such as `OPENAI_API_KEY`."""
 
 _MOST_ERROR_CHARS = 2_000
-"""So much of an error's message is searched for these: it may be of any length."""
+"""Only the beginning of an error's message is searched: a message has any length."""
 
 
 class OutputTokens(NamedTuple):
-    """How many tokens of a model's output a summary and its thoughts may take."""
+    """The shares of a model's output for a summary and for the thoughts before it."""
 
     text_tokens: int
     thought_tokens: int
@@ -81,9 +86,10 @@ class SummaryModel:
         instruction: The template of the instruction for a summary.
         has_own_form: Whether `instruction` asks for the guard's own headings.
         is_agents_own: Whether the agent uses this model itself.
-        can_think: Whether the model may think before it answers.
-        max_output_tokens: The most that the model can write; None if unknown.
-        usages: The usage of each call so far; zeros if the provider reported none.
+        can_think: Whether the model is known to think before it answers.
+        max_output_tokens: The most that the model can write, thoughts included; None if
+            unknown.
+        usages: The usage of each call so far. A call has zeros if its usage is unknown.
     """
 
     llm: BaseLlm
@@ -101,9 +107,10 @@ class SummaryModel:
     def transcript_config(self) -> types.GenerateContentConfig:
         """The config of a call with a transcript.
 
-        - Gemini 2.5 Flash is asked not to think.
-        - Another Gemini, if it is the agent's own, thinks as the agent's request asks.
-        - Other models are not told anything about thoughts.
+        - Gemini 2.5 Flash is asked not to think, which saves time and tokens.
+        - Another Gemini that is the agent's own model thinks as the agent's request
+          asks.
+        - Other models are told nothing about thoughts.
         """
         thinking: types.ThinkingConfig | None = None
         if "gemini-2.5-flash" in self.llm.model:
@@ -120,14 +127,11 @@ class SummaryModel:
     def divide_output(
         self, budget_tokens: int, config: types.GenerateContentConfig
     ) -> OutputTokens:
-        """Divides the output of one call between a summary and its thoughts.
+        """Divides the output of one call between a summary and the thoughts before it.
 
-        Together they take no more than the model can write. If that is too little for
-        both, the summary gets the largest of these, and the thoughts the rest:
-
-        - the tokens beside all thoughts
-        - half of the tokens beside the thoughts that `config` asks for
-        - an eighth of the tokens that the model can write
+        If the limit of the model is unknown, or has room for both, the summary gets
+        `budget_tokens`, and the thoughts get all that they may take. Otherwise the
+        summary may get less, and the thoughts get the rest of the limit.
 
         Args:
             budget_tokens: The most that the summary may take.
@@ -144,15 +148,17 @@ class SummaryModel:
         else:
             thought_tokens = asked_tokens
 
-        # Without a known limit there is nothing to divide.
         limit_tokens = self.max_output_tokens
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)
 
+        # Thoughts come first, but must leave at least an eighth of the limit for the
+        # summary. Thoughts that no setting asks for must leave more: at least half of
+        # the tokens beside the thoughts that are asked for.
+        beside_all_tokens = limit_tokens - thought_tokens
+        beside_asked_tokens = limit_tokens - asked_tokens
         most_text_tokens = max(
-            limit_tokens - thought_tokens,
-            (limit_tokens - asked_tokens) // 2,
-            limit_tokens // 8,
+            beside_all_tokens, beside_asked_tokens // 2, limit_tokens // 8
         )
         text_tokens = min(budget_tokens, most_text_tokens)
         left_tokens = limit_tokens - text_tokens
@@ -160,11 +166,16 @@ class SummaryModel:
 
 
 def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
-    """Returns the model that a setting names; None for the agent's own."""
+    """Returns the model that the setting `summarizer` names.
+
+    Returns None for the agent's own model: if nothing is set, or if ADK does not know
+    the name.
+    """
     if not isinstance(setting, str):
         return setting
     try:
-        # A client belongs to the event loop that it was made in, so none is kept.
+        # A client belongs to the event loop that it was made in, so each compaction
+        # makes a new one.
         return LLMRegistry.new_llm(setting)
     except (ValueError, ImportError):
         message = (
@@ -178,13 +189,13 @@ def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
 def describe_model(
     turn: Turn, llm: BaseLlm, is_agents_own: bool, registry: ModelRegistry | None
 ) -> SummaryModel:
-    """Returns a model with its limits, and how to call it for this agent.
+    """Describes a model: its limits, and how it is called for this agent.
 
     Args:
         turn: The model call.
         llm: ADK's client of the model.
         is_agents_own: Whether the agent uses this model itself.
-        registry: Knows the limits of models; None asks litellm's table.
+        registry: Knows the limits of models; None stands for litellm's table.
     """
     settings = turn.settings
     if settings.summarizer_context_window is not None:
@@ -194,7 +205,7 @@ def describe_model(
     else:
         window_tokens = resolve_context_window(llm.model, registry=registry).tokens
 
-    # A registry of the user's own may lack this method.
+    # A registry of the user's own may lack this method, and None lacks it too.
     supports_reasoning = getattr(
         registry, "supports_reasoning", _REGISTRY.supports_reasoning
     )
@@ -234,9 +245,10 @@ async def ask_with_transcript(
     request = LlmRequest(model=model.llm.model, contents=[types.UserContent(prompt)])
     request.config = limited
 
-    # Some models refuse an output limit, others refuse not to think.
-    without_limits = config.model_copy(update={"thinking_config": None})
-    relaxed = request.model_copy(update={"config": without_limits})
+    # Some models refuse an output limit, and others refuse the order not to think. So
+    # the relaxed request has neither.
+    without_demands = config.model_copy(update={"thinking_config": None})
+    relaxed = request.model_copy(update={"config": without_demands})
     return await _ask(_Question(model, budget_tokens, request, relaxed))
 
 
@@ -247,14 +259,16 @@ async def ask_in_place(
     budget_tokens: int,
     output_tokens: int,
 ) -> Answer:
-    """Asks at the end of the conversation, so that a prompt cache can serve it.
+    """Asks for a summary at the end of the agent's conversation.
+
+    A prompt cache can serve the conversation, because the agent has sent it before.
 
     Args:
         model: The agent's own model.
         conversation: The agent's request.
         prompt: The question for a summary.
         budget_tokens: The most that the summary may take.
-        output_tokens: The most that the summary may take with the model's thoughts.
+        output_tokens: The most that the summary and the model's thoughts may take.
 
     Raises:
         SummaryError: The call failed, or its answer is no summary.
@@ -263,22 +277,22 @@ async def ask_in_place(
     request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
     request.config = conversation.config.model_copy(update=update)
-    # No Gemini cache is to be created for this one call.
+    # With this count, ADK may create a Gemini cache. It would be used only once.
     request.cacheable_contents_token_count = None
     return await _ask(_Question(model, budget_tokens, request))
 
 
 @dataclass
 class _Question:
-    """A question to a model, which is asked up to three times in all.
+    """A question for a summary, which may be asked several times.
 
     Attributes:
-        model: The model.
+        model: The model that is asked.
         budget_tokens: The most that the summary may take.
-        request: The request that is sent next.
-        relaxed: A request with fewer demands, for one try after the provider has
-            refused the first request or has answered without a summary. None if there
-            is no such request, or it has been sent.
+        request: The request that the next try sends.
+        relaxed: A request with fewer demands. It is tried once, if the first request is
+            refused or its answer is no summary. None if there is no such request, or if
+            `prepare_retry` has made it the next one.
     """
 
     model: SummaryModel
@@ -287,7 +301,7 @@ class _Question:
     relaxed: LlmRequest | None = None
 
     async def ask(self) -> Answer:
-        """Asks once, and adds the usage of the call to those of the model.
+        """Sends the request once, and adds the usage of this call to `model.usages`.
 
         Raises:
             UnusableAnswerError: The answer is no summary.
@@ -298,37 +312,41 @@ class _Question:
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
 
+        # If the call fails or is canceled, its usage is unknown, and these zeros stay.
         usages = self.model.usages
-        usages.append(Usage())  # It stays if the call fails: its usage is unknown then.
+        usages.append(Usage())
         try:
             answer = await call_apart(lambda: _read_answer(self.model.llm, request))
         except Exception as error:
+            # A provider does not bill a call that it refuses.
             status = read_status(error)
             is_refused = status is not None and 400 <= status < 500
             if is_refused:
-                usages.pop()  # A provider does not bill a call that it refuses.
+                usages.pop()
             raise
 
         usages[-1] = answer.usage
+        # `judge` compares the answer with all texts that the model has read.
         source = "\n".join(content_text(content) for content in request.contents)
         return judge(answer, self.budget_tokens, self.model.has_own_form, source)
 
     def prepare_retry(self, error: BaseException) -> bool:
         """Prepares the next try after an error; returns whether there is to be one.
 
-        - After a failure that may pass, the same request is sent again.
-        - If the provider refused a setting, or the answer is no summary, the relaxed
-          request is sent if there is one.
-        - After any other error there is no further try.
+        - The error may pass: True, and `request` stays the same.
+        - The provider has refused a setting, or the answer is no summary: True if there
+          is a relaxed request, which becomes `request`.
+        - Otherwise: False.
         """
         if is_transient(error):
             return True
 
         if isinstance(error, UnusableAnswerError):
-            # A filter would end the answer again.
+            # A filter that has ended the answer would end the next one as well.
             relaxed_may_help = not error.is_blocked
         else:
-            # A prompt that is too long is refused with the same status.
+            # A refused setting has one of these statuses, but so has a prompt that is
+            # too long.
             is_invalid = read_status(error) in (400, 422)
             is_too_long = parse_overflow(error) is not None
             relaxed_may_help = is_invalid and not is_too_long
@@ -344,8 +362,8 @@ async def _ask(question: _Question) -> Answer:
     """Asks a model, with retries.
 
     Raises:
-        SummaryError: The call failed, or its answer is no summary. The error of the
-            model's client is its `__cause__`.
+        SummaryError: The calls took too long or failed, or the answer is no summary. If
+            the calls failed, the `__cause__` is the error of the model's client.
     """
     timeout_seconds = question.model.timeout_seconds
     try:
@@ -356,12 +374,14 @@ async def _ask(question: _Question) -> Answer:
     except TimeoutError as error:
         raise SummaryError(f"no answer in {timeout_seconds} s") from error
     except SummaryError:
-        raise  # `judge` found that the answer is no summary.
+        # `judge` found that the answer is no summary. Its error stays as it is.
+        raise
     except BrokenCallError as error:
+        # This error is the guard's own, so its message quotes no conversation.
         raise SummaryError(f"the call failed: {error}") from error
     except Exception as error:
-        # The message of a client's error may quote the conversation, so only the class
-        # is named.
+        # The message of a client's error may quote the conversation. So only the class
+        # and the status are named.
         status = read_status(error)
         shown_status = f", status {status}" if status else ""
         key_help = _explain_key(error, status)
@@ -370,18 +390,24 @@ async def _ask(question: _Question) -> Answer:
 
 
 def _explain_key(error: Exception, status: int | None) -> str:
-    """Returns how to set a key; "" for an error that has nothing to do with a key.
+    """Returns how to set a key, as the end of a message.
 
     For example "; it has no valid key: set OPENAI_API_KEY in the environment, or …".
+    Returns "" for an error that has nothing to do with a key.
+
+    Args:
+        error: The error of a model's client.
+        status: The HTTP status of the error; None if it has none.
     """
     text = ""
-    with suppress(Exception):  # A client's own class of errors may fail to print.
+    # To print an error may raise another error, if a client has classes of its own.
+    with suppress(Exception):
         text = str(error)[:_MOST_ERROR_CHARS]
     is_key_refused = status in (401, 403)
     if not is_key_refused and not _MISSING_KEY.search(text):
         return ""
 
-    # A dict keeps the order of the message, and each variable once.
+    # The keys of a dict keep the order of the message, and name each variable once.
     variables = dict.fromkeys(_KEY_VARIABLE.findall(text))
     named = ", ".join(variables) or "its provider's (Gemini's is GOOGLE_API_KEY)"
     return (
@@ -391,10 +417,11 @@ def _explain_key(error: Exception, status: int | None) -> str:
 
 
 async def _read_answer(llm: BaseLlm, request: LlmRequest) -> Answer:
-    """Sends a request, and joins the texts of its responses.
+    """Sends a request, and joins the texts of all responses to one answer.
 
-    Partial responses are skipped, because a whole one repeats their texts. If several
-    responses report a usage or a reason for their end, the last one counts.
+    Partial responses are skipped, because a later response repeats their texts. If
+    several responses report a usage, the last usage counts. If several report a reason
+    for their end, the last reason counts.
     """
     texts: list[str] = []
     output_tokens = 0

@@ -1,4 +1,8 @@
-"""The prompts that ask a model for a summary."""
+"""The prompts that ask a model for a summary.
+
+A prompt has blocks of data, such as the transcript of the messages. A brief is a text
+that a section writes for the summarizer, by the section's name.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +77,14 @@ _ABOUT = {
 
 
 def summary_instruction(max_tokens: int, template: str) -> str:
-    """Returns the system instruction of a summary call: a template with its numbers."""
-    max_words = max(50, int(max_tokens * 0.75))  # The usual rule for English.
+    """Returns a template with the number of words that a summary may have.
+
+    Args:
+        max_tokens: The most that the summary may take.
+        template: The template of an instruction; it may lack "{max_words}".
+    """
+    # English has about three words for four tokens.
+    max_words = max(50, int(max_tokens * 0.75))
     return template.replace("{max_words}", str(max_words))
 
 
@@ -89,7 +99,7 @@ def closing_prompt(
         briefs: Texts of sections, by name.
         focus: What the summary should keep above all; "" for nothing.
     """
-    # The guard's own template explains the transcript, which is not there.
+    # The guard's own template explains a transcript, but there is none in this prompt.
     if template == SUMMARY_INSTRUCTION:
         template = _SECTIONS
     instruction = summary_instruction(max_tokens, template)
@@ -113,17 +123,20 @@ def summary_prompt(
 
 
 def _write_blocks(texts: Mapping[str, str]) -> list[str]:
-    """Returns a block for each text that is not empty, and always for the transcript.
+    """Writes texts as blocks; an empty text has no block, unless it is the transcript.
 
     A block is a text between marks such as `<focus-3f2a…>` and `</focus-3f2a…>`. The
-    text cannot contain a mark, because the hexadecimal digits are chosen so.
+    digits in the marks are chosen so that no text contains the digits.
+
+    Args:
+        texts: The texts by the names of their blocks.
     """
     named_texts = {
         name: text for name, text in texts.items() if text or name == "transcript"
     }
     all_texts = "\n".join(named_texts.values())
-    # The digits are a hash: equal texts make equal prompts, as a replay needs them. If
-    # a text happens to contain the digits, they are hashed again.
+    # The digits are a hash of the texts, because a replay needs equal prompts for equal
+    # texts. If a text happens to contain the digits, other digits are tried.
     text_bytes = all_texts.encode("utf-8", "surrogatepass")
     digits = hashlib.sha256(text_bytes).hexdigest()[:16]
     while digits in all_texts:

@@ -2,6 +2,10 @@
 
 In place means that the question stands at the end of the agent's own conversation. This
 file also finds the messages that each kind of summary is made of.
+
+An index is the position of a message among the contents of the request. A message is
+covered if a summary of any kind replaces it, and summarized if a model wrote that
+summary.
 """
 
 from __future__ import annotations
@@ -39,10 +43,13 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
 
 WINDOW_RATIO = 0.95
-"""Prompt and answer fill this part of the window: the provider may count more."""
+"""Prompt and answer may fill this part of the window.
+
+The rest is for the error of the estimate: the provider may count more tokens.
+"""
 
 RETRY_RATIO = 0.6
-"""The second prompt is this part of one that the provider has found too long."""
+"""After a prompt that was too long, the next prompt has this part of its size."""
 
 PREVIOUS_RATIO = 0.4
 """The previous summary takes at most this part of a prompt."""
@@ -54,12 +61,12 @@ SMALL_TALK_RATIO = 0.05
 """An answer that takes less than this part of its budget may be small talk."""
 
 STAYS_RATIO = 0.45
-"""After a summary without a model, messages up to this part of the threshold stay."""
+"""Beside excerpts, messages up to this part of the threshold may stay."""
 
 STAYS_RATIO_WITHOUT_MODEL = 0.30
-"""The same if no model may ever write a summary.
+"""The same if the settings forbid a model's summary.
 
-If more stayed, each turn would need another compaction.
+If more messages stayed, each turn would need another compaction.
 """
 
 
@@ -70,13 +77,13 @@ class SummaryTask:
     Attributes:
         entries: The transcript of the messages that no model has summarized.
         previous_summary: The summary that the new one replaces; "" for none.
-        live_request: The user's current request.
+        live_request: The user's current request; "" if unknown.
         briefs: The texts of sections for the summarizer, by the section's name.
         focus: What the summary should keep above all; "" for nothing.
         budget_tokens: The most that the summary may take.
-        correction: Real tokens per heuristic token; None if the provider has counted
-            nothing yet.
-        conversation_tokens: The tokens of the agent's own request.
+        correction: Tokens of the model per heuristic token (4 bytes); None if the
+            provider has counted nothing yet.
+        conversation_tokens: The estimate of the agent's own request.
     """
 
     entries: Sequence[Entry]
@@ -90,8 +97,8 @@ class SummaryTask:
 
     def clip(self, answer: Answer) -> str:
         """Returns the text of an answer, shortened if it exceeds the budget."""
-        # The provider's count is exact. By an estimate, the guard might cut facts from
-        # an answer that fits.
+        # If the provider has counted the answer, no estimate is used: an estimate may
+        # be too high, and would cut facts from an answer that fits.
         is_counted = answer.output_tokens > 0
         if is_counted and answer.output_tokens <= self.budget_tokens:
             return answer.text
@@ -100,22 +107,21 @@ class SummaryTask:
 
 
 def render_messages(
-    turn: Turn, indexes: Iterable[int], required: Collection[int | None] = ()
+    turn: Turn, indexes: Iterable[int], required: Collection[int] = ()
 ) -> list[Entry]:
     """Renders messages as entries of a transcript.
 
-    The summarizer reads large results in the form that the agent was shown, a preview.
+    The summarizer reads a large result as the agent was shown the result: as a preview.
     A preview may name values that it does not show. These names are left out, because
     a section beside the summary lists them.
 
-    If messages are redacted, the summarizer reads whole messages instead. In a preview
+    If messages are redacted, the summarizer reads whole results instead. In a preview
     a secret might be cut in two, and its halves would not be redacted.
 
     Args:
         turn: The model call.
         indexes: The indexes of the messages.
         required: Indexes of messages whose entries are never dropped for lack of room.
-            None stands for no message.
     """
     history = turn.history
     contents: list[types.Content] = []
@@ -128,11 +134,11 @@ def render_messages(
             else:
                 contents.append(without_names(shown, whole))
 
-    # The recall tool finds a whole message by its handle.
+    # A handle is made of a whole message, so that the recall tool finds this message.
+    # Without the tool, the entries have no handles.
     wholes_for_handles = history.contents if turn.has_recall else None
-    required_indexes = [index for index in required if index is not None]
     return render_entries(
-        contents, indexes, required_indexes, wholes_for_handles, history.outputs
+        contents, indexes, required, wholes_for_handles, history.outputs
     )
 
 
@@ -144,12 +150,14 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
     Raises:
         SummaryError: The model has written no summary.
     """
+    # The model may not be able to write as much as the budget allows.
     output = model.divide_output(task.budget_tokens, model.transcript_config)
     fitting = replace(task, budget_tokens=output.text_tokens)
 
     usable_tokens = int(WINDOW_RATIO * model.window_tokens)
     left_tokens = usable_tokens - output.text_tokens - output.thought_tokens
-    # Whatever the answer may take, a quarter of the window is for the prompt.
+    # The prompt gets at least a quarter of the window. An answer rarely takes as much
+    # as it may take.
     input_tokens = max(left_tokens, model.window_tokens // 4)
     try:
         return await _summarize_within(fitting, model, input_tokens)
@@ -162,11 +170,19 @@ async def write_from_transcript(task: SummaryTask, model: SummaryModel) -> str:
 async def _summarize_within(
     task: SummaryTask, model: SummaryModel, input_tokens: int
 ) -> str:
-    """Asks for a summary with instruction and prompt of at most `input_tokens`.
+    """Asks for a summary, with a transcript that is shortened to fit.
 
-    They may take more if instruction, sections and focus leave too little of it: the
-    transcript always has an eighth of `input_tokens`.
+    Args:
+        task: The text to summarize, and the budget of the summary.
+        model: The model that writes the summary.
+        input_tokens: The most that instruction and prompt should take. An eighth of
+            this is always for the transcript, so a long instruction may make both
+            take more.
+
+    Raises:
+        SummaryError: The model has written no summary.
     """
+    # Entries and texts are counted several times, so their counts are cached.
     count = functools.cache(token_counter(task.correction or DEFAULT_CORRECTION))
     instruction = summary_instruction(task.budget_tokens, model.instruction)
 
@@ -191,15 +207,15 @@ async def _summarize_within(
 
 
 def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.Content]:
-    """Returns the conversation, so that a question for its summary can follow.
+    """Returns the conversation that a question for a summary can follow.
 
-    Returns [] if such a question is not possible:
+    Returns [] if a summary in place is not possible:
 
-    - A call has no result yet. The provider may refuse any other content after it.
-    - The conversation has other messages than those that are to be read. The model
-      would summarize these as well.
-    - The request does not show all messages that are to be read.
-    - The app has added contents at the beginning.
+    - A call has no result yet. A provider may refuse a question after such a call.
+    - The conversation has messages beside those of `read_indexes`. The model would
+      summarize these messages as well.
+    - The request does not show all messages of `read_indexes`.
+    - The app has added contents that cannot be left out, see `_without_additions`.
 
     Args:
         turn: The model call.
@@ -211,7 +227,8 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
     if has_open_call or has_others or not _shows_all(history):
         return []
 
-    # Thoughts may be valid only after exactly the contents before them.
+    # A thought may be valid only after exactly the contents that stood before it. So
+    # if there are thoughts, even the contents that the app has added stay.
     if newest_thoughts(turn.contents):
         return list(turn.contents)
     return _without_additions(turn)
@@ -220,8 +237,11 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
 def _shows_all(history: History) -> bool:
     """Whether the agent's request shows each message, or a model's summary of it.
 
-    It does not if a compaction has shortened results or the quote of the request, or if
-    excerpts stand for messages that no model has summarized.
+    It is False in these cases:
+
+    - A compaction has shortened results.
+    - A compaction has shortened the quote of the user's request.
+    - Excerpts replace messages that no model has summarized.
     """
     stored = history.stored
     if stored is None:
@@ -236,8 +256,9 @@ def _shows_all(history: History) -> bool:
 def _without_additions(turn: Turn) -> list[types.Content]:
     """Returns the request's contents without those that the app adds to this call.
 
-    Returns [] if such contents stand before the history. A prompt without them would
-    begin in another way, so that no prompt cache could serve it.
+    Returns [] if the app has added contents before the history. Without these contents,
+    the prompt would begin in another way than the agent's requests do, and no prompt
+    cache could serve it.
     """
     history = turn.history
     history_indexes = set(history.indexes)
@@ -250,15 +271,21 @@ def _without_additions(turn: Turn) -> list[types.Content]:
             return []
         added_ids.add(id(content))
 
-    # `turn.contents` has the same objects, but at other indexes. Objects are compared,
-    # because an added content may equal a message of the history.
+    # A summary in `turn.contents` shifts the indexes, but the added contents are still
+    # the same objects. They are not found by equality, because an added content may
+    # equal a message of the history.
     return [content for content in turn.contents if id(content) not in added_ids]
 
 
 async def write_in_place(
     task: SummaryTask, model: SummaryModel, conversation: LlmRequest
 ) -> str:
-    """Asks the agent's model to end the conversation with its summary.
+    """Asks the agent's model for a summary at the end of its own conversation.
+
+    Args:
+        task: The budget of the summary, and what it should keep.
+        model: The agent's own model.
+        conversation: The agent's request.
 
     Returns:
         The summary; "" if conversation, question and answer do not fit into the window.
@@ -272,7 +299,8 @@ async def write_in_place(
     count = token_counter(task.correction or DEFAULT_CORRECTION)
     room_tokens = model.window_tokens - task.conversation_tokens - count(prompt)
 
-    # A quarter of the thoughts is enough, unless the agent's request asks for more.
+    # Thoughts rarely take all that they may take, so room for a quarter of them is
+    # enough. But the tokens that the agent's request asks for must have room.
     asked_tokens = thinking_tokens(model.llm, model.config)
     least_thought_tokens = max(asked_tokens, output.thought_tokens // 4)
     if room_tokens < text_tokens + least_thought_tokens:
@@ -281,8 +309,9 @@ async def write_in_place(
     output_tokens = min(text_tokens + output.thought_tokens, room_tokens)
     answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
 
-    # The model may go on with the conversation in place of a summary, as "You're
-    # welcome!".
+    # The model may go on with the conversation instead, for example with "You're
+    # welcome!". The guard's own instruction asks for headings, so a short answer
+    # without headings is no summary. Another instruction may ask for anything.
     is_short = count(answer.text) < SMALL_TALK_RATIO * text_tokens
     has_heading = "#" in answer.text
     if model.has_own_form and is_short and not has_heading:
@@ -313,10 +342,11 @@ def write_mechanical_summary(
 
 
 def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int) -> int:
-    """Returns how many of the oldest candidates excerpts must replace.
+    """Returns how many candidates, from the oldest on, are replaced by excerpts.
 
-    The newer candidates stay: as many as have room below the threshold. At least one is
-    replaced, and no call is parted from its result.
+    The newest candidates stay word for word, as far as they have room beside the
+    excerpts. At least the oldest candidate is replaced, and no call is parted from its
+    result. The result is 0 if there are no candidates.
 
     Args:
         turn: The model call.
@@ -328,25 +358,30 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
     most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
 
-    # A previous summary, with the sections beside it, may take as much as the excerpts.
-    # Some sections need room of their own.
+    # The excerpts take their room once. A model's previous summary, with the sections
+    # beside it, is expected to take as much again. Some sections need more room.
+    head_tokens = 2 * excerpts_tokens
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
-    taken_tokens = turn.fixed_tokens + 2 * excerpts_tokens + held_tokens
+    taken_tokens = turn.fixed_tokens + head_tokens + held_tokens
     free_tokens = turn.limit_tokens - taken_tokens
+    # The kept steps stay in any case, so the candidates get the rest.
     room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
 
+    # The oldest candidate is left out of the loop, because it is always replaced.
     contents = [turn.history.shown[index] for index in candidates]
     memo = turn.history.memo
     replaced_count = len(contents)
     staying_tokens = 0
     for content in reversed(contents[1:]):
+        # Each estimate is rounded up.
         staying_tokens += int(memo.estimate_tokens([content]) * turn.correction + 1)
         if staying_tokens > room_tokens:
             break
         replaced_count -= 1
 
-    # Behind the last content a split is always possible, so the loop ends.
+    # `pair_boundaries` also has an item for a split after the last content. No pair is
+    # split there, so the loop ends.
     may_split_before = pair_boundaries(contents)
     while not may_split_before[replaced_count]:
         replaced_count += 1
@@ -354,5 +389,5 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
 
 
 def is_overflow(error: SummaryError) -> bool:
-    """Returns whether a summary failed because its input was too long."""
+    """Whether a summary failed because the provider found its prompt too long."""
     return error.__cause__ is not None and parse_overflow(error.__cause__) is not None

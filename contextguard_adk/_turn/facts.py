@@ -1,4 +1,8 @@
-"""The values that pass between the stages of one model call."""
+"""The values that pass between the stages of one model call.
+
+A heuristic token is four UTF-8 bytes. A correction is the number of the model's tokens
+per heuristic token. An index is the position of a content in the request.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,15 @@ from contextguard_adk._history.truncation import Truncation
 
 
 class Counts(NamedTuple):
-    """The provider's last count of a request; None while it has counted nothing.
+    """The provider's last count of a request.
+
+    Each field is None while the provider has counted nothing.
 
     Attributes:
         real_tokens: The count.
-        heuristic_tokens: The UTF-8 bytes / 4 of the same request.
-        correction: Real tokens per heuristic token, from 1 to 5.
-        measured_correction: Real tokens per heuristic token, from 1 to `MAX_RATIO`.
+        heuristic_tokens: The heuristic tokens of the same request.
+        correction: The correction of the model, from 1 to 5.
+        measured_correction: The same, from 1 to `MAX_RATIO`.
     """
 
     real_tokens: int | None = None
@@ -34,9 +40,9 @@ class Count(NamedTuple):
 
     Attributes:
         real_tokens: The count.
-        heuristic_tokens: The UTF-8 bytes / 4 of the request.
-        text_tokens: The UTF-8 bytes / 4 of the request without images and files.
-        is_size: Whether the count is credible as the size of the request.
+        heuristic_tokens: The heuristic tokens of the request.
+        text_tokens: The heuristic tokens of the request without images and files.
+        is_size: Whether the count is credible as the size of the whole request.
     """
 
     real_tokens: int
@@ -54,13 +60,15 @@ class ModelFacts:
         llm: The client that is called; None if it is unknown.
         known_window_tokens: The stated window, or a smaller limit that the provider has
             shown.
-        window_tokens: The window for this call; a recovery tries smaller ones.
-        reserved_output_tokens: The output limit that somebody has set; 0 for none.
+        window_tokens: The window for this call. This is `known_window_tokens`, or less
+            while the guard recovers from a rejected request.
+        reserved_output_tokens: The output limit that the user or the app has set; 0 for
+            none.
         default_output_tokens: The output limit of the client itself; 0 if unknown.
         is_rate: Whether the window follows from a rate limit of the provider.
-        sum_tokens: The limit of that rate for prompt and output together; 0 for none.
+        sum_tokens: The rate limit for prompt and output together; 0 for none.
         stated_window_tokens: The window as configured, or as the registry says.
-        window_source: Where the stated window comes from.
+        window_source: Where the stated window comes from, for messages.
     """
 
     name: str
@@ -81,10 +89,11 @@ class Size:
 
     Attributes:
         tokens: The estimate, in tokens of the model.
-        heuristic_tokens: The UTF-8 bytes / 4.
-        config_tokens: The UTF-8 bytes / 4 of system instruction and tools.
-        correction: Tokens of the model per heuristic token; None while unknown.
-        error_tokens: How much more than `tokens` the request may take.
+        heuristic_tokens: The heuristic tokens of the whole request.
+        config_tokens: The heuristic tokens of system instruction and tools.
+        correction: The correction of the model; None while unknown.
+        error_tokens: How many tokens more than `tokens` the request may take, because
+            the estimate may be too low.
     """
 
     tokens: int = 0
@@ -96,14 +105,15 @@ class Size:
 
 @dataclass(frozen=True)
 class KeptSteps:
-    """The newest messages and steps, which a compaction leaves.
+    """The newest messages and steps, which a compaction leaves word for word.
 
     Attributes:
-        indexes: The indexes of all kept messages in the request.
-        pending: The indexes of the step whose results the model has not seen; empty if
-            it has seen all.
-        tokens: The size of all kept messages, after their results are shortened.
-        truncation: How results that are too large are shortened; None if none is.
+        indexes: The indexes of all kept messages.
+        pending: The indexes of the last step if the model has not seen its results;
+            otherwise empty.
+        tokens: The estimate of all kept messages, with shortened results.
+        truncation: How the results of kept messages are shortened; None if all results
+            stay whole.
     """
 
     indexes: frozenset[int] = frozenset()
@@ -114,11 +124,11 @@ class KeptSteps:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A request with a draft in place.
+    """A request with a summary in place.
 
     Attributes:
-        draft: The draft.
-        stored: The record of it for session state.
+        draft: The summary, as a draft.
+        stored: The record of the draft for session state.
         contents: The contents of the request.
         tokens: The estimate of the request, in tokens of the model.
     """

@@ -29,29 +29,30 @@ LEAST_AUTO_TOKENS = 32_000
 """The size of `trigger="auto"`, in tokens."""
 
 LEAST_TRIGGER_TOKENS = 1_000
-"""A trigger is never below this, whatever part of a window it is."""
+"""A trigger that is a part of the window is at least this size."""
 
 DEFAULT_AHEAD_RATIO = 0.75
-"""The part of the trigger that `ahead=True` stands for."""
+"""`ahead=True` stands for this part of the trigger."""
 
 KEEP_TOOLS_RATIO = 0.10
-"""The most of the window that the results of `keep_tools` take, with their calls."""
+"""Results of `keep_tools` and their calls may take this part of the window."""
 
 KEEP_RATIO = 0.1
-"""The part of the window that `keep="auto"` stands for once a tool has been called."""
+"""`keep="auto"` stands for this part of the window if a tool has been called."""
 
 KEEP_CHAT_RATIO = 0.2
-"""The part of the window that `keep="auto"` stands for while none has been called."""
+"""`keep="auto"` stands for this part of the window if no tool has been called."""
 
 LEAST_PREVIEW_TOKENS = 800
-"""Results that take less are shown whole, unless `preview_tokens` is set.
+"""Unless `preview_tokens` is set, results of up to this size are shown whole.
 
-On recorded sessions of coding agents in a window of 8,000 tokens previews of 400 hid
-values that the next calls needed; those of 800 did not, and cost a fifth more.
+In recorded sessions of coding agents with a window of 8,000 tokens, previews of 400
+tokens hid values that the next calls needed. Previews of 800 tokens hid none of these,
+and cost a fifth more.
 """
 
 Recall = Literal["auto"] | bool
-"""Whether to offer the tool; `"auto"` only where it cannot do harm."""
+"""Whether to offer the recall tool; "auto" offers it if it cannot do harm."""
 
 
 class StrategySettings(Settings):
@@ -206,6 +207,7 @@ class StrategySettings(Settings):
     @field_validator("summarizer", mode="before")
     @classmethod
     def _check_summarizer(cls, value: object) -> object:
+        """Returns the value if its type may name a model; None stays None."""
         if not isinstance(value, BaseLlm | str | None):
             raise ValueError("a BaseLlm, or the name of a model, is expected")
         return value
@@ -213,6 +215,10 @@ class StrategySettings(Settings):
     @field_validator("ahead", mode="before")
     @classmethod
     def _read_ahead(cls, value: object) -> object:
+        """Returns a part of the trigger; None for None and False.
+
+        True becomes `DEFAULT_AHEAD_RATIO`.
+        """
         if value is None or value is False:
             return None
         if value is True:
@@ -228,7 +234,8 @@ class StrategySettings(Settings):
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:
-        # Only a trigger in tokens can exceed the window: a float is a part of it.
+        """Refuses settings that could never take effect beside the others."""
+        # A trigger as a float is a part of the window, so it cannot exceed the window.
         window = self.context_window
         trigger = self.trigger
         if window is not None and isinstance(trigger, int) and trigger > window:
@@ -248,10 +255,10 @@ class StrategySettings(Settings):
         return self
 
     def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
-        """Returns `keep` in tokens.
+        """Returns the setting `keep` in tokens.
 
         Args:
-            window_tokens: The context window of the model.
+            window_tokens: The size to which a ratio applies.
             is_chat: Whether no tool has been called.
         """
         if self.keep == "auto":
@@ -260,7 +267,11 @@ class StrategySettings(Settings):
         return resolve_size(self.keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
-        """Returns `trigger` in tokens; None for the threshold."""
+        """Returns the setting `trigger` in tokens; None if it is not set.
+
+        Args:
+            window_tokens: The context window of the model, to which a ratio applies.
+        """
         if self.trigger is None:
             return None
         trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
@@ -269,36 +280,36 @@ class StrategySettings(Settings):
     def preview(
         self, window_tokens: int, has_recall: bool, form: JsonForm = COMPACT
     ) -> Preview | None:
-        """Returns how tool results are shown from their first request on.
+        """Returns how large tool results are shown from their first request on.
 
         Args:
             window_tokens: The context window of the model.
             has_recall: Whether the agent can read back the part that is not shown.
-            form: How the model's client writes JSON.
+            form: How the model's client writes JSON, which decides the size of results.
 
         Returns:
-            The form of previews; None if every result is shown whole.
+            The settings of previews; None if every result is shown whole.
         """
-        # A trigger below the threshold stands for a smaller window: the one whose
-        # threshold it would be. A ratio is a part of that window.
+        # A trigger stands for a smaller window, the one that has its threshold at the
+        # trigger. The ratio of previews is a part of that window.
         trigger_tokens = self.trigger_tokens(window_tokens)
         if trigger_tokens is None:
             working_tokens = window_tokens
         else:
             working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
 
-        preview_tokens = self.preview_tokens
+        # The default applies only if the agent can read the rest of a result.
         is_default = "preview_tokens" not in self.model_fields_set
-        if is_default and not has_recall:
-            preview_tokens = None  # The agent could not read the rest of a result.
-
+        is_without_effect = is_default and not has_recall
         max_tokens: int | None = None
-        if preview_tokens is not None:
-            max_tokens = resolve_size(preview_tokens, working_tokens)
-        if max_tokens is not None and is_default:
-            least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
-            max_tokens = max(max_tokens, least_tokens)
+        if self.preview_tokens is not None and not is_without_effect:
+            max_tokens = resolve_size(self.preview_tokens, working_tokens)
+            if is_default:
+                # The default ratio would make previews in a small window too short.
+                least_tokens = min(LEAST_PREVIEW_TOKENS, working_tokens // 5)
+                max_tokens = max(max_tokens, least_tokens)
 
+        # A strategy may shorten long strings in all results, whatever their size.
         strings = self._shorten_strings(has_recall)
         if max_tokens is None and strings is None:
             return None
@@ -312,8 +323,11 @@ class StrategySettings(Settings):
         )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Returns how all long strings in results are shortened; None for not at all.
+        """Returns how long strings in all results are shortened; None for not at all.
 
-        A strategy with such a setting overrides this method.
+        A strategy with a setting for that overrides this method.
+
+        Args:
+            has_recall: Whether the agent can read back the part that is not shown.
         """
         return None

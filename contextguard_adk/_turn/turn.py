@@ -1,4 +1,7 @@
-"""The one value that all stages, strategies, sections and shapes read."""
+"""The one value that all stages, strategies, sections and shapes read.
+
+`Turn` explains the words index, covered, summarized and kept.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
 from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30
-"""The most of the window that results may take whole before the model has seen them."""
+"""Results that the model has not seen stay whole up to this part of the window."""
 
 MAX_USER_TOKENS = 20_000
 """The most tokens of the user's messages beside a summary, whatever the window."""
@@ -46,10 +49,10 @@ LEAST_SUMMARY_TOKENS = 200
 """A summary may take this many tokens even if there is hardly any room."""
 
 _SUMMARY_GUESS_RATIO = 1.25
-"""A summary, with the lines around it, is expected to take this part of its limit."""
+"""A summary and the lines around it are guessed to take this part of its limit."""
 
 _SECTIONS_GUESS_RATIO = 0.1
-"""The sections beside a summary are expected to take this part of the window."""
+"""The sections beside a summary are guessed to take this part of the window."""
 
 _NO_COUNTS = Counts()
 _NO_SIZE = Size()
@@ -59,9 +62,13 @@ _NO_SIZE = Size()
 class Turn:
     """One model call: the request, and all facts that decide how it is changed.
 
-    An index is the position of a message among all contents of the request. A message
-    is covered if a summary of any kind replaces it, and summarized if a model wrote
-    that summary. `History` explains the words for the forms of the contents.
+    These words mean the same in all properties:
+
+    - An index is the position of a message among all contents of the request.
+    - A message is covered if a summary of any kind replaces it, and summarized if a
+      model wrote that summary.
+    - Kept messages are the newest messages, which the next compaction leaves.
+    - `History` explains the words for the forms of the contents, such as "shown".
 
     Attributes:
         agent: The name of the agent.
@@ -76,13 +83,15 @@ class Turn:
         facts: The process's memory of the agent in this scope.
         budgets: The window, the threshold, and the sizes that follow from them.
         counts: The provider's last count.
-        reason: Why a compaction is considered: `requested` and `overflow` demand one.
-        focus: The words of the user on what a summary should keep above all.
+        reason: Why a compaction is considered. "requested" and "overflow" demand a
+            compaction.
+        focus: The words of the user on what a summary should keep above all; "" for
+            none.
         has_recall: Whether the agent can read back messages that are left out.
         has_used_tools: Whether the stored summary replaces tool calls, as far as the
             sections beside it tell.
-        keep_count: How many of the newest messages `kept` may have; with 0 it has none,
-            not even results that the model has not seen.
+        keep_count: How many of the newest messages `kept` may have. With 0 nothing is
+            kept, not even results that the model has not seen.
         is_observed: Whether the guard only watches.
         is_settled: Whether this call has already tried to compact.
         is_writing: Whether a summary of this agent is under way.
@@ -126,7 +135,7 @@ class Turn:
 
     @property
     def messages(self) -> Sequence[types.Content]:
-        """All contents of the request, the summarized ones included."""
+        """All contents of the request, the covered ones included."""
         return self.history.contents
 
     @property
@@ -152,7 +161,7 @@ class Turn:
 
     @property
     def fullness(self) -> float:
-        """Tokens as a part of the threshold; at least 1 for a demanded compaction."""
+        """The estimate as a part of the threshold; at least 1 if `is_demanded`."""
         part_of_threshold = self.tokens / self.budgets.threshold_tokens
         return max(1.0, part_of_threshold) if self.is_demanded else part_of_threshold
 
@@ -168,20 +177,26 @@ class Turn:
 
     @property
     def has_room(self) -> bool:
-        """Whether the request may be sent without a compaction.
+        """Whether a compaction for the reason "tokens" can wait.
 
-        It may while it is below the threshold, and above it while there is room for an
-        answer. If its size is not the reason for a compaction, it never may.
+        - For another reason: False, whatever room there is.
+        - Below the threshold: True.
+        - From the threshold on: whether the window surely has room for an answer.
         """
         if self.reason != "tokens":
             return False
 
+        # The estimate may be too low, so the largest possible size decides.
         most_tokens = self.tokens + self.size.error_tokens
         leaves_room = most_tokens < self.budgets.room_for_answer_tokens
         return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
-        """Returns whether these contents differ from those of ADK's request."""
+        """Returns whether these contents are others than those of ADK's request.
+
+        Objects are compared, which is faster than to compare what they say. Code that
+        changes a content always makes a new object.
+        """
         messages = self.history.contents
         if len(contents) != len(messages):
             return True
@@ -189,7 +204,7 @@ class Turn:
 
     @property
     def correction(self) -> float:
-        """Real tokens per heuristic token."""
+        """Tokens of the model per heuristic token; a default while unknown."""
         return self.size.correction or DEFAULT_CORRECTION
 
     def measure(self, contents: Sequence[types.Content]) -> int:
@@ -209,10 +224,11 @@ class Turn:
 
     @cached_property
     def always_kept(self) -> frozenset[int]:
-        """The indexes that no compaction removes: the newest results of `keep_tools`.
+        """The indexes of results of `keep_tools` and their calls, which always stay.
 
-        With their calls they take at most a tenth of the context window. Results that a
-        model has summarized, or that are shown in part, are not among them.
+        All together take at most `KEEP_TOOLS_RATIO` of the context window. Newer
+        results have priority. Results that a model has summarized, or that are shown
+        only in part, do not stay.
         """
         tools = self.settings.keep_tools
         if not tools:
@@ -226,7 +242,7 @@ class Turn:
             if not has_result_of(self.history.contents[index], tools, shown[index]):
                 continue
 
-            # A call is never parted from its results, so all of them stay or none.
+            # A call and its results form a group, which stays as a whole or not at all.
             group = self.history.pairs.group_of(index)
             is_decided = bool(group & staying) or bool(group & summarized)
             if is_decided:
@@ -240,45 +256,59 @@ class Turn:
 
     @cached_property
     def compactable(self) -> list[int]:
-        """Indexes of messages that may be summarized, and are not summarized yet."""
+        """Indexes of messages that may be summarized, and are not summarized yet.
+
+        They are in the order of the request.
+        """
         excluded = self.history.model_covered | self.always_kept
         return [i for i in self.history.indexes if i not in excluded]
 
     @property
     def uncovered(self) -> list[int]:
-        """Indexes of messages that may be covered, and are not covered yet."""
+        """Indexes of messages that may be covered, and are not covered yet.
+
+        They are in the order of the request.
+        """
         excluded = self.history.covered | self.always_kept
         return [i for i in self.history.indexes if i not in excluded]
 
     @cached_property
     def fixed_contents(self) -> list[types.Content]:
-        """The contents that no compaction can remove."""
+        """The contents that no compaction can remove.
+
+        These are the contents that belong to this request alone, and `always_kept`.
+        """
         removable = set(self.history.indexes) - self.always_kept
         return [c for i, c in enumerate(self.history.shown) if i not in removable]
 
     @cached_property
     def fixed_tokens(self) -> int:
-        """The size of instruction, tools and the contents that always stay."""
+        """The estimate of the instruction, the tools and `fixed_contents` together."""
         return self.measure(self.fixed_contents)
 
     @property
     def room_tokens(self) -> int:
-        """The tokens that `fixed_tokens` leaves below the threshold; at least 0."""
+        """The threshold less `fixed_tokens`; at least 0."""
         return max(0, self.budgets.threshold_tokens - self.fixed_tokens)
 
     @property
     def summary_tokens(self) -> int:
         """The most tokens that a summary may take.
 
-        The budgets set a limit for the window. If instruction and tools leave little
-        room, the limit is a seventh of this room: most of it is for messages.
+        This is the limit of the budgets. But if `room_tokens` is small, the limit is a
+        seventh of `room_tokens`, because most of this room is for messages. The result
+        is at least `LEAST_SUMMARY_TOKENS`, unless the limit of the budgets is lower.
         """
         share_tokens = max(LEAST_SUMMARY_TOKENS, self.room_tokens // 7)
         return min(self.budgets.summary_tokens, share_tokens)
 
     @property
     def user_tokens(self) -> int:
-        """The most tokens that the user's messages may take beside a summary."""
+        """The most tokens that the user's messages may take beside a summary.
+
+        The setting `user_messages` is limited by `MAX_USER_TOKENS`, and by a third of
+        `room_tokens`.
+        """
         working_tokens = self.budgets.working_tokens
         set_tokens = resolve_size(self.settings.user_messages, working_tokens)
         return min(set_tokens, MAX_USER_TOKENS, self.room_tokens // 3)
@@ -287,8 +317,9 @@ class Turn:
     def limit_tokens(self) -> int:
         """The most tokens that a compacted request may take.
 
-        It is the window minus its buffer. If no compaction can keep this buffer free,
-        it is the size up to which a provider is expected to accept a request.
+        This is the window less its buffer. But if the fixed contents and a summary
+        alone take more, no compaction can keep the buffer free. Then the limit is the
+        size from which on a provider is not expected to accept the request.
         """
         budgets = self.budgets
         least_tokens = self.fixed_tokens + budgets.summary_tokens
@@ -297,7 +328,7 @@ class Turn:
 
     @cached_property
     def request_text(self) -> str:
-        """The current request of the user; "" where it is unknown."""
+        """The text of the user's current request; "" if the request is unknown."""
         index = self.history.request_index
         return "" if index is None else content_text(self.history.contents[index])
 
@@ -308,9 +339,10 @@ class Turn:
 
     @property
     def draft(self) -> Draft:
-        """The summary that stands in the request now, as a draft.
+        """The stored summary as a draft; without a summary a draft that covers nothing.
 
-        Without a summary its text is "".
+        The draft also shortens results as the stored summary does. But if the summary
+        covers even the last of these results, the draft leaves all results whole.
         """
         history = self.history
         stored = history.stored
@@ -326,7 +358,8 @@ class Turn:
             model_chars=stored.model_chars,
             reason=self.reason,
         )
-        # Results are shortened up to this message; -1 if the request does not have it.
+        # The last message with short results. The index is -1 if the request does not
+        # have this message.
         last_index = history.find_named(stored.truncated_upto)
         has_short_results = last_index >= 0 and last_index not in covered
         if stored.truncation is None or not has_short_results:
@@ -337,11 +370,14 @@ class Turn:
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word.
 
-        A compaction that was requested leaves only results that the model has not seen.
+        They are as many as the setting `keep` says. But a compaction that was requested
+        leaves only the results that the model has not seen.
         """
         if self.reason == "requested":
             keep_tokens = 0
         else:
+            # In a chat no tool was called: neither in these messages nor in those that
+            # the stored summary replaces.
             contents = self.history.contents
             has_tools = any(has_tool(contents[index]) for index in self.compactable)
             is_chat = not has_tools and not self.has_used_tools
@@ -350,11 +386,21 @@ class Turn:
         return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
-        """Returns the indexes of all messages but about the newest `keep_count`.
+        """Returns the indexes of the messages that a new summary should cover.
 
-        The border is between two steps, so the number may not be exact. The messages of
-        `kept` are never older. Messages that are summarized already always are, unless
-        the result is empty: it is if at most `keep_count` messages are compactable.
+        These are the older messages, and all messages that are summarized already. The
+        newest messages stay:
+
+        - at least those of `kept`
+        - about the newest `keep_count` of `compactable`: no call is parted from its
+          result, so the number is not exact
+
+        If at most `keep_count` messages are compactable, there are no older messages,
+        and the result is empty.
+
+        Args:
+            keep_count: How many of the newest messages should stay; with 0 only those
+                of `kept` stay.
         """
         older_count = len(self.compactable) - keep_count
         if older_count < 1:
@@ -362,9 +408,13 @@ class Turn:
 
         kept_indexes = self.kept.indexes
         candidates = [index for index in self.compactable if index not in kept_indexes]
-        # If `kept` has `keep_count` messages or more, all others are older. It begins
-        # with a step, so the border is between two steps.
-        if candidates and older_count >= len(candidates):
+        # If `kept` has all compactable messages, there is nothing new to cover.
+        if not candidates:
+            return self.with_summarized([])
+
+        # If `kept` has `keep_count` messages or more, all candidates are older. `kept`
+        # begins with a step, so no call is parted from its result.
+        if older_count >= len(candidates):
             return frozenset(candidates) | self.history.model_covered
 
         contents = [self.history.contents[index] for index in candidates]
@@ -372,9 +422,10 @@ class Turn:
         return self.with_summarized(candidates[:split_position])
 
     def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
-        """Adds the messages that are summarized already, and leaves out split pairs.
+        """Adds the summarized messages to these indexes, and leaves out split pairs.
 
-        A pair is split if only its call or only its result is among the indexes.
+        A pair is a call and its result. If only one of both is among the indexes, it is
+        left out, so that it stays in the request with the other one.
         """
         covered = frozenset(indexes) | self.history.model_covered
         return keep_pairs_whole(covered, self.history.pairs)
@@ -383,14 +434,17 @@ class Turn:
 def _estimate_room_tokens(turn: Turn) -> int:
     """Estimates how many tokens the kept steps may take.
 
-    The limit of a compacted request also has to hold the instruction, the tools, the
-    contents that always stay, the quote of the user's request, and the summary with its
-    sections, whose sizes are guessed.
+    This is the limit of a compacted request, less all that stands beside the steps:
+
+    - the instruction, the tools and the contents that always stay
+    - the quote of the user's request
+    - the summary and its sections; they are not written yet, so their size is a guess
     """
     budgets = turn.budgets
     quote_tokens = turn.count(turn.request_text)
     is_quoted_in_part = turn.quoted_chars >= 0
     if is_quoted_in_part:
+        # Only a long request is quoted in part, so its length is not 0.
         quote_tokens = quote_tokens * turn.quoted_chars // len(turn.request_text)
 
     guess_tokens = int(
@@ -399,7 +453,8 @@ def _estimate_room_tokens(turn: Turn) -> int:
     )
     taken_tokens = turn.fixed_tokens + quote_tokens + guess_tokens
     left_tokens = turn.limit_tokens - taken_tokens
-    # Without room a twentieth is still kept: the summary can be shortened.
+    # The steps get at least a twentieth of the window. If there is no room, the summary
+    # is shortened later.
     return max(budgets.working_tokens // 20, left_tokens)
 
 
@@ -408,30 +463,33 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
 
     Args:
         turn: The model call.
-        keep_tokens: The most that the steps may take together. If the model has not
-            seen the results of the last step, this step stays in any case.
-        room_tokens: The most that all of them may take, whatever the reason to keep
-            them. Results are shortened to fit.
+        keep_tokens: The size of the setting `keep`. The newest steps that fit in this
+            size are kept. If none fits, the last step is kept, but only if the model
+            has not seen its results.
+        room_tokens: The most that the kept steps may take. Results are shortened to
+            this size. If even this is not enough, no steps are kept.
     """
     history = turn.history
     steps = _split_into_steps(turn)
     if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    # The model has seen all results if the last content is its own, or a message of the
-    # user that came after them.
+    # The last step may end with the model's own content or with a message of the user,
+    # which comes after an answer. Then the model has seen all results. Anything else at
+    # the end, usually a result, is new to the model.
     last_step = steps[-1]
     last_index = last_step[-1]
-    is_answered = history.shown[last_index].role == "model"
-    is_seen = is_answered or last_index in history.user_messages
+    is_from_model = history.shown[last_index].role == "model"
+    is_seen = is_from_model or last_index in history.user_messages
     pending = [] if is_seen else last_step
 
     fitting = _find_fitting_indexes(turn, steps, min(keep_tokens, room_tokens))
     kept = fitting or pending
 
-    # If all messages were kept, the compaction would cover nothing. If the user's
-    # request was the first kept message, it would be kept for nothing: it is quoted
-    # after the summary. In both cases only the steps after the request are kept.
+    # In two cases only the steps after the user's request are kept:
+    # - All messages would be kept, so that the compaction would cover nothing.
+    # - The request would be the first kept message. This would save nothing, because a
+    #   request that is covered is quoted after the summary.
     keeps_all = len(kept) == len(turn.compactable)
     begins_with_request = bool(kept) and kept[0] == history.request_index
     if keeps_all or begins_with_request:
@@ -446,10 +504,11 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
 def _split_into_steps(turn: Turn) -> list[list[int]]:
     """Splits the compactable messages into steps, each as a list of indexes.
 
-    A step is a message of the user, or a content of the model with the results of its
-    calls. For example, the steps of [message, call, result, answer] are [0], [1, 2] and
-    [3]. Contents before the first step, such as a result without its call, belong to no
-    step.
+    A step begins with a message of the user, or with a content of the model. All that
+    follows belongs to the same step, until the next one begins: usually the results of
+    the model's calls. For example, the steps of [message, call, result, answer] are
+    [0], [1, 2] and [3]. Contents before the first step, such as a result without its
+    call, belong to no step.
     """
     indexes = turn.compactable
     contents = [turn.history.shown[index] for index in indexes]
@@ -458,6 +517,7 @@ def _split_into_steps(turn: Turn) -> list[list[int]]:
 
     steps: list[list[int]] = []
     for position, index in enumerate(indexes):
+        # A content between a call and its result begins no step.
         is_start = contents[position].role == "model" or index in user_indexes
         if is_start and may_split_before[position]:
             steps.append([])
@@ -469,10 +529,10 @@ def _split_into_steps(turn: Turn) -> list[list[int]]:
 def _find_fitting_indexes(
     turn: Turn, steps: Sequence[Sequence[int]], most_tokens: int
 ) -> list[int]:
-    """Returns the indexes of the newest steps that take at most `most_tokens`.
+    """Returns the indexes of the newest steps that fit, oldest first.
 
-    They are at most `turn.keep_count` messages. The result is [] if not even the last
-    step fits.
+    All together take at most `most_tokens`, and have at most `turn.keep_count`
+    messages. The result is [] if not even the last step fits.
     """
     shown = turn.history.shown
     newest_first: list[int] = []
@@ -495,32 +555,36 @@ def _shorten_kept(
 ) -> KeptSteps:
     """Measures kept steps, and decides how their results are shortened.
 
-    Results stay whole if all steps take at most `keep_tokens` or, if that is more,
-    `MAX_PENDING_RATIO` of the window. If they take more, results are shortened to this
-    size, as far as they can be.
+    The steps have a target size: `keep_tokens` or `MAX_PENDING_RATIO` of the window,
+    whichever is larger, but at most `room_tokens`.
 
     Args:
         turn: The model call.
-        kept: The steps.
+        kept: The steps, not measured yet.
         contents: The contents of the steps.
-        keep_tokens: The size of `keep`.
-        room_tokens: The most that the steps may take at all.
+        keep_tokens: The size of the setting `keep`.
+        room_tokens: The most that the steps may take.
 
     Returns:
-        The steps with their size; no steps if they do not fit even with shortened
-        results, because the model's own words in a call cannot be shortened.
+        One of three results:
+        - The steps fit in the target size: the steps with their size.
+        - Their results can be shortened so that the steps take at most `room_tokens`:
+          the steps with their size after that. Results are shortened to the target
+          size, or as far as possible.
+        - Otherwise: no steps. Only results can be shortened, so texts or the arguments
+          of calls may still be too large.
     """
     pending_tokens = int(turn.budgets.working_tokens * MAX_PENDING_RATIO)
     wanted_tokens = max(pending_tokens, keep_tokens)
-    whole_tokens = min(wanted_tokens, room_tokens)
+    target_tokens = min(wanted_tokens, room_tokens)
     unshortened_tokens = turn.measure_alone(contents)
-    if unshortened_tokens <= whole_tokens:
+    if unshortened_tokens <= target_tokens:
         return replace(kept, tokens=unshortened_tokens)
 
-    # The second try shortens the results of all tools, also of those in `keep_tools`.
+    # The first try leaves results of `keep_tools` whole, the second try shortens all.
     for whole_tools in (turn.settings.keep_tools, ()):
         truncation, short_tokens = fit_results(
-            contents, whole_tokens, turn.measure_alone, turn.has_recall, whole_tools
+            contents, target_tokens, turn.measure_alone, turn.has_recall, whole_tools
         )
         if short_tokens <= room_tokens:
             return replace(kept, tokens=short_tokens, truncation=truncation)

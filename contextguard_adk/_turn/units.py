@@ -1,4 +1,12 @@
-"""The small kinds of capability that stand beside the stages."""
+"""The base classes of sections, shapes and listeners, and the events of listeners.
+
+A section writes a text beside each summary. A shape is a form of contents. A listener
+is told what happened. The stages of a call go through tables of all sections, shapes
+and listeners, and know none of these by its name.
+
+An index is the position of a message in the request. A message is covered if a summary
+of any kind replaces it.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +36,10 @@ from contextguard_adk.records import CompactionRecord, Origin, Usage
 
 
 class Section:
-    """Text beside every summary, which no model writes.
+    """A text beside every summary, which no model writes.
 
-    A section says here all that others need to know of it: no module outside of
-    `_sections` imports one, or knows its name.
+    The attributes say all that other code needs to know of a section: no module outside
+    of `_sections` imports a section, or knows its name.
 
     Attributes:
         name: The key of the section's value in the stored summary.
@@ -39,17 +47,17 @@ class Section:
             it; "" for a text that repeats nothing of the conversation.
         heading: The first line of the section's text, which the guard wrote; "" for
             none.
-        goes_at: If a summary is too long, the section is left out from this step of
-            `Draft.shrink` on, 1 to 4; None if it always stays.
+        goes_at: The step of `Draft.shrink`, from 1 to 4, from which on the section is
+            left out because the summary is too long; None if it always stays.
         stands_alone: Whether the text of `brief` is also sent if there is no summary.
-        has_own_room: Whether the size limit of a stored record does not count the
-            value.
-        needs_recall: Whether the text names the recall tool. Then it is left out of
-            requests that do not declare that tool.
+        has_own_room: Whether the value has room of its own in a stored record, beside
+            the size limit of the record.
+        needs_recall: Whether the text names the recall tool. Such a text is left out of
+            requests that do not declare the tool.
         shows_tool_use: Whether a stored value means that tools were called.
-        listed_tools: Tools whose calls no other section needs to list, because this
-            section's text shows their outcome.
-        held_ratio: The part of the window that stays free for the text if excerpts
+        listed_tools: Tools whose calls no other section needs to list, because the text
+            of this section shows what the calls have done.
+        held_ratio: The part of the window that is reserved for the text if excerpts
             stand in place of a model's summary.
         is_briefed: Whether the summarizer is given the text of `brief`.
         is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
@@ -76,11 +84,11 @@ class Section:
 
         Args:
             turn: The model call.
-            covered: Indexes of the messages that the summary replaces.
-            known: The value stored beside the summary before; None for none. Session
-                state is untrusted, so it may be any JSON.
-            room_tokens: The most that the value may take. A token counts as four bytes
-                of JSON.
+            covered: Indexes of the messages that the new summary replaces.
+            known: The value that the section stored beside the previous summary; None
+                for none. Session state is untrusted, so the value may be any JSON.
+            room_tokens: The most that the value may take as JSON, in heuristic tokens
+                of 4 bytes.
         """
         raise NotImplementedError
 
@@ -89,12 +97,12 @@ class Section:
     ) -> str:
         """Returns the text of a stored value; "" for none.
 
-        The text comes from the conversation, so it is quoted. The heading comes from
-        the guard, so it stays as it is.
+        This method is for values that are texts. The text comes from the conversation,
+        so it is quoted. The heading comes from the guard, so it is not quoted.
 
         Args:
-            value: What `write` returned. Session state is untrusted: a value that is no
-                text counts as none.
+            value: The stored value; None for none. Session state is untrusted, so the
+                value may be any JSON. A value that is no text has no text here.
             history: The history of the request.
             covered: Indexes of the messages that the summary replaces.
         """
@@ -121,11 +129,11 @@ class Section:
         """Returns a text on messages that are left out without a summary.
 
         Args:
-            contents: All messages.
-            indexes: Indexes of the messages of the running turn that are left out.
+            contents: All messages of the request.
+            indexes: Indexes in `contents` of the left-out messages of the running turn.
             max_tokens: The most tokens that the text may take.
             count: Counts the tokens of a text.
-            memo: Measures the messages.
+            memo: Remembers the measures of the messages.
 
         Returns:
             The text, which begins with the heading; "" for nothing.
@@ -133,12 +141,15 @@ class Section:
         return ""
 
     def describe(self, state: AgentState) -> str:
-        """Returns a few words for a line on the session; "" for none."""
+        """Returns a few words on the agent's state, for people; "" for none."""
         return ""
 
 
 def declare(tool: BaseTool, **properties: object) -> types.FunctionDeclaration:
-    """Declares a tool whose arguments are all optional."""
+    """Declares a tool whose arguments are all optional.
+
+    `properties` are the JSON schemas of the arguments, by the argument's name.
+    """
     return types.FunctionDeclaration(
         name=tool.name,
         description=tool.description,
@@ -156,19 +167,20 @@ def _always(turn: Turn, contents: Contents) -> bool:
 class Shape(NamedTuple):
     """A form of contents that providers want: a row of the table of shapes.
 
-    Contents get it after the summary is in place, and before they are measured.
+    Contents get this form after the summary is in place, and before they are measured.
 
     Attributes:
-        apply: Returns contents in this form. A content that has it stays the same
-            object.
-        when: Returns whether contents may need this form. Each request calls it, so it
-            has to be fast.
-        relieve: Called if a provider found a request with these contents too large.
-            Returns a value for `AgentMemory.keep` with which `apply` makes them
-            smaller; None if it cannot.
-        help: Called if a provider refused contents for their form, with the kind of the
-            refusal, such as "shape". Returns the new value of `AgentRecord.helped`,
-            with which `apply` makes them acceptable; None if it cannot.
+        apply: Returns contents in this form. A content that has this form already stays
+            the same object.
+        when: Returns whether contents may need this form. It is called for each
+            request, so it has to be fast.
+        relieve: Called if a provider has found a request too large. Returns a value for
+            `AgentMemory.keep` with which `apply` makes such contents smaller; None if
+            this form cannot help.
+        help: Called if a provider has refused the form of contents, with the kind of
+            the refusal, such as "shape". Returns the new value of `AgentRecord.helped`
+            with which `apply` makes such contents acceptable; None if this form cannot
+            help.
     """
 
     apply: Callable[[Turn, list[types.Content]], list[types.Content]]
@@ -194,9 +206,10 @@ class Answered:
     """An answer that is whole.
 
     Attributes:
-        real_tokens: The provider's count of the prompt; None where it counted nothing.
-        count: The count with the estimate of the same request; None where there is no
-            count, or where it is of a request that was counted before.
+        real_tokens: The provider's count of the prompt; None if the provider counted
+            nothing.
+        count: The count with the guard's figures for the same request; None if there is
+            no count, or if the same request was counted before.
         may_lose_event: Whether a plugin may keep the answer's event from the guard.
     """
 
@@ -212,14 +225,15 @@ class Answered:
 
     @cached_property
     def usage(self) -> Usage:
-        """What the provider reported; zeros where it reported nothing."""
+        """The tokens that the provider reported; zeros if it reported nothing."""
         return read_usage(self.response.usage_metadata)
 
     def attach(self, name: str, value: object) -> None:
         """Adds a value to the `custom_metadata` of the answer's event.
 
-        ADK makes the event later, and copies the metadata of the response to it. The
-        response is changed only if the guard may not see the event.
+        ADK makes the event later. Usually the run keeps the value until the guard sees
+        the event. If the guard may never see the event, the value goes into the
+        metadata of the response, which ADK copies to the event.
         """
         if self.may_lose_event:
             metadata = self.response.custom_metadata or {}
@@ -235,7 +249,7 @@ class Sent:
     Attributes:
         memory: What the process remembers of the agent.
         turn: The model call, with the contents that are sent.
-        is_compacted: Whether this call was compacted.
+        is_compacted: Whether the history was compacted for this call.
     """
 
     memory: AgentMemory
@@ -248,7 +262,7 @@ class Summarized:
     """The summary calls of one compaction, whether or not it gained anything.
 
     Attributes:
-        origin: The agent, session and run they were made for.
+        origin: The agent, session and run that needed the summaries.
         facts: The fields of a `CompactionRecord` that tell what the calls took.
     """
 
@@ -272,16 +286,19 @@ class Recovered:
 
 
 class Listener:
-    """Is told what happened; an error that it raises is logged and ends nothing.
+    """An object that is told what happened.
+
+    An error that a listener raises is logged, and ends nothing.
 
     Attributes:
-        setting: The setting of the plugin that switches it on; "" if it is always on.
+        setting: The name of the plugin's setting that switches this listener on; "" if
+            it is always on.
     """
 
     setting: str = ""
 
     def is_on(self, guard: Guard) -> bool:
-        """Returns whether the settings of a guard want it to be told anything."""
+        """Whether the settings of a guard switch this listener on."""
         return not self.setting or bool(getattr(guard.settings, self.setting))
 
     def sent(self, event: Sent) -> None:
