@@ -308,7 +308,9 @@ async def leave(
         state_delta=_list_removals(session, agent_states), compaction=compaction
     )
     summaries = _name_summaries(agent_states)
-    change = f"{removed_count:,} events give way to {summaries}, as ADK's own compaction"
+    change = (
+        f"{removed_count:,} events give way to {summaries}, as ADK's own compaction"
+    )
     return await _append(service, session, change, actions, force)
 
 
