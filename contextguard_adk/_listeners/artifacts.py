@@ -61,8 +61,8 @@ class Artifacts(Listener):
             warn_once(logger, message, name, type(error).__name__)
             return
 
-        # ADK learns of an artifact from an event. `Guard.hand_over` adds this one to the
-        # next event of the agent that has no text.
+        # ADK learns of an artifact from an event. `Guard.hand_over` names this artifact
+        # in the agent's next event without text.
         agent, scope = call_key(event.context)
         key = name_session(invocation), agent, scope
         event.guard.artifacts[key] = name, version
@@ -102,7 +102,7 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
 
 def _write_head(record: CompactionRecord) -> str:
-    """Returns the title of the artifact, a line on the compaction, and a list of facts."""
+    """Returns the title of the artifact, a line on the compaction, and more facts."""
     usage = record.usage
     line = describe_compaction(record).replace("→", "to")
     read = f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"
