@@ -299,7 +299,7 @@ class ContextGuardPlugin(GuardPlugin):
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Adds the guard's state, metadata and artifact to an event before it is stored."""
+        """Adds the guard's state, metadata and artifacts to an event."""
         with _log_failures("The guard could not have an event carry its state"):
             self._guard.hand_over(event, invocation_context)
 

@@ -205,8 +205,7 @@ async def reset(
         agent_state.edit_summary(None)
         for name in _SUMMARY_NAMES:
             agent_state.write(name, None)
-        # The next call needs all events. Without a start time, `load_recent` leaves out
-        # none.
+        # The next call needs all events, so `load_recent` must find no start time.
         for reader_name in agent_state.find(keys.EVENTS_SINCE_KEY):
             agent_state.set(keys.EVENTS_SINCE_KEY + reader_name, None)
         delta |= agent_state.delta
@@ -244,7 +243,8 @@ async def edit(
 ) -> str:
     """Puts another text, of 1 to 262,144 characters, in place of a summary's text.
 
-    The sections beside the summary's text, such as the pins and the todo list, stay.
+    White space around the new text is left out. The sections beside the summary's text,
+    such as the pins and the todo list, stay.
     """
     agent_state = _find_only_summarized(session, agent)
     old_chars = len(agent_state.summary.text)
@@ -447,8 +447,8 @@ def _count_events_upto(event_id: str, events: Sequence[Event]) -> int:
 def _count_removable(events: Sequence[Event], most_count: int) -> int:
     """Returns how many of the first events ADK's compaction may replace.
 
-    It may replace as many as possible of the first `most_count` events, under two
-    conditions:
+    The result is the largest number, at most `most_count`, with which two conditions
+    hold:
 
     - No tool call is separated from its result.
     - All events that stay have a later time than the last replaced event, because ADK
@@ -456,8 +456,8 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
     """
     result_positions = _find_last_results(events, most_count)
 
-    # For each position, the oldest time of the events from this position on. It may be
-    # older than the time at the position: the clock of a machine may be behind.
+    # For each position, the oldest time of the events from this position on. A later
+    # event may have an older time, because the clock of its machine may be behind.
     oldest_times = [math.inf] * (len(events) + 1)
     for position in reversed(range(len(events))):
         time_of_event = events[position].timestamp
@@ -612,7 +612,7 @@ async def load_recent(
         # The guard notes no time under the name "", which stands for an agent of a
         # class of its own.
         start_time: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
-        # Session state is untrusted. After the newest event, no event would be loaded.
+        # Session state is untrusted. A time after the newest event would load no event.
         is_time = isinstance(start_time, float) and 0 < start_time <= newest_time
         if not is_time:
             return None

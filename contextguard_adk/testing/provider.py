@@ -473,8 +473,9 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Summarizes by excerpts: keeps the head and the tail of each line.
 
-    At first, only lines of more than 240 characters are shortened. While the excerpts take more tokens than the request allows, the first of these
-    steps that is possible makes the excerpts shorter:
+    At first, only lines of more than 240 characters are shortened. While the excerpts
+    take more tokens than the request allows, the first of these steps that is possible
+    makes the excerpts shorter:
 
     1. The length of lines is halved. The shortest length is 60 characters.
     2. About an eighth of the lines is left out. At least one line stays.
