@@ -174,12 +174,12 @@ def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     - The text has grown, but the count is the same: `times` rises by one.
     """
     real_tokens = count.real_tokens
-    text_tokens = max(1, count.text_tokens)
+    text_tokens = max(1, count.text_tokens)  # Ratios divide by these tokens.
     grown_tokens = text_tokens - series.last_tokens
     if real_tokens != series.real_tokens or grown_tokens < 0:
         return _begin_series(series, real_tokens, text_tokens)
 
-    # A count differs from heuristic tokens, often by up to a quarter.
+    # A quarter allows for the difference between a count and heuristic tokens.
     may_be_of_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
     if grown_tokens == 0 or may_be_of_new_text:
         return replace(series, last_tokens=text_tokens)

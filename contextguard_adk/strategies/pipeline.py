@@ -215,14 +215,14 @@ class Pipeline(Strategy):
         - The reducers leave the request too large.
         - A user has asked for a compaction, and the reducers do hardly anything.
 
-        The result is None if no reducer changes the request, or if the gain is too
-        small.
+        The result is None in three cases: neither size is reached, no reducer changes
+        the request, or the gain is too small.
         """
         if self.fullness(turn) < 1:
             return None
 
         window_tokens = turn.budgets.working_tokens
-        # In a large window, `limit_tokens` may be below the threshold.
+        # In a very large window, `limit_tokens` may be below the threshold.
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
         # A request of the target size must not be due for a compaction itself.
@@ -249,12 +249,11 @@ class Pipeline(Strategy):
 
         No further run follows once the request has at most a certain size:
 
-        - If only `compression_threshold` is reached, the request has to fit.
-        - If the threshold is reached, the first run has to bring the request down to
-          the middle between the target and `due_tokens`. A larger request would soon
-          be compacted again.
-        - After a run with relaxed settings, `due_tokens` are small enough: a smaller
-          size is not worth the loss of more messages.
+        - Only `compression_threshold` is reached: the request has to fit.
+        - The threshold is reached: after the first run, the size is the middle between
+          the target and `due_tokens`, because a larger request would soon be compacted
+          again. After a run with relaxed settings, the size is `due_tokens`, because a
+          smaller size is not worth the loss of more messages.
 
         Args:
             reduction: The decisions of the reducers so far.

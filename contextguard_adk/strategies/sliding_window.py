@@ -61,12 +61,13 @@ class SlidingWindow(Strategy):
 
         The first ratio is tokens to the threshold. The second ratio is the number of
         messages without a summary to `max_messages` + 1, the first number that is too
-        many. A ratio of messages that is too low for a compaction is not exact.
+        many.
         """
         due_count = self.max_messages + 1
         # Below this ratio no compaction begins, not even one in the background.
         least_ratio = 1.0 if self.ahead is None else self.ahead
-        # All messages are counted faster than the messages without a summary.
+        # All messages are counted faster than the messages without a summary. If even
+        # all messages are too few for a compaction, their number is used instead.
         ratio_of_all = len(turn.messages) / due_count
         if ratio_of_all < least_ratio:
             return max(turn.fullness, ratio_of_all)
