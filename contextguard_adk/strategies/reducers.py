@@ -262,9 +262,9 @@ class ToolOutputTruncation(Reducer):
             # With a `result_length`, whole results are shortened, not only the strings
             # in them: by relaxed lengths, by `ClearToolResults`, or beside a summary.
             # The lengths of the settings do not undo this.
-            shortened_results = earlier.truncation.result_length > 0
-            shortens_results = truncation.result_length > 0
-            if shortened_results and not shortens_results:
+            earlier_has_length = earlier.truncation.result_length > 0
+            new_has_length = truncation.result_length > 0
+            if earlier_has_length and not new_has_length:
                 truncation = earlier.truncation
 
         # If the agent has been shown its results in this form from the first request
