@@ -24,22 +24,28 @@ from contextguard_adk.strategies.pipeline import Pipeline
 from contextguard_adk.strategies.sliding_window import SlidingWindow
 
 CONFIG_VARIABLE = "CONTEXTGUARD_CONFIG"
-"""The environment variable that names a settings file; arguments in code go first."""
+"""The environment variable that names a settings file.
+
+If settings are given as arguments in code, the file is not read.
+"""
 
 STRICT_VARIABLE = "CONTEXTGUARD_STRICT"
-"""The environment variable that makes a wrong file an error; 0 or false: not."""
+"""The environment variable by which a wrong file raises an error.
+
+Values such as "0" and "false" ask for no error.
+"""
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
 
 _TOP_LEVEL = "(top level)"
-"""The place of a problem that is about a whole file."""
+"""The place that a message names for a problem of a whole file."""
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "threshold": Threshold,
     "sliding_window": SlidingWindow,
     "pipeline": Pipeline,
 }
-"""Strategies by their short names; a file names any other by its dotted path."""
+"""Strategies by their short names; a file names other strategies by dotted paths."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -98,7 +104,7 @@ def _read_settings(file: Path) -> PluginSettings:
     suffix = file.suffix.lower()
     if suffix not in SETTINGS_SUFFIXES:
         raise ValueError("the name must end in .toml, .yaml or .yml")
-    text = file.read_text("utf-8-sig")  # Some editors begin files with a mark.
+    text = file.read_text("utf-8-sig")  # Some editors put a byte order mark first.
     table = read_table(text, is_toml=suffix == ".toml")
 
     agents = table.get("agents", {})
@@ -119,13 +125,21 @@ def _read_settings(file: Path) -> PluginSettings:
 
 
 def _build_strategy(key: str, value: object) -> Strategy | None:
-    """Makes a strategy of the value that a file has for it.
+    """Makes a strategy of a value in a file.
 
     The value is one of these:
 
-    - a table with the settings of a strategy, and its name as `strategy`
+    - a table with the name of a strategy as `strategy`, beside the strategy's settings;
+      a table without a name is one for "threshold"
     - the name of a strategy, which gets its default settings
     - "none" or false, which stand for no strategy: the result is None
+
+    Args:
+        key: The key of the value in the file, for messages.
+        value: The value, which may be anything.
+
+    Raises:
+        ValueError: The value is none of these, or a setting in the table is wrong.
     """
     if value is False:
         return None
@@ -159,13 +173,19 @@ def _find_class(key: str, name: Any) -> type[Strategy]:
     """Returns the class of a strategy with a short name or a dotted path.
 
     Args:
-        key: The key of the name in the file.
-        name: The value in the file. Only a text can be right, but it may be anything.
+        key: The key of the name in the file, for messages.
+        name: The value in the file. Only a text can be right, but the value may be
+            anything.
+
+    Raises:
+        ValueError: There is no such strategy.
     """
     base: type[Any] = Strategy  # mypy allows no abstract class as an argument.
     try:
         return STRATEGIES.get(name) or import_subclass(name, base)
     except (ValueError, TypeError) as error:  # A list or a table has no hash.
+        # The error of `import_subclass` is about a path. For a word without a dot, the
+        # short names are of more help.
         is_path = "." in str(name)
         if is_path:
             raise _wrong(key, name, str(error)) from error
@@ -180,6 +200,10 @@ def _check_summarizer(key: str, name: str) -> None:
     """Raises a ValueError if ADK knows no model of this name.
 
     Without this check, a mistyped name would fail at the first summary.
+
+    Args:
+        key: The key of the name in the file, for messages.
+        name: The name of the model that writes summaries.
     """
     try:
         LLMRegistry.resolve(name)
@@ -206,7 +230,8 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
         # Our classes always list problems. A class of the user's own may list none.
         if not error.problems:
             raise
-        # The place is "" if a problem is about the table as a whole.
+        # A problem of the table as a whole has the place "". `join_problems` puts the
+        # key before each place, so only the whole file, whose key is "", needs a name.
         place_of_whole = "" if key else _TOP_LEVEL
         problems = [
             (place or place_of_whole, _add_table(place, message))
@@ -219,14 +244,14 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
 
 
 def _add_table(place: str, message: str) -> str:
-    """Adds to the message about an unknown key the table in which the key belongs.
+    """Adds to a message about an unknown key the table in which the key belongs.
 
-    Returns the message as it is in two cases: it is not about an unknown key, or no
-    strategy has a setting of that name.
+    Returns the message as it is in two cases: the message is not about an unknown key,
+    or no strategy has a setting of that name.
 
     Args:
         place: The key with its value, such as "summary.max_messages = 3".
-        message: What is wrong with it.
+        message: The message, which says what is wrong with the key or the value.
     """
     if not message.startswith("unknown key."):
         return message
@@ -250,12 +275,13 @@ def _wrong(key: str, value: object, expected: str) -> ValueError:
 
 
 def _make_config_error(path: str | os.PathLike[str], problem: str) -> ConfigError:
-    """Returns an error whose message is one sentence: the file and the problem.
+    """Returns an error whose message names the file and the problem.
 
-    The message of a parser may have several lines, or be very long. The error has one
-    line of at most 2,000 characters, so that a log stays readable.
+    A parser may describe the problem in several lines, or very long ones. The message
+    has one line of at most 2,000 characters, so that a log stays readable.
     """
     line = textwrap.shorten(f"{Path(path)}: {problem}", 2_000, placeholder=" …")
+    # The message ends with exactly one period, unless it has another end.
     sentence = line.rstrip(".")
     has_end = sentence.endswith(("?", "…"))
     return ConfigError(sentence if has_end else f"{sentence}.")

@@ -10,9 +10,9 @@ class ContextGuardError(Exception):
 class SummaryError(ContextGuardError):
     """A summarizer gave no usable summary.
 
-    The compaction itself catches this error, so it never ends a user's turn. If the
-    window is nearly full, a mechanical summary, written without a model, is used
-    instead.
+    The compaction itself catches this error, so the error never ends a user's turn. If
+    the window is nearly full, a mechanical summary, which is made without a model,
+    takes the place of the summarizer's.
     """
 
 

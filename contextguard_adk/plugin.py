@@ -53,7 +53,7 @@ class ContextGuardPlugin(GuardPlugin):
     Each request is measured before it is sent. When the window is nearly full, the
     agent's strategy replaces history by a summary, which stays in place on later
     calls. Without arguments every LLM agent is guarded with `Threshold()`. Register
-    the plugin last, so that it sees the request as the model will see it.
+    the plugin last, so that it sees requests as the model will see them.
 
     Args:
         agents: A strategy per agent name; None exempts an agent. A function of the
@@ -100,12 +100,12 @@ class ContextGuardPlugin(GuardPlugin):
             a `ConfigError`, which ADK only logs under `--extra_plugins`: the app then
             runs unguarded.
 
-    Where the environment variable `CONTEXTGUARD_CONFIG` names a file, the settings are
-    read from it, unless an argument other than `registry`, the listeners, `redact`,
-    `name` and `strict` is given.
+    If the environment variable `CONTEXTGUARD_CONFIG` names a file, all settings are
+    read from this file. `registry`, the listeners, `redact`, `name` and `strict` may be
+    given as well. With any other argument, the file is not read.
 
     Raises:
-        TypeError: An argument is another kind of object than is expected.
+        TypeError: An argument is an object of a wrong kind.
         ConfigError: A value is not accepted, or the file in the environment is wrong
             and `strict` is set.
     """
@@ -179,7 +179,7 @@ class ContextGuardPlugin(GuardPlugin):
             observers=Observers(self._listeners, timeout_seconds),
         )
         if self._redactor:
-            # Errors at DEBUG may quote messages: the log redacts their texts, too.
+            # The log redacts the texts of errors at DEBUG, which may quote messages.
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -210,9 +210,10 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> Self:
         """Makes a guard with the settings of a TOML or YAML file.
 
+        All arguments but `path` are as for the class.
+
         Args:
-            path: The file; its name ends in `.toml`, `.yaml` or `.yml`. All other
-                arguments are as for the class.
+            path: The file, whose name ends in `.toml`, `.yaml` or `.yml`.
 
         Raises:
             ConfigError: The file cannot be read, or a setting in it is wrong.
@@ -245,8 +246,8 @@ class ContextGuardPlugin(GuardPlugin):
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # The run may still remember the agent's earlier call. If the guard leaves
-            # this request alone, the answer must not be taken for one to that call.
+            # The run may still remember an earlier call of the agent. If the guard does
+            # not change this request, the answer must not count as one to that call.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 
@@ -256,7 +257,8 @@ class ContextGuardPlugin(GuardPlugin):
                     self._guard, callback_context, llm_request, strategy
                 )
 
-            # A session that was compacted before may now send its whole history.
+            # The summary of a session that was compacted before is missing in such a
+            # request, so the request may have the whole history.
             may_compact = strategy is not None and not self.settings.observe
             if not may_compact:
                 warn_of_switch(self, callback_context, llm_request)
@@ -277,9 +279,9 @@ class ContextGuardPlugin(GuardPlugin):
         llm_request: LlmRequest,
         error: Exception,
     ) -> LlmResponse | None:
-        """Sends a request again, but smaller, if the provider found it too long.
+        """Sends a smaller request if the provider found a request too long.
 
-        Returns the answer; or None, which leaves the error to ADK.
+        Returns the answer, or None, which leaves the error to ADK.
         """
         with _log_failures(
             f"The recovery failed for agent {callback_context.agent_name!r}"
@@ -291,13 +293,13 @@ class ContextGuardPlugin(GuardPlugin):
             failed = FailedCall(self, callback_context, llm_request, error)
             return await answer_error(self._guard, failed, strategy)
 
-        # The recovery itself has failed, and its failure is logged by now.
+        # The recovery itself has failed. Its failure was logged, and is not raised.
         return None
 
     async def on_event_callback(
         self, *, invocation_context: InvocationContext, event: Event
     ) -> None:
-        """Lets an event carry what waits for it: state, metadata and artifacts."""
+        """Adds the guard's state, metadata and artifacts to an event."""
         with _log_failures("The guard could not have an event carry its state"):
             self._guard.hand_over(event, invocation_context)
 
@@ -309,9 +311,11 @@ class ContextGuardPlugin(GuardPlugin):
             end_run(self._guard.pop_run(invocation_context))
 
     async def close(self) -> None:
-        """Waits up to one second for summaries under way, then cancels them."""
-        # An ADK without this method also closes the plugins when the run of an
-        # AgentTool ends. The app, and its summaries, go on then.
+        """Waits up to one second for summaries under way, then cancels them.
+
+        An ADK without `set_skip_closing_plugins` also closes the plugins when the run
+        of an `AgentTool` ends. The app goes on then, so nothing is cancelled.
+        """
         is_end_of_app = hasattr(PluginManager, "set_skip_closing_plugins")
         if is_end_of_app:
             await self._guard.tasks.close()

@@ -13,10 +13,11 @@ METADATA_KEY = "context_guard"
 
 @dataclass(frozen=True)
 class Usage:
-    """The tokens of some model calls, as their provider reports them; 0 if it does not.
+    """The tokens of model calls, as the provider reports them; 0 if it reports none.
 
     Attributes:
-        prompt_tokens: Tokens that were sent, with those that a prompt cache served.
+        prompt_tokens: Tokens that were sent, including those that a prompt cache
+            served.
         cached_tokens: Tokens that a prompt cache served.
         output_tokens: Tokens that were written, thoughts included.
     """
@@ -77,18 +78,19 @@ class Origin:
 
 @dataclass(frozen=True)
 class PlannedCompaction(Origin):
-    """A compaction that is about to be paid for, as `before_compaction` is given it.
+    """A compaction that is about to be paid for: the argument of `before_compaction`.
 
     Attributes:
         reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
-        messages: Copies of the messages that may be left out, oldest first, without
-            those that a summary covers already. Some may stay in the request.
+        messages: Copies of the messages that the compaction may leave out, oldest
+            first, without those that a summary covers already. The compaction may keep
+            some of them.
         tokens: The estimate of the request, in real tokens.
         window_tokens: The context window.
         threshold_tokens: The size of a request from which on a compaction is due.
         summary_tokens: The most tokens that the summary may take.
-        is_ahead: Whether the summary is written in the background, and nobody waits for
-            it now.
+        is_ahead: Whether the summary is written in the background, so that no model
+            call waits for the summary.
     """
 
     reason: str
@@ -110,13 +112,13 @@ class CompactionRecord(Origin):
         tokens_after: The estimate of the request after, in real tokens.
         contents_before: The number of messages in the request before.
         contents_after: The number of messages in the request after.
-        summary_tokens: The tokens of the summary, by bytes / 4.
+        summary_tokens: The heuristic tokens of the summary, four bytes each.
         duration_seconds: How long the strategy took, with all its summaries.
         attempts: How many summaries were written, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
         model: The model that was asked for summaries; "" if none was.
-        usage: The tokens of all its answers, also of those that were of no use.
-        cost: The price of all these answers in US dollars; None if it is unknown.
+        usage: The tokens of all summary calls, also of those that were of no use.
+        cost: The price of all summary calls in US dollars; None if it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
             went on; `duration_seconds` is then the time of the writing.
@@ -124,7 +126,8 @@ class CompactionRecord(Origin):
             none was needed.
     """
 
-    # In `Origin` a keyword with a default. Here the third positional field.
+    # In `Origin` this field is a keyword with a default. Here it is required, and may
+    # be given by position, as the third argument.
     strategy: str = field()
     reason: str
     tokens_before: int
@@ -229,17 +232,17 @@ def describe_compaction(record: CompactionRecord) -> str:
     else:
         parts.append("no new summary")
 
-    # A model that was asked in vain has its price, too.
+    # A model whose answer was of no use has its price, too.
     if record.model:
         parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:
-    """Describes a call for `custom_metadata`: small, and safe as JSON.
+    """Describes a call in a small dict of plain values, for `custom_metadata`.
 
     Returns:
-        The description; an empty dict for a call without a compaction or a recovery.
+        The description; {} for a call without a compaction and without a recovery.
     """
     compaction = record.compaction
     if compaction is None and not record.is_recovered:
@@ -260,9 +263,10 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
     """Returns fields of a compaction by the names that they have in `custom_metadata`.
 
-    The fields that the event has itself, such as the agent, are left out, and so are
-    three that only the log and listeners need.
+    Two kinds of fields are left out: those of `Origin`, because the event itself tells
+    whose call it is, and three that only the log and listeners need.
     """
+    # The event does not tell the strategy.
     fields_of_event = {each.name for each in fields(Origin)} - {"strategy"}
     left_out = fields_of_event | {"summary_tokens", "duration_seconds", "failure"}
     short_names = {"attempts": "summaries", "is_mechanical": "mechanical"}

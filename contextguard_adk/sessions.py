@@ -1,15 +1,19 @@
 """Shows and changes the guard's values in a session between its runs; loads sessions.
 
 Each change is one event with a state delta, which ADK's own session service appends.
-The function that makes the change returns a line that names it. For all functions:
+The function that makes a change returns a line that names the change. For all
+functions:
 
 - `session` was loaded from `service`, with all of its events.
-- `agent` is an agent's name. For an agent in a branch or an isolation scope, it is the
-  name with `@` and the scope, which `show` prints. "" takes all agents; `read` and
-  `edit` then need a session with one agent only.
+- `agent` is an agent's name. For an agent in a branch or an isolation scope, `agent` is
+  the name with `@` and the scope, as `show` prints it. "" stands for all agents; `read`
+  and `edit` then need a session with only one summary.
 - `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
 - A `SessionError` says why nothing was changed.
+
+A message is covered if the summary replaces it. An index is the position of a message
+among the contents of a request; a position is one among the session's events.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies.base import Strategy
 
 BUSY_SECONDS = 600
+"""A message without an answer that is older than this belongs to no running run."""
 
 # The record stays when a summary goes: it has the facts that were learned about models.
 _SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
@@ -61,20 +66,23 @@ class SessionError(ContextGuardError):
 
 
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
-    """Returns a line on each agent; `is_full` adds the texts of the summaries."""
+    """Returns a line on each agent; `is_full` adds the lines of its summary.
+
+    Returns [] if the session has no values of the agent.
+    """
     lines = []
-    for state in _find_states(session, agent):
-        lines.append(state.describe())
-        if is_full:
-            lines += state.summary.text.splitlines()
+    for agent_state in _find_states(session, agent):
+        lines.append(agent_state.describe())
+        if is_full:  # Without a summary, its text is "", which adds no line.
+            lines += agent_state.summary.text.splitlines()
     return lines
 
 
 class _EditedState(keys.AgentState):
-    """The values of an agent in a copy of a session's state, where they are changed.
+    """The values of an agent in a copy of a session's state; changes go to the copy.
 
     Attributes:
-        session: The session, which stays as it is.
+        session: The session, whose own state stays as it is.
         delta: The values that were written to the copy, by their keys.
         has_summary: Whether the agent has a stored summary.
         summary: The stored summary; an empty one if there is none.
@@ -83,7 +91,8 @@ class _EditedState(keys.AgentState):
     def __init__(self, session: Session, owner: str) -> None:
         agent, _, scope = owner.partition("@")
         writes = keys.RunWrites(state=dict(session.state))
-        # The agent's keys keep the form that they have.
+        # Keys have one of two forms. New values get keys of the form that the agent's
+        # record has.
         has_plain_keys = (
             session.state.get(f"__context_guard_record_{owner}") is not None
         )
@@ -95,10 +104,12 @@ class _EditedState(keys.AgentState):
             run=writes,
         )
         self.session = session
-        # All values of the agent are written with its scope.
+        # `write` adds to this dict: it keeps the values of each scope in a dict of
+        # their own, and all values of the agent have the agent's scope.
         self.delta = writes.pending.setdefault(scope, {})
 
-        # The record has the summary without its text. It is loaded whatever its scope.
+        # The record has the summary without its text. `load_summary` adds the text, but
+        # only if it is asked for the scope that the summary has.
         recorded = self.record.summary
         loaded = self.load_summary(recorded.scope) if recorded else None
         self.has_summary = loaded is not None
@@ -110,8 +121,9 @@ class _EditedState(keys.AgentState):
         "writer: 41,210 of 128,000 tokens, 32 %; 40 messages summarized in 2,310
         characters; 2 pins"
         """
-        counted_tokens = self.read("real_tokens")
         usage = self.session.state.get(keys.USAGE_KEY + self.owner)
+        # The plugin may be set to write no such line. The last count is stored anyway.
+        counted_tokens = self.read("real_tokens")
         if not usage and counted_tokens:
             usage = f"{int(counted_tokens):,} tokens"
 
@@ -129,7 +141,10 @@ class _EditedState(keys.AgentState):
 
 
 def _find_states(session: Session, agent: str) -> list[_EditedState]:
-    """Returns the state of an agent, or of all agents if `agent` is ""."""
+    """Returns the values of an agent, or those of each agent if `agent` is "".
+
+    Returns [] if the session has no values of the agent.
+    """
     owners = set[str]()
     for key, value in session.state.items():
         match = _OWNER.match(key)
@@ -142,17 +157,18 @@ def _find_states(session: Session, agent: str) -> list[_EditedState]:
 
 
 def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
-    """Returns the states of the agents that have a summary, at least one.
+    """Returns the values of the agents that have a summary; there is at least one.
 
     Raises:
-        SessionError: There is no summary, or a later release has written one.
+        SessionError: No agent has a summary, or a later release has written one of the
+            summaries.
     """
-    states = [state for state in _find_states(session, agent) if state.has_summary]
-    if not states:
+    agent_states = [each for each in _find_states(session, agent) if each.has_summary]
+    if not agent_states:
         raise SessionError(f"there is no summary of {agent or 'any agent'}")
-    if any(state.record.is_newer for state in states):
+    if any(each.record.is_newer for each in agent_states):
         raise SessionError("a later release has written this state; use that one")
-    return states
+    return agent_states
 
 
 async def compact(
@@ -162,9 +178,14 @@ async def compact(
     focus: str = "",
     force: bool = False,
 ) -> str:
-    """Has the next model call compact; the summary keeps the `focus` above all."""
+    """Has the next model call of the agent compact.
+
+    If `agent` is "", this is the next call of any guarded agent. The summary keeps the
+    `focus` above all; "" sets no focus.
+    """
     delta = dict[str, Any]()
-    name, _, _ = agent.partition("@")  # The request is one to an agent in any scope.
+    # A request for a compaction names the agent without a scope, and holds in each one.
+    name, _, _ = agent.partition("@")
     keys.request_compaction(delta, name, focus)
     change = f"the next model call of {name or 'a guarded agent'} compacts"
     actions = EventActions(state_delta=delta)
@@ -179,17 +200,17 @@ async def reset(
     Pins, todos and the facts that were learned about models stay.
     """
     delta = dict[str, Any]()
-    states = _find_summarized(session, agent)
-    for state in states:
-        state.edit_summary(None)
+    agent_states = _find_summarized(session, agent)
+    for agent_state in agent_states:
+        agent_state.edit_summary(None)
         for name in _SUMMARY_NAMES:
-            state.write(name, None)
-        # The next call needs all events, so `load_recent` may not leave out any.
-        for reader_name in state.find(keys.EVENTS_SINCE_KEY):
-            state.set(keys.EVENTS_SINCE_KEY + reader_name, None)
-        delta |= state.delta
+            agent_state.write(name, None)
+        # The next call needs all events, so `load_recent` must find no start time.
+        for reader_name in agent_state.find(keys.EVENTS_SINCE_KEY):
+            agent_state.set(keys.EVENTS_SINCE_KEY + reader_name, None)
+        delta |= agent_state.delta
 
-    change = f"{_name_summaries(states)} is gone; the next call has all messages"
+    change = f"{_name_summaries(agent_states)} is gone; the next call has all messages"
     actions = EventActions(state_delta=delta)
     return await _append(service, session, change, actions, force)
 
@@ -204,26 +225,29 @@ def read(session: Session, agent: str = "") -> str:
 
 
 def _find_only_summarized(session: Session, agent: str) -> _EditedState:
-    """Returns the state of an agent; if `agent` is "", of the only one with a summary.
+    """Returns the values of an agent with a summary.
+
+    If `agent` is "", it is the only agent of the session with a summary.
 
     Raises:
-        SessionError: There is no summary, or several.
+        SessionError: There is no summary, or there are several.
     """
-    states = _find_summarized(session, agent)
-    if len(states) > 1:
-        raise SessionError(f"there is {_name_summaries(states)}: name one agent")
-    return states[0]
+    agent_states = _find_summarized(session, agent)
+    if len(agent_states) > 1:
+        raise SessionError(f"there is {_name_summaries(agent_states)}: name one agent")
+    return agent_states[0]
 
 
 async def edit(
     service: Service, session: Session, text: str, agent: str = "", force: bool = False
 ) -> str:
-    """Replaces a summary's text by 1 to 262,144 characters.
+    """Puts another text, of 1 to 262,144 characters, in place of a summary's text.
 
-    The sections beside the text, such as the pins and the todo list, stay.
+    White space around the new text is left out. The sections beside the summary's text,
+    such as the pins and the todo list, stay.
     """
-    state = _find_only_summarized(session, agent)
-    old_chars = len(state.summary.text)
+    agent_state = _find_only_summarized(session, agent)
+    old_chars = len(agent_state.summary.text)
 
     # Databases refuse null characters and lone halves of surrogate pairs.
     without_nulls = text.strip().replace("\0", "\ufffd")
@@ -232,21 +256,21 @@ async def edit(
     if not 0 < new_chars <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {new_chars:,}")
 
-    # The whole text counts as a model's: no excerpts stand at its end.
-    new_summary = state.summary.model_copy(update={"model_chars": new_chars})
-    state.edit_summary(new_summary)
-    state.write("summary", new_text)
-    change = (
-        f"{_name_summaries([state])} has {new_chars:,} characters, it had {old_chars:,}"
-    )
-    actions = EventActions(state_delta=state.delta)
+    # Excerpts may stand after the text of a model. The new text has none, so all of it
+    # counts as a model's.
+    new_summary = agent_state.summary.model_copy(update={"model_chars": new_chars})
+    agent_state.edit_summary(new_summary)
+    agent_state.write("summary", new_text)
+    subject = _name_summaries([agent_state])
+    change = f"{subject} has {new_chars:,} characters, it had {old_chars:,}"
+    actions = EventActions(state_delta=agent_state.delta)
     return await _append(service, session, change, actions, force)
 
 
 async def leave(
     service: Service, session: Session, agent: str = "", force: bool = False
 ) -> str:
-    """Makes summaries ADK's own compaction: the session goes on without a guard.
+    """Turns summaries into ADK's own compaction: the session goes on without a guard.
 
     ADK shows the text of its compaction in place of older events. The text has what the
     agent sees now in place of older messages: the summary with the user's messages,
@@ -254,16 +278,18 @@ async def leave(
     were kept word for word. ADK shows the text to all agents, so the text has the
     summaries of all agents, one after another.
 
-    The compaction ends before the first call that waits for a result. The guard's
-    values are removed. Agents in a branch or an isolation scope stay as they are.
+    The compaction ends before the first long-running call that waits for its result.
+    The agents' values in session state are removed, except for pins and todos. The
+    values of agents in a branch or an isolation scope stay.
     """
     summarized = _find_summarized(session, agent)
     # In a branch or an isolation scope, the owner is more than the agent's name.
-    states = [state for state in summarized if state.owner == state.agent]
-    if not states:
+    agent_states = [each for each in summarized if each.owner == each.agent]
+    if not agent_states:
         raise SessionError("the agent is in a branch or an isolation scope")
 
-    views = [await _build_view(state) for state in states]
+    views = [await _build_view(each) for each in agent_states]
+    # The summary that reaches farthest comes last.
     views.sort(key=lambda view: view.removable_count)
     if not any(view.covered_event_count for view in views):
         raise SessionError("the messages that were summarized are gone")
@@ -275,27 +301,29 @@ async def leave(
     compaction = EventCompaction(
         start_timestamp=0.0,  # From the session's first event on.
         end_timestamp=last_removed.timestamp,
-        compacted_content=_render_views(views, states[0].agent),
+        # ADK shows the text to all agents, whichever of them is named as its author.
+        compacted_content=_render_views(views, agent_states[0].agent),
     )
     actions = EventActions(
-        state_delta=_list_removals(session, states), compaction=compaction
+        state_delta=_list_removals(session, agent_states), compaction=compaction
     )
+    summaries = _name_summaries(agent_states)
     change = (
-        f"{removed_count:,} events give way to {_name_summaries(states)}, as ADK's own "
-        "compaction"
+        f"{removed_count:,} events give way to {summaries}, as ADK's own compaction"
     )
     return await _append(service, session, change, actions, force)
 
 
 def _list_removals(
-    session: Session, states: Sequence[_EditedState]
+    session: Session, agent_states: Sequence[_EditedState]
 ) -> dict[str, object]:
-    """Returns the state delta that removes all values of these agents.
+    """Returns the state delta that removes the values of these agents.
 
-    The delta has None under each key that has a value.
+    The delta has None under each key that has a value, in both forms of keys. Pins and
+    todos are not removed.
     """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
-    owners = [state.owner for state in states]
+    owners = [each.owner for each in agent_states]
     plain_keys = [
         f"__context_guard_{name}_{owner}" for name in names for owner in owners
     ]
@@ -310,12 +338,13 @@ class _View(NamedTuple):
     """The older part of a request, as an agent would see it now.
 
     Attributes:
-        covered_event_count: The number of the session's events up to the last one that
-            the summary replaces; 0 if the messages of the summary are gone.
+        covered_event_count: The number of the session's events up to the newest covered
+            one; 0 if the session no longer has the messages of the summary.
         removable_count: How many of these events, from the first one on, ADK's
             compaction may replace.
         summary_text: The text of the summary and its sections.
-        kept_texts: The texts of the older messages that the summary does not replace.
+        kept_texts: The texts of the messages that are not covered, but older than the
+            newest covered message.
     """
 
     covered_event_count: int
@@ -325,15 +354,17 @@ class _View(NamedTuple):
 
 
 def _render_views(views: Sequence[_View], agent: str) -> types.Content:
-    """Returns one message with the summaries of several views, told by an agent.
+    """Returns one message with the summaries of several views, as an agent's words.
 
-    The message ends with the messages that the last view keeps. The last view is the
-    one whose summary reaches farthest.
+    Args:
+        views: The views. The summary of the last view reaches farthest, so only its
+            kept messages stand after the summaries.
+        agent: The name of the agent to which ADK ascribes the words.
     """
     summary_texts = [view.summary_text for view in views]
     text = "\n\n".join([*summary_texts, *views[-1].kept_texts])
-    # ADK relays an agent's words to other agents in these two parts of a user's
-    # message. Strict providers want the first message to be one of the user.
+    # This is the form in which ADK tells agents the words of another agent: a message
+    # of the user. Strict providers accept no other first message.
     parts = [
         types.Part(text="For context:"),
         types.Part(text=f"[{agent}] said: {text}"),
@@ -341,35 +372,41 @@ def _render_views(views: Sequence[_View], agent: str) -> types.Content:
     return types.UserContent(parts)
 
 
-async def _build_view(state: _EditedState) -> _View:
-    """Returns the view that an agent would have of the session in a new run."""
+async def _build_view(agent_state: _EditedState) -> _View:
+    """Returns the view that an agent with a summary would have in a new run.
+
+    A question of the user begins the run. The view leaves out the question, which is
+    newer than all messages that a summary covers.
+    """
     question = types.UserContent("?")
-    invocation = _begin_run(state, question)
-    # ADK's own code fills the request with the contents of the session's events.
+    invocation = _begin_run(agent_state, question)
+    # ADK's own code, a generator that yields nothing of use, puts the contents of the
+    # session's events into the request.
     request = LlmRequest()
     async for _ in request_processor.run_async(invocation, request):
         pass
 
-    # Without the guard there is no recall tool.
-    stored = without_recall(state.summary)
+    # The session goes on without the guard, so without its recall tool.
+    stored = without_recall(agent_state.summary)
     history = History(request.contents, invocation, question, stored)
     covered = history.covered
     summary_message = render_head(history, stored, covered)
 
-    # Older messages that no summary covers were kept word for word.
-    last_covered = max(covered, default=0)
+    # A compaction may keep some older messages word for word, such as tool results.
+    newest_covered = max(covered, default=0)
     kept_indexes = [
         index
         for index in history.indexes
-        if index < last_covered and index not in covered
+        if index < newest_covered and index not in covered
     ]
     kept_entries = render_entries(request.contents, kept_indexes)
 
     events = invocation.session.events
     covered_event_count = 0
-    if covered:
-        last_event_id = stored.last_event or history.last_event(covered)
-        covered_event_count = _count_events_upto(last_event_id, events)
+    if covered:  # Nothing is covered if the session no longer has these messages.
+        # The summary may not name its newest event. Then the history looks for it.
+        newest_event_id = stored.last_event or history.last_event(covered)
+        covered_event_count = _count_events_upto(newest_event_id, events)
     return _View(
         covered_event_count=covered_event_count,
         removable_count=_count_removable(events, covered_event_count),
@@ -378,24 +415,28 @@ async def _build_view(state: _EditedState) -> _View:
     )
 
 
-def _begin_run(state: _EditedState, question: types.Content) -> InvocationContext:
+def _begin_run(agent_state: _EditedState, question: types.Content) -> InvocationContext:
     """Returns the invocation of a run that a question of the user begins.
 
-    Its session is a copy with one event more, the question. Its model is never called.
+    The session of the invocation is a copy, whose last event is the question. The model
+    of the invocation is never called.
     """
     run_id = Event.new_id()
     question_event = Event(author="user", invocation_id=run_id, content=question)
-    events = [*state.session.events, question_event]
+    events = [*agent_state.session.events, question_event]
     return InvocationContext(
         session_service=InMemorySessionService(),
-        session=state.session.model_copy(update={"events": events}),
+        session=agent_state.session.model_copy(update={"events": events}),
         invocation_id=run_id,
-        agent=LlmAgent(name=state.agent, model="gemini-2.5-flash"),
+        agent=LlmAgent(name=agent_state.agent, model="gemini-2.5-flash"),
     )
 
 
 def _count_events_upto(event_id: str, events: Sequence[Event]) -> int:
-    """Returns the number of events up to the last one with this id; 0 for none."""
+    """Returns the number of events up to the last event with this id.
+
+    Returns 0 if no event has the id.
+    """
     count = 0
     for number, event in enumerate(events, 1):
         if event.id == event_id:
@@ -406,16 +447,17 @@ def _count_events_upto(event_id: str, events: Sequence[Event]) -> int:
 def _count_removable(events: Sequence[Event], most_count: int) -> int:
     """Returns how many of the first events ADK's compaction may replace.
 
-    The compaction replaces at most `most_count` events, under two conditions:
+    The result is the largest number, at most `most_count`, with which two conditions
+    hold:
 
     - No tool call is separated from its result.
-    - All events that stay are newer, because ADK compacts by time: up to the time of
-      the last event that is replaced.
+    - All events that stay have a later time than the last replaced event, because ADK
+      compacts by time: up to the time of the last replaced event.
     """
     result_positions = _find_last_results(events, most_count)
 
-    # For each position the oldest time from there on, because a clock may be behind:
-    # a later event may have an older time.
+    # For each position, the oldest time of the events from this position on. A later
+    # event may have an older time, because the clock of its machine may be behind.
     oldest_times = [math.inf] * (len(events) + 1)
     for position in reversed(range(len(events))):
         time_of_event = events[position].timestamp
@@ -424,7 +466,7 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
     removable_count = 0
     last_result_position = -1
     for position in range(most_count):
-        # The last result of all calls up to here.
+        # The position of the last result of all calls up to this event.
         last_result_position = max(last_result_position, result_positions[position])
         has_all_results = last_result_position <= position
         is_older_than_rest = events[position].timestamp < oldest_times[position + 1]
@@ -436,34 +478,37 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
 def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
     """Returns, for each event, the position of the last result of its calls.
 
-    A position is one in `events`. Three cases have no result to find:
+    An event without calls has its own position. A call without a result is one of two
+    cases:
 
-    - An event without calls has its own position.
-    - A long-running call whose result is still to come counts as answered at
-      `most_count`, behind all events that may be removed.
-    - Any other call without a result counts as answered at its own position, because
-      nobody waits for that result.
+    - The call is long-running, so its result is still to come. The position is
+      `most_count`, which is behind all events that may be removed.
+    - Nobody waits for a result of the call. The position is that of the call.
+
+    Args:
+        events: The events of the session.
+        most_count: The most events that may be removed.
     """
-    result_positions = list(range(len(events)))
-    # A later call may have the same id. So the loop goes backward, and a call finds the
-    # nearest result behind it.
-    next_results: dict[str | None, int] = {}
+    last_results = list(range(len(events)))
+    # Two calls may have the same id. Each call is answered by the nearest later result.
+    # The loop goes backward, so this dict has the nearest result of each id.
+    nearest_results: dict[str | None, int] = {}
     for position, event in reversed(list(enumerate(events))):
-        awaited_ids = event.long_running_tool_ids or ()
+        long_running_ids = event.long_running_tool_ids or ()
         for call in event.get_function_calls():
-            without_result = most_count if call.id in awaited_ids else position
-            result_position = next_results.get(call.id, without_result)
-            result_positions[position] = max(
-                result_positions[position], result_position
-            )
+            is_awaited = call.id in long_running_ids
+            if_unanswered = most_count if is_awaited else position
+            call_result = nearest_results.get(call.id, if_unanswered)
+            last_results[position] = max(last_results[position], call_result)
+
         for response in event.get_function_responses():
-            next_results[response.id] = position
-    return result_positions
+            nearest_results[response.id] = position
+    return last_results
 
 
-def _name_summaries(states: Sequence[_EditedState]) -> str:
+def _name_summaries(agent_states: Sequence[_EditedState]) -> str:
     """Returns the subject of a sentence, such as "the summary of writer, editor"."""
-    return f"the summary of {', '.join(state.owner for state in states)}"
+    return f"the summary of {', '.join(each.owner for each in agent_states)}"
 
 
 async def _append(
@@ -473,7 +518,7 @@ async def _append(
 
     Args:
         service: The session service.
-        session: The session, which gets the event too.
+        session: The session; the service adds the event to this object, too.
         change: The change as a clause, such as "the next model call compacts".
         actions: The state delta and the compaction of the event.
         force: Whether the event is appended although a run seems to be under way.
@@ -492,6 +537,7 @@ async def _append(
 
 def _is_busy(session: Session) -> bool:
     """Whether the newest message has no answer, and is less than ten minutes old."""
+    # A partial event is a piece of a message that is still being streamed.
     messages = [
         event for event in session.events if event.content and not event.partial
     ]
@@ -527,24 +573,28 @@ async def load_recent(
 ) -> GetSessionConfig | None:
     """Returns how to load a session without the events that no agent needs any more.
 
-    The result is for `RunConfig(get_session_config=…)` of a run of this app, whose
-    plugins have a guard with `recent_events=True`.
+    The result is for `RunConfig(get_session_config=…)` of a run of this app. The app
+    needs a guard with `recent_events=True`: after each compaction, this guard notes in
+    session state since when the agent needs events.
 
     Returns:
-        The time from which on events are needed, as a config of ADK. It is None if
-        there is no session, or all events are needed. That is so while the guard is
-        switched off or only observes, and while one of the app's agents
+        A config of ADK that loads the events since the earliest of these times. None
+        loads all events, in these cases:
 
-        - has had no compaction in the session yet,
-        - is not guarded, or has a strategy that a function chooses, or
-        - is of a class of its own, which may read events by itself.
+        - There is no session.
+        - The guard has no `recent_events=True`, is switched off, or only observes.
+        - An agent of the app has no such time, for example because it has had no
+          compaction in the session yet.
+        - An agent is not guarded, or has a strategy that a function chooses.
+        - An agent is of a class of its own, which may read events by itself.
+        - No agent of the app reads the history.
     """
     guards = [each for each in app.plugins if isinstance(each, ContextGuardPlugin)]
     settings = guards[0].settings if guards else PluginSettings()
     if not settings.recent_events or settings.observe:
         return None
 
-    # A session that is loaded with one event has all of its state.
+    # Even a session that is loaded with one event has all of its state.
     one_event = GetSessionConfig(num_recent_events=1)
     session = await service.get_session(
         app_name=app.name, user_id=user_id, session_id=session_id, config=one_event
@@ -558,9 +608,11 @@ async def load_recent(
         strategy = settings.agents.get(name, settings.default)
         if not isinstance(strategy, Strategy):
             return None
-        # No key has the name "", so an agent of a class of its own has no time.
-        # Session state is untrusted: the value may be anything.
+
+        # The guard notes no time under the name "", which stands for an agent of a
+        # class of its own.
         start_time: Any = session.state.get(keys.EVENTS_SINCE_KEY + name)
+        # Session state is untrusted. A time after the newest event would load no event.
         is_time = isinstance(start_time, float) and 0 < start_time <= newest_time
         if not is_time:
             return None
@@ -572,10 +624,10 @@ async def load_recent(
 
 
 def _list_readers(agent: object) -> Iterator[str]:
-    """Yields the names of agents that read the session's history.
+    """Yields the names of the agents that read the session's history.
 
-    They are the agent itself and the agents below it. "" stands for an agent of another
-    class than ADK's, which may read the history by itself.
+    Both the agent and the agents below it are looked at. "" stands for an agent of
+    another class than ADK's, which may read the history by itself.
     """
     if isinstance(agent, LlmAgent):
         if agent.include_contents != "none":

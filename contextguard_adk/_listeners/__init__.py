@@ -26,7 +26,7 @@ LISTENERS: tuple[Listener, ...] = (
 def _find_concerned(event: str) -> tuple[Listener, ...]:
     """Returns the listeners that do something at an event.
 
-    They override the method of `Listener` that has the name of the event.
+    These listeners override the method of `Listener` that has the name of the event.
     """
     empty_method = getattr(Listener, event)
     return tuple(
@@ -39,5 +39,7 @@ SUMMARIZED = _find_concerned("summarized")
 COMPACTED = _find_concerned("compacted")
 ANSWERED = _find_concerned("answered")
 RECOVERED = _find_concerned("recovered")
-"""The listeners of each event: most events concern few of them, and have to be fast.
+"""The listeners of each event.
+
+Most events concern few listeners, and the others would take time at each call.
 """

@@ -20,7 +20,8 @@ class LogLine(Listener):
         """Logs the sizes, the tokens of the summary calls, and whose request it was."""
         record = event.record
         usage = record.usage
-        sizes = describe_compaction(record).replace("→", "to")  # A log may be ASCII.
+        # Not every log can hold an arrow.
+        sizes = describe_compaction(record).replace("→", "to")
         logger.info(
             "Compacted agent %r (%s): %s; threshold %d, %d tokens read (%d cached), "
             "%d written; %s.",
@@ -41,7 +42,8 @@ class Spans(Listener):
     async def compacted(self, event: Compacted) -> None:
         """Makes a span with the fields of the record.
 
-        The span ends now, and lasts as long as the model call was held up.
+        The span ends now. It has begun when the compaction began to hold up the model
+        call.
         """
         # This import is slow, unless ADK has imported the module before.
         from opentelemetry import trace
@@ -53,15 +55,15 @@ class Spans(Listener):
             start_time=end_nanoseconds - int(record.waited_seconds * 1e9),
         )
         fields = vars(record)
-        # These four have other names, or are no single value.
+        # These four fields have other names in a span, or are no single value.
         names = sorted(fields.keys() - {"model", "usage", "cost", "failure"})
         span.set_attributes({f"context_guard.{name}": fields[name] for name in names})
         if record.cost is not None:
             span.set_attribute("context_guard.cost_usd", record.cost)
 
         if record.model:
-            # OpenTelemetry's name would be "generate_content". But for a span of that
-            # name, ADK's page of traces looks for an event, which this span lacks.
+            # OpenTelemetry's word would be "generate_content". But for a span with this
+            # word, ADK's page of traces looks for an event, which this span lacks.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         usage = record.usage
@@ -78,7 +80,7 @@ class Spans(Listener):
 
 
 class StateLines(Listener):
-    """Writes lines for people to session state; the web UI shows one as a label."""
+    """Writes lines for people to session state, where ADK's web UI shows them."""
 
     async def compacted(self, event: Compacted) -> None:
         key = COMPACTED_KEY + event.record.agent
@@ -87,8 +89,8 @@ class StateLines(Listener):
     def answered(self, event: Answered) -> None:
         """Writes how full the window is: "41,210 of 128,000 tokens, 32 %".
 
-        Nothing is written if the provider's count is not credible as the size of the
-        request.
+        Nothing is written in two cases: the provider's count is not credible as the
+        size of the request, or the setting `usage_in_state` is off.
         """
         count = event.count
         if count is None or not count.is_size:
@@ -102,7 +104,7 @@ class StateLines(Listener):
         agent = event.context.agent_name
         event.state.set(USAGE_KEY + agent, line)
 
-        # The web UI shows keys in the order in which they came. If the line of the last
-        # compaction has its key now, it stands above the keys that are not for people.
+        # The web UI shows keys in the order in which they were added. So the key for
+        # the last compaction is added now, before keys that are not for people.
         if COMPACTED_KEY + agent not in event.context.state:
             event.state.set(COMPACTED_KEY + agent, "none so far")

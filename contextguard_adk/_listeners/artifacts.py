@@ -30,8 +30,8 @@ class Artifacts(Listener):
     async def compacted(self, event: Compacted) -> None:
         """Saves the summary, and notes the artifact for an event of the agent.
 
-        Nothing is saved if an agent may list artifacts: its model would read this one,
-        which is for people.
+        Nothing is saved if the app has no artifact service, or if an agent may list
+        artifacts: the model would then read the summary, which is for people.
         """
         record = event.record
         invocation = event.context.get_invocation_context()
@@ -61,21 +61,23 @@ class Artifacts(Listener):
             warn_once(logger, message, name, type(error).__name__)
             return
 
-        # The next event of the agent that has no text carries the name to ADK.
+        # ADK learns of an artifact from an event. `Guard.hand_over` names this artifact
+        # in the agent's next event without text.
         agent, scope = call_key(event.context)
         key = name_session(invocation), agent, scope
         event.guard.artifacts[key] = name, version
 
 
 def _shows_artifacts(invocation: InvocationContext) -> bool:
-    """Returns whether an agent of the app may list all artifacts.
+    """Returns whether an agent may list the artifacts of the session.
 
-    The agent may also be one of an app that has called this one through an `AgentTool`.
+    This may be any agent of the app. If an `AgentTool` has begun the run, this may also
+    be any agent of the calling app.
     """
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if any(isinstance(node, LoadArtifactsTool) for node in tree):
         return True
-    # An agent that an `AgentTool` runs has the artifacts of the calling run.
+    # An `AgentTool` gives its run an artifact service that knows the calling context.
     caller = getattr(invocation.artifact_service, "tool_context", None)
     return caller is not None and _shows_artifacts(caller.get_invocation_context())
 
@@ -83,15 +85,16 @@ def _shows_artifacts(invocation: InvocationContext) -> bool:
 def _write_markdown(record: CompactionRecord, text: str) -> str:
     """Returns the text of the artifact: the facts of a compaction and its summary.
 
-    The summary is fenced, so that nothing in it is markup. The rest is ASCII, because
-    ADK's chat page decodes nothing else correctly.
+    The summary is fenced, so that nothing in the summary is markup. The other text is
+    ASCII, because ADK's chat page decodes nothing else correctly.
     """
     head = _write_head(record)
     if not text:
         return f"{head}No summary was needed: older messages were left out.\n"
 
     title = "Summary, in part without a model" if record.is_mechanical else "Summary"
-    # A fence has at least three characters, and more than any fence in the text.
+    # The fence has to be longer than any fence in the text. A fence has at least three
+    # characters, so the default is one less.
     inner_fences = re.findall("`{3,}", text)
     longest_inner_chars = max((len(each) for each in inner_fences), default=2)
     fence = "`" * (longest_inner_chars + 1)
@@ -99,7 +102,7 @@ def _write_markdown(record: CompactionRecord, text: str) -> str:
 
 
 def _write_head(record: CompactionRecord) -> str:
-    """Returns the title of the artifact, a line on the compaction, and its facts."""
+    """Returns the title of the artifact, a line on the compaction, and more facts."""
     usage = record.usage
     line = describe_compaction(record).replace("→", "to")
     read = f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"

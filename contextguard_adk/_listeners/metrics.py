@@ -1,4 +1,7 @@
-"""Counts what the guard does, by OpenTelemetry's API; no cost without an SDK."""
+"""Counts what the guard does, by OpenTelemetry's API.
+
+Without an SDK of OpenTelemetry, the API does nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,8 @@ class _Metric(NamedTuple):
     """A metric of OpenTelemetry.
 
     Attributes:
-        unit: Its unit; "" for a number of things.
-        description: Its description.
+        unit: The unit of its values; "" for a number of things.
+        description: The description that OpenTelemetry gets.
         buckets: The bounds of the buckets of a histogram; () for a counter.
     """
 
@@ -57,8 +60,8 @@ _METRICS: Mapping[str, _Metric] = {
     "context_guard.summary.cost": _Metric("USD", "Of summary calls; if known."),
     "context_guard.recoveries": _Metric("", "Rejected requests, by what helped."),
     "context_guard.window.usage": _Metric("1", "Estimate / window of calls.", _RATIOS),
-    # ADK counts its own calls by this name, with other attributes. The Prometheus
-    # exporter keeps the two metrics apart because their descriptions differ.
+    # ADK has a metric of this name for its own calls, with other attributes. The
+    # Prometheus exporter keeps the two metrics apart, because the descriptions differ.
     "gen_ai.client.token.usage": _Metric(
         "{token}", "Tokens of summary calls.", _GENAI_TOKENS
     ),
@@ -107,9 +110,10 @@ class Metrics(Listener):
             _count(name, value, record, by)
 
     def answered(self, event: Answered) -> None:
-        """Counts once for each call how full the window was, by the estimate."""
+        """Counts how full the window was, by the estimate: once for each model call."""
         call = event.call
-        is_first_answer = not call.is_reported  # ADK may ask again in the same call.
+        # A call has several answers if ADK sends its request again.
+        is_first_answer = not call.is_reported
         if is_first_answer:
             ratio = call.estimated_tokens / call.window_tokens
             by = {_MODEL: call.model}
@@ -128,8 +132,8 @@ def _count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> No
         name: The name of the metric.
         value: The value.
         origin: The agent, session and user of the request.
-        by: Further attributes. Session ids and the like are none: each new value of an
-            attribute is a series of its own, which takes memory.
+        by: Further attributes, but no session ids or the like: each new value of an
+            attribute makes another series, which takes memory.
     """
     attributes = {
         "gen_ai.agent.name": origin.agent,
@@ -141,10 +145,14 @@ def _count(name: str, value: float, origin: Origin, by: Mapping[str, str]) -> No
     add_value(value, attributes)
 
 
-# By provider, because an app may set up its SDK after the first call.
+# The provider is an argument, because an app may set up another one, an SDK, after the
+# first call. The metrics of the last provider are remembered.
 @lru_cache(maxsize=1)
 def _make_metrics(provider: metrics.MeterProvider) -> dict[str, Callable[..., None]]:
-    """Makes all metrics; returns, by name, the method of each that takes a value."""
+    """Makes all metrics; returns the method of each that takes a value.
+
+    The methods are returned by the names of the metrics.
+    """
     meter = provider.get_meter("contextguard_adk")
     methods = dict[str, Callable[..., None]]()
     for name, metric in _METRICS.items():

@@ -1,7 +1,11 @@
 """Notes in session state since when an agent needs events: its start time.
 
 With the start times of all agents, an app can load long sessions in part
-(`load_recent`). A start time is in seconds since the epoch.
+(`load_recent`). A start time is in seconds since the epoch. An agent without a start
+time needs all events.
+
+A message is covered if the summary replaces it. An index is the position of a message
+among the contents of the request; a position is one among the session's events.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ from contextguard_adk._summaries.compose import find_quoted
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 
 _SPARE_EVENTS = 32
-"""So many events before the first one that is needed are loaded as well.
+"""At least this many events before the first needed event are loaded as well.
 
-They show which messages the summary covers.
+By these events, the guard recognizes the messages that the summary covers.
 """
 
 _MARGIN_SECONDS = 1e-5
@@ -28,26 +32,29 @@ _MARGIN_SECONDS = 1e-5
 
 
 class RecentEvents(Listener):
-    """Notes the start time of an agent; None while the agent needs all events."""
+    """Notes the start time of an agent; None takes the place of a wrong start time."""
 
     setting = "recent_events"
 
     async def compacted(self, event: Compacted) -> None:
         """Notes the start time after a compaction.
 
-        There are three cases:
+        There are four cases:
 
-        - The agent has lost its summary, or works in a branch: it needs all events. The
-          branches of one run tell nothing of the branches of the next run.
-        - The loaded events show a start time: it is noted.
-        - They show none: the one that was noted before still holds, because the session
-          may have been loaded from there on.
+        - The agent works in a branch. It needs all events, because the branches of one
+          run tell nothing of the branches of the next run.
+        - A start time is noted, but the agent had no summary before this compaction. It
+          has lost the summary, and needs all events.
+        - The loaded events show a new start time, which is noted.
+        - The loaded events show no start time. An earlier one still holds: the session
+          may have been loaded since that time.
         """
         state = event.state
         agent = event.turn.agent
         noted_seconds = _read_start(state, agent)
-        has_no_summary = event.turn.history.stored is None
-        has_lost_summary = noted_seconds is not None and has_no_summary
+        had_no_summary = event.turn.history.stored is None
+        has_lost_summary = noted_seconds is not None and had_no_summary
+        # In a branch, the owner of the values is more than the agent's name.
         is_in_branch = state.owner != agent
 
         start_seconds: float | None = None
@@ -58,7 +65,7 @@ class RecentEvents(Listener):
     def answered(self, event: Answered) -> None:
         """Clears the start time if the agent has lost its summary.
 
-        The agent then needs all events.
+        Without a summary, the agent needs all events.
         """
         state = event.state
         agent = event.context.agent_name
@@ -68,39 +75,42 @@ class RecentEvents(Listener):
 
 
 def _read_start(state: AgentState, agent: str) -> Any:
-    """Returns the start time that is noted for an agent; None if there is none."""
-    # `find` names a value by the part of its key behind the prefix. This prefix is the
-    # whole key.
+    """Returns the start time that is noted for an agent; None if there is none.
+
+    Session state is untrusted: the result may be anything.
+    """
+    # `find` returns values by the part of the key after the prefix. Here the prefix is
+    # the whole key, and the part is "".
     return state.find(EVENTS_SINCE_KEY + agent).get("")
 
 
 def _find_start(event: Compacted) -> float | None:
-    """Returns the start time of an agent, as far as the loaded events show one.
+    """Returns the start time of an agent; None if the loaded events show none.
 
-    It is the time of the user's newest message that stands at least 32 events before
-    the first event that is needed. None if there is no such message.
+    The start time is just before the user's newest message that stands at least 32
+    events before the first needed event. The event before this message has to be older
+    than the start time, because ADK loads all events since that time.
     """
     events = event.turn.history.events
-    needed_position = min(_find_needed(event), _find_waiting(events))
-    earlier_events = events[: max(0, needed_position - _SPARE_EVENTS)]
+    end_position = min(_find_last_unneeded(event), _find_waiting(events))
+    earlier_events = events[: max(0, end_position - _SPARE_EVENTS)]
 
     for newer, older in itertools.pairwise(reversed(earlier_events)):
         is_user_message = (
             newer.author == "user" and newer.content and is_user_text(newer.content)
         )
         start_seconds = newer.timestamp - _MARGIN_SECONDS
-        # An older event of the same time would be loaded as well.
         has_own_time = older.timestamp < start_seconds
         if is_user_message and has_own_time:
             return start_seconds
     return None
 
 
-def _find_needed(event: Compacted) -> int:
-    """Returns the position of the last event before all messages that are needed.
+def _find_last_unneeded(event: Compacted) -> int:
+    """Returns the position of the last event before all needed messages.
 
     A message is needed if no summary covers it, or if the summary quotes it. The
-    position is one in the session's events; it is 0 if there is no such event.
+    position is 0 if no such event is found.
     """
     history = event.turn.history
     covered = event.outcome.draft.covered
@@ -112,8 +122,8 @@ def _find_needed(event: Compacted) -> int:
     ]
     first_needed_index = min(needed_indexes, default=len(history.contents))
 
-    older_indexes = frozenset(range(first_needed_index))
-    last_event_id = history.last_event(older_indexes)
+    unneeded_indexes = frozenset(range(first_needed_index))
+    last_event_id = history.last_event(unneeded_indexes)
     for position, each in enumerate(history.events):
         if each.id == last_event_id:
             return position
@@ -123,8 +133,8 @@ def _find_needed(event: Compacted) -> int:
 def _find_waiting(events: Sequence[Event]) -> int:
     """Returns the position of the first event with a call that awaits a user's answer.
 
-    The call may be one of any agent. Without such a call, the number of events is
-    returned.
+    The call may be of any agent. Without such a call, the result is the number of
+    events.
     """
     answered_ids = {
         response.id

@@ -1,8 +1,11 @@
 """Recognizes servers that cut a prompt silently, as Ollama does, by their counts.
 
-A count is the number of prompt tokens that a provider reports. Such a server reports
-the same count call after call, while the guard sends more. A series is a row of equal
-counts of one model. Texts are measured in bytes / 4.
+A count is the number of prompt tokens that a provider reports. A server that cuts
+prompts reports the same count call after call, while the guard sends more text. A
+series is several calls of one model in a row with the same count.
+
+The text of a request, without images and files, is measured in heuristic tokens, which
+are four bytes each. The ratio of a count is the count per heuristic token of the text.
 """
 
 from __future__ import annotations
@@ -23,35 +26,36 @@ logger = logging.getLogger("contextguard_adk.limits")
 _MIN_CUT_TOKENS = 2_040
 """A count below this is not taken for a window.
 
-Ollama's smallest default window has 2,048 tokens, and some servers keep a few of them
-free.
+Ollama's smallest default window has 2,048 tokens, and some servers keep a few tokens of
+their window free.
 """
 
 _LEAST_RATIO = 0.4
-"""A count below this part of bytes / 4 leaves out some of the text, and is not used."""
+"""A lower ratio of a count is not used: the count leaves out some of the text."""
 
 _GROWN_RATIO = 0.05
-"""During a series, the text must grow by this part of the count. In the end its
-expected count must also exceed the count by this part."""
+"""If prompts are cut, the text grows during a series by at least this part of the
+count. At the end, the count that the text should have exceeds the count by this part.
+"""
 
 _CUT_TIMES = 3
-"""So many equal counts in a row show that prompts are cut."""
+"""A series shows that prompts are cut only if its `times` are at least this many."""
 
 
 @dataclass(frozen=True)
 class EqualCounts:
-    """A series of equal counts in a row.
+    """A series of equal counts of one model, and what earlier counts have shown.
 
     Attributes:
         real_tokens: The count that the provider reported each time.
-        first_tokens: Bytes / 4 of the text of the first request in the series.
-        last_tokens: Bytes / 4 of the text of the last request in the series.
-        times: How many requests count: the first one, and each one with a longer text
-            than the request before.
-        usual_ratio: The lowest ratio of a count before the series to bytes / 4 of its
-            text; infinite if there was none.
-        has_steps: Whether an earlier series of a grown request was followed by a higher
-            count. Then the server rounds its counts, and has not cut anything.
+        first_tokens: The heuristic tokens of the first text in the series.
+        last_tokens: The heuristic tokens of the last text in the series.
+        times: How many requests had this count although their texts should have had
+            different ones, see `_add_count`; 0 if the model has had no count yet.
+        usual_ratio: The lowest ratio of a count before this series; infinite if there
+            was none.
+        has_steps: Whether the count has risen after an earlier series with a growing
+            text. Then the server rounds its counts, and does not cut prompts.
         was_cached: Whether a cache has served a part of any prompt.
     """
 
@@ -80,15 +84,20 @@ class CountsOfModels:
 class TruncatingServers(Listener):
     """Finds the window of a server whose counts stop at one figure.
 
-    Three equal counts in a row show such a window under two conditions. The text that
-    was sent has grown by a twentieth of the count. Measured by the ratio of earlier
-    counts, the text exceeds the count by a twentieth.
+    Three equal counts of growing texts show such a window under two conditions:
 
-    The counts show nothing in two cases. A cache has served a part of a prompt: its
-    count may leave out that part. Or equal counts were followed by a higher one before:
-    the server rounds its counts.
+    - From the first of these texts to the last, the text has grown by a twentieth of
+      the count.
+    - By the ratio of earlier counts, the last text should have a count that is higher
+      by a twentieth.
 
-    The process keeps to the window until a count exceeds it.
+    The counts show nothing in two cases:
+
+    - A cache has served a part of a prompt: the count may leave out that part.
+    - Equal counts of a growing text were followed by a higher count before: the server
+      rounds its counts.
+
+    The process keeps to the window until a count exceeds the window.
     """
 
     def answered(self, event: Answered) -> None:
@@ -111,9 +120,10 @@ class TruncatingServers(Listener):
 
 
 def _forget_exceeded(event: Answered, count: Count) -> None:
-    """Forgets the window that was found for the model, if this count exceeds it.
+    """Forgets the window that was found for the model, if a count exceeds the window.
 
-    A count that is not credible as a size shows nothing. A rate limit is no window.
+    A count that is not credible as the size of its request shows nothing. A limit that
+    follows from a rate limit of the provider stays, because it is no window.
     """
     call = event.call
     limits = event.guard.limits
@@ -129,8 +139,8 @@ def _forget_exceeded(event: Answered, count: Count) -> None:
 def _limit_prompts(event: Answered, window_tokens: int) -> None:
     """Keeps the model's prompts within a window from now on, and warns once.
 
-    The process keeps to the window for this client (`Guard.limits`), the session for
-    this model (`Seen.kept`).
+    The window holds in the whole process for this client (`Guard.limits`), and in this
+    session for this model (`Seen.kept`).
     """
     call = event.call
     limit = Limit(window_tokens)
@@ -154,23 +164,24 @@ def _limit_prompts(event: Answered, window_tokens: int) -> None:
 def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     """Returns the series of equal counts after another count.
 
-    There are three cases:
+    There are four cases:
 
-    - The count differs, or the text has shrunk: a new series begins.
-    - The text has not grown, or the count may be that of the new text alone: the count
-      shows nothing, and does not add to `times`.
-    - The text has grown and the count is the same: the count adds to `times`.
+    - The count is another one, or the text has become shorter: a new series begins.
+    - The text has the same length: an equal count shows nothing. `times` stays.
+    - The count is about the number of tokens by which the text has grown. A cache may
+      have served the older text without a report, so that only the new text was
+      counted. Then an equal count shows nothing, and `times` stays.
+    - The text has grown, but the count is the same: `times` rises by one.
     """
     real_tokens = count.real_tokens
-    text_tokens = max(1, count.text_tokens)
+    text_tokens = max(1, count.text_tokens)  # Ratios divide by these tokens.
     grown_tokens = text_tokens - series.last_tokens
     if real_tokens != series.real_tokens or grown_tokens < 0:
         return _begin_series(series, real_tokens, text_tokens)
 
-    # A cache may have served the older text without a report. Then the count is about
-    # that of the text that was added.
-    may_be_new_text_alone = abs(grown_tokens - real_tokens) <= real_tokens / 4
-    if grown_tokens == 0 or may_be_new_text_alone:
+    # A quarter allows for the difference between a count and heuristic tokens.
+    may_be_of_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
+    if grown_tokens == 0 or may_be_of_new_text:
         return replace(series, last_tokens=text_tokens)
     return replace(series, last_tokens=text_tokens, times=series.times + 1)
 
@@ -183,14 +194,15 @@ def _begin_series(
     Args:
         before: The series that has ended; its `times` is 0 if there was none.
         real_tokens: The count.
-        text_tokens: Bytes / 4 of the text of its request.
+        text_tokens: The heuristic tokens of the text that was counted, at least 1.
     """
     usual_ratio = before.usual_ratio
     ratio_before = before.real_tokens / max(1, before.last_tokens)
     if before.times > 0 and ratio_before >= _LEAST_RATIO:
         usual_ratio = min(usual_ratio, ratio_before)
 
-    # A window would not let the count rise after equal counts of a growing text.
+    # If prompts were cut at a window, no count would be higher than the equal counts of
+    # a growing text.
     was_repeated = before.times > 1
     is_step = was_repeated and before.has_grown and real_tokens > before.real_tokens
     return EqualCounts(
@@ -205,15 +217,15 @@ def _begin_series(
 
 
 def _shows_cut_prompts(series: EqualCounts) -> bool:
-    """Returns whether only prompts that were cut can have these counts."""
+    """Returns whether a series shows that prompts are cut: see `TruncatingServers`."""
     may_have_other_reason = series.was_cached or series.has_steps
     if may_have_other_reason:
         return False
     if series.times < _CUT_TIMES or not series.has_grown:
         return False
 
-    # Before there is any other count, a token is taken to be four bytes.
+    # Without earlier counts, a token is taken to be four bytes.
     usual_ratio = 1.0 if series.usual_ratio == math.inf else series.usual_ratio
     expected_tokens = series.last_tokens * usual_ratio
-    is_beyond_count = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
-    return is_beyond_count and series.real_tokens >= _MIN_CUT_TOKENS
+    is_count_too_low = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
+    return is_count_too_low and series.real_tokens >= _MIN_CUT_TOKENS

@@ -1,4 +1,4 @@
-"""Checks that the arguments of the plugin are of the expected kinds."""
+"""Checks that the arguments of the plugin are objects of the expected kinds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextguard_adk.strategies.base import Strategy, Threshold
 
 
 def check_arguments(agents: object, default: object, registry: object) -> None:
-    """Raises a TypeError if an argument is another kind of object than is expected.
+    """Raises a TypeError if an argument is an object of a wrong kind.
 
-    The error names the expected kind. The values of settings are checked elsewhere.
+    The error names the expected kind. `PluginSettings` checks the values.
     """
     if not isinstance(agents, Mapping | None):
         raise TypeError(
@@ -34,9 +34,13 @@ def check_arguments(agents: object, default: object, registry: object) -> None:
 
 
 def _check_strategy(place: str, value: object) -> None:
-    """Raises a TypeError unless a value is a strategy, a sync function or None."""
+    """Raises a TypeError unless a value is a strategy, a sync function or None.
+
+    `place` is the argument for the message, such as "agents['writer']".
+    """
     if isinstance(value, Strategy | None):
         return
+    # A class can be called, too, but `Threshold` is a slip for `Threshold()`.
     is_function = callable(value) and not isinstance(value, type)
     if is_function and not inspect.iscoroutinefunction(value):
         return
@@ -48,9 +52,11 @@ def _check_strategy(place: str, value: object) -> None:
 
 
 def _describe_wrong(value: object) -> str:
-    """Describes an object that is no strategy; suggests a strategy for some kinds.
+    """Describes an object that is no strategy; suggests a strategy in its place.
 
     "str: 'pipeline'. Did you mean Pipeline()? Names of strategies are for files"
+
+    Only a class of strategies, a text and a dict have a suggestion.
     """
     if isinstance(value, type):
         name = value.__name__
@@ -59,7 +65,7 @@ def _describe_wrong(value: object) -> str:
 
     description = f"{type(value).__name__}: {short_repr(value)}"
     if isinstance(value, str):
-        suggested = STRATEGIES.get(value, Threshold)
+        suggested = STRATEGIES.get(value, Threshold)  # Unknown names get the default.
         hint = f". Did you mean {suggested.__name__}()?"
         return f"{description}{hint} Names of strategies are for files"
     if isinstance(value, dict):

@@ -1,6 +1,7 @@
 """Looks at an app before each of its runs; at the first run logs how it is guarded.
 
-The root of an app is None if it is a workflow, which ADK hides from plugins.
+The root of an app is the agent above all others. It is None here if the app is a
+workflow, because ADK hides workflows from plugins.
 """
 
 from __future__ import annotations
@@ -52,28 +53,31 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
 
 
 def _choose_key_form(guard: Guard, root: object) -> None:
-    """Decides whether session-state keys are namespaced, if the setting is "auto".
+    """Decides whether session-state keys are namespaced.
 
-    They have to be if anything in the app declares a `state_schema`.
+    With the setting "auto", the keys are namespaced if anything in the app declares a
+    `state_schema`. Any other setting has decided already.
     """
     # Once chosen, namespaced keys stay: the run of an AgentTool may have no schema, but
-    # hands its state to a caller that has one.
+    # its state goes back to a run that has one.
     if guard.settings.state_keys != "auto" or guard.has_namespaced_keys:
         return
 
     try:
-        # A hidden workflow may declare a schema.
+        # A workflow, which cannot be looked at, may declare a schema.
         needs_namespaced = root is None or declares_state_schema(root)
     except Exception:
-        guard.has_namespaced_keys = True  # Every app accepts this form.
+        # Every app accepts namespaced keys. The plugin logs the error.
+        guard.has_namespaced_keys = True
         raise
     guard.has_namespaced_keys = needs_namespaced
 
 
 def _log_guarding(app: str, root: object, plugin: GuardPlugin) -> None:
-    """Logs which agents of an app are guarded, and what its developer may not expect.
+    """Logs which agents of an app are guarded, and two facts that users may not expect.
 
-    These are settings for agents that the app lacks, and callbacks that mask texts.
+    The first fact is a setting for an agent that the app does not have. The second fact
+    is a callback that may mask texts too late for the guard.
     """
     settings = plugin.settings
     guard = plugin._guard
@@ -81,14 +85,15 @@ def _log_guarding(app: str, root: object, plugin: GuardPlugin) -> None:
         _warn_of_missing_agents(app, root, plugin)
     if logger.isEnabledFor(logging.INFO):
         _log_agents(app, root, settings, guard.registry)
-    if not guard.redactor:
+    if not guard.redactor:  # With `redact`, the guard masks texts itself.
         _log_callbacks(app, root)
 
 
 def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None:
     """Warns of each name in the setting `agents` that no agent of the app has.
 
-    If other apps may share the settings, it warns of misspelled names only.
+    If other apps may use the same settings, only misspelled names are warned of: any
+    other name may be that of an agent of another app.
     """
     settings = plugin.settings
     app_names = {node.name for node in walk_tree(root) if isinstance(node, BaseAgent)}
@@ -96,7 +101,8 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
     guarding_of_others = _describe_guarding(settings.default)
 
     for name in sorted(settings.agents.keys() - app_names):
-        # A misspelled name is similar to one whose agent then has no setting.
+        # If a name is misspelled, the agent that was meant has a similar name, and no
+        # setting.
         similar_names = get_close_matches(
             name, names_without_setting, n=1, cutoff=_MIN_SIMILARITY
         )
@@ -143,7 +149,8 @@ def _log_agents(
 def _log_callbacks(app: str, root: object) -> None:
     """Logs which agents have a before_model_callback, which may mask texts.
 
-    ADK calls the plugin before such a callback, so the plugin reads unmasked texts.
+    ADK calls the plugin before such a callback, so the plugin reads unmasked texts. At
+    most 12 agents are named.
     """
     agents = [node for node in walk_tree(root) if isinstance(node, BaseAgent)]
     names = [
@@ -163,8 +170,7 @@ def _describe_agents(
 ) -> list[str]:
     """Describes how each agent is guarded, such as "writer: not guarded".
 
-    In a large app only 12 agents are described. Those with a setting of their own come
-    first.
+    At most 12 agents are described. The agents with a setting of their own come first.
     """
     agents = _find_agents(root, settings)
     names_with_setting = agents.keys() & settings.agents.keys()
@@ -182,8 +188,8 @@ def _describe_agents(
 
     is_hidden_workflow = root is None
     if is_hidden_workflow:
-        # The workflow may have agents that `agents` does not name, just as it does not
-        # name "": the setting `default` guards them.
+        # The setting `default` guards all agents that `agents` does not name. The name
+        # "" stands for them, because no agent has it.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")
@@ -196,8 +202,8 @@ def _describe_agents(
 def _find_agents(root: object, settings: PluginSettings) -> dict[str, object]:
     """Returns the LLM agents of an app by their names.
 
-    The agents of a hidden workflow are unknown: the result then has the names in the
-    settings, each with None in place of its agent.
+    The agents of a workflow are unknown. For a workflow, the result has the names in
+    the settings, each with None in place of its agent.
     """
     # This import is slow, unless ADK has imported the module before.
     from google.adk.agents.llm_agent import LlmAgent
@@ -214,8 +220,14 @@ def _describe_agent(
 
     "Threshold, window 128,000 tokens (model registry)"
 
-    If neither the agent nor a parent names a model, and the strategy sets no window,
-    the description is the name of the strategy alone.
+    If the window cannot be known, because no model is named and the strategy sets no
+    window, the description is the name of the strategy alone.
+
+    Args:
+        name: The name of the agent; "" for all agents that the settings do not name.
+        agent: The agent; None if it is unknown.
+        settings: The settings of the plugin.
+        registry: Looks up windows and prices; None for the built-in table.
     """
     strategy = settings.agents.get(name, settings.default)
     if strategy is None:
@@ -237,7 +249,7 @@ def _describe_agent(
     source = _SOURCES.get(window.source, f"assumed: unknown model {model_name!r}")
     description = f"{strategy_name}, window {window.tokens:,} tokens ({source})"
 
-    # A compaction in a large window is described by its prompt, which may be expensive.
+    # In a large window, the prompt that starts a compaction may be expensive.
     due_tokens = plan_strategy(strategy, window.tokens).threshold_tokens
     costs = resolve_costs(model_name, settings.prices, registry)
     due_prompt = describe_start(window.tokens, due_tokens, costs)
@@ -247,8 +259,9 @@ def _describe_agent(
 def _find_model_name(agent: object) -> str:
     """Returns the name of an agent's model; "" if the agent has none.
 
-    An agent without a model has that of its nearest parent, as in ADK. ADK's own
-    `canonical_model` would make the model, which may take seconds.
+    As in ADK, an agent without a model has the model of its nearest parent with one.
+    ADK's own `canonical_model` is not used, because it makes a client of the model,
+    which may take seconds.
     """
     candidate = agent
     while candidate is not None:

@@ -11,18 +11,21 @@ from contextguard_adk.records import Usage
 from contextguard_adk.strategies.base import Strategy
 
 _LARGE_WINDOW_TOKENS = 200_000
-"""In a larger window, a prompt that is due may cost more than people expect."""
+"""In a larger window, a prompt of the size at which a strategy compacts may cost more
+than people expect."""
 
 
 def plan_strategy(strategy: Strategy, window_tokens: int) -> Budgets:
     """Returns the budgets of a strategy in a context window of this size.
 
-    Their threshold is the size of a request from which on the strategy compacts.
+    Unlike other budgets, these have as their threshold the size from which on the
+    strategy compacts a request, even if that size is below the usual threshold.
     """
     trigger_tokens = strategy.trigger_tokens(window_tokens)
     budgets = plan_budgets(window_tokens, trigger_tokens=trigger_tokens)
 
-    # Only a `Pipeline` has this setting, a part of the window. It may compact earlier.
+    # Only a `Pipeline` has this setting. From this part of the window on, the pipeline
+    # compacts a request that is below the usual threshold.
     early_ratio = getattr(strategy, "compression_threshold", None)
     if early_ratio is None:
         return budgets
@@ -37,6 +40,11 @@ def describe_start(window_tokens: int, due_tokens: int, costs: Costs | None) -> 
     "compacts at 980,000 tokens, a prompt of that size costs $2.45"
 
     Returns "" for a window of at most 200,000 tokens.
+
+    Args:
+        window_tokens: The context window.
+        due_tokens: The tokens of the smallest prompt that the strategy compacts.
+        costs: The prices of the model; None if they are unknown.
     """
     if window_tokens <= _LARGE_WINDOW_TOKENS:
         return ""

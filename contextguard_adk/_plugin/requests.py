@@ -45,8 +45,11 @@ def find_strategy(
 ) -> Strategy | None:
     """Returns the strategy for a request; None leaves the request as it is.
 
-    If the plugin or the session wants no new summaries, the strategy is a copy that
-    writes none.
+    The result is None in three cases: the settings do not guard the agent, the plugin
+    may not change the request, or the user's function has chosen None.
+
+    If the plugin or the session wants no new summaries, the result is a copy of the
+    strategy that writes none.
     """
     settings = plugin.settings
     configured = settings.agents.get(context.agent_name, settings.default)
@@ -76,24 +79,25 @@ def _may_guard(
 ) -> bool:
     """Whether this plugin may change the history of a request.
 
-    It may not in these cases:
+    The plugin may not in these cases:
 
     - The session switches the guard off.
     - The run is a live one (`run_live`).
-    - The provider holds the history, so the request does not carry it.
-    - Another guard of the app does the work. A warning says so.
+    - The request has only new messages, because the provider stores the earlier ones.
+    - An earlier plugin of the app guards this agent. A warning says so.
 
-    Another warning names an app that also pays for ADK's own compaction.
+    If the app also has ADK's own compaction, a warning says that both write summaries.
     """
     invocation = context.get_invocation_context()
     is_off = invocation.session.state.get(OFF_KEY) is True
     is_live = invocation.live_request_queue is not None
-    # With this id, the provider adds the earlier messages itself.
-    is_held_by_provider = bool(getattr(request, "previous_interaction_id", None))
-    if is_off or is_live or is_held_by_provider:
+    # By this id, the provider finds the earlier messages and adds them itself.
+    is_stored_by_provider = bool(getattr(request, "previous_interaction_id", None))
+    if is_off or is_live or is_stored_by_provider:
         return False
 
-    # ADK calls every guard of the app. The first one for this agent does the work.
+    # ADK calls all plugins of the app in this order. The first guard whose settings
+    # name a strategy for the agent does the work.
     app = invocation.session.app_name
     agent = context.agent_name
     plugins = invocation.plugin_manager.plugins
@@ -109,6 +113,7 @@ def _may_guard(
         warn_once(logger, _TWO_GUARDS, app, working_name, plugin.name)
         return False
 
+    # A guard that only observes writes no summaries.
     has_adk_compaction = getattr(invocation, "events_compaction_config", None)
     if has_adk_compaction and not plugin.settings.observe:
         warn_once(logger, _TWO_COMPACTIONS, app)
@@ -116,10 +121,10 @@ def _may_guard(
 
 
 def _ask_chooser(choose: Chooser, context: CallbackContext) -> Strategy | None:
-    """Returns the strategy, or None, that a user's function chooses for a request.
+    """Returns what a user's function chooses for a request: a strategy or None.
 
-    If the function raises an error, or returns anything else, the result is
-    `Threshold()`, and a warning names the type of the error or of the other value.
+    If the function raises an error, or returns another kind of value, the result is
+    `Threshold()`. A warning then names the type of the error or of the value.
     """
     chosen: object
     try:
@@ -150,18 +155,20 @@ async def guard_request(
     - The guard has failed. The failure is logged.
     - The request is one of a recorded test, in which no state may be written.
 
-    A guard that only observes changes nothing.
+    A guard that only observes changes no request.
     """
     is_observed = guard.settings.observe
     if not is_recorded_test():
         consequence = "" if is_observed else ", whose history is cut to fit"
         message = f"The guard failed for agent {context.agent_name!r}{consequence}"
+        # An error ends this block, and the code below goes on.
         with log_failures(logger, message):
             call = Call(guard, context, request, strategy, is_observed)
             turn = await look_and_act(call, Bounds())
             await prepare_request(call, turn)
             return  # Without a failure, nothing is cut.
 
+    # The guard has failed, or the request is one of a recorded test.
     if is_observed:
         return
     window = resolve_context_window(
@@ -176,11 +183,11 @@ async def guard_request(
 def is_recorded_test() -> bool:
     """Whether `adk test` records a conversation or replays one.
 
-    `adk test` compares session state, but its replay reports no usage and cannot answer
-    a request for a summary. So a compaction would make the test fail.
+    A replay compares session state with the recorded one. But a replay reports no usage
+    and answers no request for a summary, so the state after a compaction would differ.
     """
-    # `adk test` sets the variable to "rebuild" while it records. Its replay is a test
-    # of pytest, which sets the variable to the name of the test.
+    # `adk test` sets the variable to "rebuild" while it records. A replay is a test of
+    # pytest, which sets the variable to the name of the test.
     test_name = os.environ.get("PYTEST_CURRENT_TEST", "")
     return test_name == "rebuild" or "::test_agent_replay[" in test_name
 
@@ -188,7 +195,10 @@ def is_recorded_test() -> bool:
 def warn_of_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> None:
-    """Warns if a compacted session sends its whole history because of a switch."""
+    """Warns if a compacted session sends its whole history because of a switch.
+
+    A switch is anything by which a user keeps the guard from changing a request.
+    """
     switch = _name_switch(plugin, context, request)
     if switch:
         warn_of_whole_history(plugin._guard, context, request, switch)
@@ -197,15 +207,17 @@ def warn_of_switch(
 def _name_switch(
     plugin: GuardPlugin, context: CallbackContext, request: LlmRequest
 ) -> str:
-    """Names the user's switch that keeps the guard from changing a request.
+    """Names the user's switch that keeps the guard from changing this request.
 
-    Returns "" if the reason is another one, such as a live run.
+    Returns "" if the reason is no switch, but for example a live run. The name is a
+    clause for a message, such as "where the guard only observes".
     """
     if plugin.settings.observe:
         return "where the guard only observes"
     if context.session.state.get(OFF_KEY) is True:
         return f"where {OFF_KEY} is set"
 
-    # Without any other reason, the settings exempt the agent.
+    # If the plugin may change the request, but does not, then the settings or the
+    # user's function exempt the agent.
     has_other_reason = not _may_guard(plugin, context, request)
     return "" if has_other_reason else "where the agent is not guarded"

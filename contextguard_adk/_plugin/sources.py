@@ -1,4 +1,8 @@
-"""Where the settings come from: from arguments, or from one of two files."""
+"""Chooses where the settings of the plugin come from: arguments, or one of two files.
+
+The files are the one that the user has given to `from_file`, and the one that the
+environment names.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from contextguard_adk.strategies.base import Threshold
 logger = logging.getLogger("contextguard_adk.plugin")
 
 GUARD_ALL = Threshold()
-"""The strategy of every agent that no argument and no file gives another one."""
+"""The strategy of each agent for which no argument and no file sets another one."""
 
 _NOT_STRICT = ("", "0", "false", "no", "off")
 """The values of `STRICT_VARIABLE` that do not ask for an error."""
@@ -29,8 +33,8 @@ _NOT_STRICT = ("", "0", "false", "no", "off")
 class FromFile(Threshold):
     """The settings of a file, in the form of a strategy that guards no agent.
 
-    `ContextGuardPlugin.from_file` hands them to the constructor as the argument
-    `default`, which accepts strategies only.
+    `ContextGuardPlugin.from_file` passes the settings to the constructor as the
+    argument `default`, which accepts strategies.
     """
 
     settings: PluginSettings
@@ -54,16 +58,17 @@ def choose_settings(
 ) -> ChosenSettings:
     """Chooses between arguments and files.
 
-    The settings come from the first of these that there is:
+    The settings come from the first of these sources that there is:
 
     1. the file that `from_file` has read
-    2. the arguments, if any differs from its default
-    3. the file that the environment names, unless it is wrong
-    4. the arguments, which are all defaults then
+    2. the arguments, if any of them was given
+    3. the file that the environment names, unless the file is wrong
+    4. the arguments, which all have their defaults then
 
     Args:
         arguments: The settings that were given as arguments.
-        default: The argument `default`, as it was given.
+        default: The argument `default`, as it was given: a `FromFile`, if `from_file`
+            has read a file.
         is_strict: Whether a wrong file raises an error.
 
     Raises:
@@ -103,9 +108,9 @@ def choose_settings(
 
 
 def _list_changed(arguments: PluginSettings, default: object) -> list[str]:
-    """Returns the names of the arguments that differ from their defaults.
+    """Returns the names of the arguments that somebody has given.
 
-    The argument `default` is also named if somebody has given the usual strategy.
+    An argument that equals its default counts as not given, except for `default`.
     """
     usual_settings = PluginSettings()
     changed = [
@@ -113,6 +118,7 @@ def _list_changed(arguments: PluginSettings, default: object) -> list[str]:
         for name in ("agents", "default", *GuardSettings.model_fields)
         if getattr(arguments, name) != getattr(usual_settings, name)
     ]
+    # A given `Threshold()` is equal to the default of the argument, but another object.
     was_given = default is not GUARD_ALL
     if was_given and "default" not in changed:
         changed.append("default")

@@ -13,7 +13,7 @@ from contextguard_adk._turn.turn import Turn
 
 
 class Strategy(StrategySettings, ABC):
-    """Decides when an agent's history is compacted, and which part of it.
+    """Decides when an agent's history is compacted, and which messages are.
 
     A strategy is a value: frozen settings and one method. One instance may serve
     many agents and sessions at once, so it keeps no state of its own. Subclass it
@@ -26,21 +26,23 @@ class Strategy(StrategySettings, ABC):
     def fullness(self, turn: Turn) -> float:
         """Returns how near the next compaction is; from 1 on, a compaction is due.
 
-        The guard calls `compact` at one of these values:
+        The guard calls `compact` in these cases:
 
-        - 1 or more: before the model call.
-        - The setting `ahead` or more: in the background. The turn then looks as if a
-          compaction were due, and its `keep_count` is 0.
-        - Infinity, the default: before every model call, and never in the background,
-          because only `compact` can tell whether it wants to do anything.
+        - The value is 1 or more: before the model call.
+        - The value is at least the setting `ahead`, but below 1: in the background. The
+          turn is then a copy in which a compaction is due and `keep_count` is 0.
+
+        The default is infinity: the guard asks `compact` before every model call, and
+        never in the background.
         """
         return math.inf
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Gives a subclass that overrides `compact` alone the default `fullness`.
+        """Gives the default `fullness` to a subclass that overrides only `compact`.
 
-        The `fullness` of its base class is about another `compact`.
+        The inherited `fullness` tells when the `compact` of the base class wants to
+        act, which the new `compact` may not do at the same size.
         """
         super().__pydantic_init_subclass__()
         if "compact" in vars(cls) and "fullness" not in vars(cls):
@@ -50,9 +52,9 @@ class Strategy(StrategySettings, ABC):
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Decides which text stands in place of history in one model call.
 
-        The guard calls this method when `fullness` tells it to. The method goes on even
-        if the user's turn is cancelled, and later calls of the agent wait for it: it
-        must come to an end.
+        `fullness` decides when the guard calls this method. The method goes on even if
+        the user's turn is cancelled. Later calls of the agent wait for the method, so
+        the method must come to an end.
 
         Args:
             turn: The model call.
@@ -69,16 +71,16 @@ class Threshold(Strategy):
     The threshold is the context window minus a buffer: 20,000 tokens for windows of
     200,000 and more, else 20 % of the window. After a compaction the request is the
     summary and the newest messages and steps (see `keep`), plus everything that is not
-    history. Older tool calls without an answer are listed beside the summary. Where the
+    history. Older tool calls without an answer are listed beside the summary. If the
     user's current request is not among the newest messages, a text after the summary
-    quotes it. One summary per compaction is normal; further attempts ask for half the
-    length.
+    quotes the request. Most compactions write one summary. If the request does not fit
+    with a summary, further attempts ask for half the length each time.
     """
 
     def fullness(self, turn: Turn) -> float:
-        """Returns tokens as a part of the threshold."""
+        """Returns the tokens of the request as a part of the threshold."""
         return turn.fullness
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Summarizes all but the newest steps, when the threshold is reached."""
+        """Summarizes all but the newest steps; None below the threshold."""
         return await ask.summarize_all(turn) if turn.is_due else None

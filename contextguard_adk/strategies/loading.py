@@ -20,8 +20,8 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
         base: The class of which the result must be a subclass.
 
     Raises:
-        ValueError: The path has no dot, its module cannot be imported, or the module
-            has no such class. Or the class is no subclass of `base`, or is abstract.
+        ValueError: The path has no dot, the module cannot be imported, or the module
+            has no such class; the class is no subclass of `base`, or is abstract.
     """
     module_name, _, class_name = str(path).rpartition(".")
     if not module_name:
@@ -44,9 +44,11 @@ def import_subclass(path: object, base: type[T]) -> type[T]:
 
 
 def _suggest_path(name: object) -> str:
-    """Returns a question with the path of a class of this package; "" if none is near.
+    """Returns a question with the path of a public class of this package.
 
     "TokenWindow" -> " Did you mean 'contextguard_adk.strategies.TokenWindow'?"
+
+    Returns "" if no class has a similar name.
     """
     package, _, _ = __name__.rpartition(".")
     public_names = vars(sys.modules[package])

@@ -1,8 +1,8 @@
 """Runs reducers in order, cheapest first, until the request is small enough.
 
-A reducer is one step of a pipeline: it drops, shortens or summarizes messages. Settings
-that are a part of the window are a part of `Budgets.working_tokens`: the context
-window, or a smaller one if the strategy has a low `trigger`.
+A reducer is one step of a pipeline: it drops, shortens or summarizes messages. A ratio
+in the settings is a part of `Budgets.working_tokens`. These are the tokens of the
+context window, or fewer if the strategy has a low `trigger`.
 """
 
 from __future__ import annotations
@@ -35,25 +35,30 @@ from contextguard_adk.strategies.reducers import (
 from contextguard_adk.strategies.reduction import Reduction, Relaxed, StrategyResult
 
 RELAXED = (Relaxed(lengths=True), Relaxed(lengths=True, preferences=True))
-"""The settings that the second and the third run of the reducers do not insist on."""
+"""The settings that need not hold in the second and in the third run of the reducers.
+"""
 
 _DEFAULT_TARGET_RATIO = 0.5
-"""The target without a summary step, as a part of the window.
+"""A pipeline without a summary step may stop at this part of the window.
 
-It is the default of `SummaryCompaction`.
+The default of `SummaryCompaction.target_token_ratio` is the same.
 """
 
 _WORTHWHILE_RATIO = 0.05
-"""A gain of a smaller part of the window is not worth a new prompt for the cache."""
+"""Reducers have to gain at least this part of the window.
+
+A smaller gain is not worth the loss: the prompt cache does not have the changed prompt.
+"""
 
 _HARDLY_COMPACTED_RATIO = 0.9
 """A request that keeps more than this part of its tokens was hardly compacted."""
 
 
 def _suggest_instance(value: object) -> str:
-    """Returns the question ". Did you mean Class(…)?" for the class of a reducer.
+    """Returns the question ". Did you mean Class(…)?" for a class of reducers.
 
-    Returns "" for any other value.
+    A user may have written a class in place of an instance. For any other value, ""
+    is returned.
     """
     if isinstance(value, type) and issubclass(value, Reducer):
         return f". Did you mean {value.__name__}(…)?"
@@ -61,9 +66,10 @@ def _suggest_instance(value: object) -> str:
 
 
 def _read_reducer(value: object) -> object:
-    """Returns a reducer as it is, or makes one of a table from a settings file.
+    """Returns a reducer as it is; makes a reducer of a table from a settings file.
 
-    The table has the dotted path of the class as `reducer`, beside its settings.
+    The table has the dotted path of a class as `reducer`. All other values in the table
+    are the settings of this class. Any other value raises a ValueError.
     """
     if isinstance(value, Reducer):
         return value
@@ -82,15 +88,14 @@ class Pipeline(Strategy):
 
     Runs when tokens reach the threshold, or `compression_threshold` of the window if
     that is less. The reducers run in order: window, tool output, summary, then
-    `reducers`. The request is measured after each, and the pipeline stops at the
-    target, `target_token_ratio` of the window. Its decisions stay in place on later
-    calls.
+    `reducers`. The request is measured after each reducer, and the pipeline stops at
+    the target, `target_token_ratio` of the window. The decisions of the reducers stay
+    in place on later calls.
 
     While the request would not fit, settings are relaxed: first lengths, then triggers,
-    minima and preserved messages. At last all messages are summarized but the newest
-    (see `keep`). Lengths are also relaxed when the request would stay above the middle
-    between target and threshold, because a run that gains little has to be repeated
-    soon.
+    minima and preserved messages. The last resort is a summary of all messages but the
+    newest (see `keep`). Lengths are also relaxed when the request would stay above the
+    middle between target and threshold, because such a request is soon too large again.
     """
 
     window: MessageWindow | TokenWindow | None = Field(
@@ -134,9 +139,10 @@ class Pipeline(Strategy):
     def _read_step(cls, value: object, info: ValidationInfo) -> object:
         """Reads the value of a step, in code or in a file.
 
-        - False becomes None, which TOML cannot write.
-        - A table for `window` becomes a `TokenWindow` if it has `budget_tokens`, else a
-          `MessageWindow`. Pydantic reads the tables of the other steps.
+        - False becomes None, because TOML has no null.
+        - A table for `window` becomes a `TokenWindow` if the table has `budget_tokens`,
+          else a `MessageWindow`.
+        - Any other reducer, table or None stays. Pydantic makes the reducer of a table.
         """
         if value is False:
             return None
@@ -151,7 +157,10 @@ class Pipeline(Strategy):
 
     @model_validator(mode="after")
     def _check_threshold(self) -> Pipeline:
-        """Refuses a compression_threshold that does not lie above the target."""
+        """Refuses a compression_threshold that is not above the target.
+
+        Otherwise the pipeline could run for a request that is small enough to stop.
+        """
         early_ratio = self.compression_threshold
         if early_ratio is not None and early_ratio <= self.target_token_ratio:
             raise ValueError(
@@ -168,16 +177,17 @@ class Pipeline(Strategy):
         return self.summary.target_token_ratio
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:
-        """Returns how strings in results are shortened from their first request on.
+        """Returns how strings in tool results are shortened from the first request on.
 
-        None leaves them whole until a compaction, in these cases:
+        None leaves the strings whole until a compaction, in these cases:
 
-        - `tool_output` is None, or leaves the newest result whole.
-        - The agent could not read the rest back, and the user has not set
-          `tool_output`.
+        - `tool_output` is None.
+        - `tool_output` leaves the newest result whole.
+        - The agent cannot read whole results back. Then only a `tool_output` that the
+          user has set shortens strings so early, not the default.
 
         Args:
-            has_recall: Whether the agent can read results back.
+            has_recall: Whether the agent can read whole results back.
         """
         step = self.tool_output
         if step is None or step.preserve_last_tool_result:
@@ -187,9 +197,10 @@ class Pipeline(Strategy):
         return step.truncation() if may_shorten else None
 
     def fullness(self, turn: Turn) -> float:
-        """Returns tokens as a part of the size from which on the reducers run.
+        """Returns the tokens as a part of the size from which on the reducers run.
 
-        That size is the smaller one of the threshold and `compression_threshold`.
+        This size is the threshold or, if it is smaller, `compression_threshold`. The
+        smaller size gives the larger one of two ratios.
         """
         if self.compression_threshold is None:
             return turn.fullness
@@ -197,18 +208,24 @@ class Pipeline(Strategy):
         return max(turn.fullness, turn.tokens / early_tokens)
 
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
-        """Runs the reducers when the threshold, or the earlier one, is reached.
+        """Runs the reducers when the threshold or `compression_threshold` is reached.
 
-        If the reducers leave the request too large, or do hardly anything although a
-        user asked for a compaction, all messages but the newest are summarized.
+        All messages but the newest are summarized in two cases:
+
+        - The reducers leave the request too large.
+        - A user has asked for a compaction, and the reducers do hardly anything.
+
+        The result is None in three cases: neither size is reached, no reducer changes
+        the request, or the gain is too small.
         """
         if self.fullness(turn) < 1:
             return None
 
         window_tokens = turn.budgets.working_tokens
+        # In a very large window, `limit_tokens` may be below the threshold.
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
-        # With a low threshold, the wanted size could itself be due for a compaction.
+        # A request of the target size must not be due for a compaction itself.
         target_tokens = min(wanted_tokens, due_tokens - 1)
         reduction = Reduction(turn, ask, target_tokens)
         await self._run_until_small(reduction, due_tokens)
@@ -218,8 +235,8 @@ class Pipeline(Strategy):
         if is_too_large or _is_request_ignored(reduction):
             return await _summarize_all(turn, ask, draft)
 
-        # A small gain is given up, unless the threshold is reached or a summary was
-        # paid for: each change of the request costs the provider's prompt cache.
+        # Each change of the request costs the provider's prompt cache. So a small gain
+        # is given up, unless the threshold is reached or a summary was paid for.
         may_wait = not turn.is_due and ask.attempts == 0
         gained_tokens = turn.tokens - reduction.tokens
         gains_little = gained_tokens < int(_WORTHWHILE_RATIO * window_tokens)
@@ -230,14 +247,16 @@ class Pipeline(Strategy):
     async def _run_until_small(self, reduction: Reduction, due_tokens: int) -> None:
         """Runs the reducers up to three times, each time with more relaxed settings.
 
-        It stops after the first run that brings the request down to a goal:
+        No further run follows once the request has at most a certain size:
 
-        - If the threshold is reached, the first run has to end well below `due_tokens`:
-          otherwise a compaction is due again soon. The other runs have to end there.
-        - If only `compression_threshold` is reached, the request just has to fit.
+        - Only `compression_threshold` is reached: the request has to fit.
+        - The threshold is reached: after the first run, the size is the middle between
+          the target and `due_tokens`, because a larger request would soon be compacted
+          again. After a run with relaxed settings, the size is `due_tokens`, because a
+          smaller size is not worth the loss of more messages.
 
         Args:
-            reduction: The run of the pipeline.
+            reduction: The decisions of the reducers so far.
             due_tokens: The size of a request from which on a compaction is due.
         """
         turn = reduction.turn
@@ -258,7 +277,7 @@ class Pipeline(Strategy):
                 return
 
     async def _run_reducers(self, reduction: Reduction) -> None:
-        """Runs the reducers in order until one reaches the target."""
+        """Runs the reducers in order, until the request has reached the target."""
         for reducer in (self.window, self.tool_output, self.summary, *self.reducers):
             if reducer is None:
                 continue
@@ -270,25 +289,26 @@ class Pipeline(Strategy):
 def _is_request_ignored(reduction: Reduction) -> bool:
     """Whether a compaction was asked for, and the reducers have hardly done anything.
 
-    If they have had a summary written, they have done enough, however small the gain.
+    A summary is enough, however little the request has lost by it.
     """
     turn = reduction.turn
     has_written_summary = reduction.ask.attempts > 0
     if turn.reason != "requested" or has_written_summary:
         return False
 
-    # `turn.tokens` may follow from a provider's count; an estimate compares better.
+    # `reduction.tokens` is an estimate. It cannot be compared with `turn.tokens`, which
+    # may come from the provider's count.
     tokens_before = turn.measure(turn.contents)
     return reduction.tokens > _HARDLY_COMPACTED_RATIO * tokens_before
 
 
 async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | None:
-    """Returns the draft for a request that the reducers have left too large.
+    """Returns the draft for a request for which the reducers have done too little.
 
-    It is the first of these that there is:
+    The draft is the first of these that there is:
 
     1. the draft of the reducers with a shorter summary, if a summary was paid for and
-       the request fits with a shorter one
+       the request fits with the shorter one
     2. a new draft that summarizes all messages but the newest
     3. the draft of the reducers as it is; None if they have changed nothing
 

@@ -29,9 +29,8 @@ _MIN_TIGHT_CHARS = 1_000
 """A relaxed `max_length` is at least this, unless a smaller one is set."""
 
 _MAX_BESIDE_RATIO = 0.3
-"""The part of the target that everything beside a summary may take.
-
-The rest is for the summary and for messages to come.
+"""The part of the target that everything beside a summary may take, if fewer messages
+than usual are kept beside it. The rest is for the summary and for later messages.
 """
 
 
@@ -43,9 +42,15 @@ class Reducer(Settings, ABC):
 
     @abstractmethod
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Makes the request smaller, as the earlier reducers have left it.
+        """Makes the request smaller, after earlier reducers may have done so.
 
-        A reducer does not insist on the settings that `reduction.relaxed` names.
+        If `reduction.relaxed` names settings, the reducer may go beyond them.
+
+        Args:
+            reduction: The decisions so far, and the methods that change the request.
+
+        Returns:
+            The result of the last of these methods; `NO_CHANGE` if none was called.
         """
 
 
@@ -104,6 +109,7 @@ class MessageWindow(_Window):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Drops the messages that are older than the window."""
         kept = reduction.kept
+        # With this number of messages or more, some are dropped.
         due_count = self.window_size + 1
         if not reduction.relaxed.preferences:
             due_count = max(due_count, self.min_messages_before_windowing)
@@ -149,8 +155,9 @@ class TokenWindow(_Window):
         """Drops the oldest messages, until the others fit the budget."""
         turn = reduction.turn
         token_counts = reduction.measure_kept()
-        # `measure_kept` counts four bytes as a token; the window is in the tokens of
-        # the model.
+        # The messages are measured in heuristic tokens, and so is a budget that is set
+        # as an int. A budget that is a part of the window needs the window's size in
+        # heuristic tokens.
         heuristic_window_tokens = turn.budgets.working_tokens / turn.correction
         budget_tokens = resolve_size(self.budget_tokens, heuristic_window_tokens)
         if sum(token_counts.values()) <= budget_tokens:
@@ -169,15 +176,16 @@ def _drop_oldest(
     """Drops the oldest messages, so that the others fit a budget.
 
     Preserved and protected messages stay, and take their part of the budget first. The
-    rest of the budget goes to the newest of the other messages. The first of them that
+    rest of the budget goes to the newest of the other messages. The newest of them that
     does not fit is dropped, and so are all older ones.
 
     Args:
-        reduction: The run of the pipeline.
+        reduction: The decisions so far. All messages that are still sent have a cost.
         preserved: Indexes of the messages that the settings preserve.
         costs: The part of the budget that each message takes, by its index, oldest
-            first: 1 if the budget counts messages, its tokens if it counts tokens.
-        budget: The most that the messages that stay may cost together.
+            first. If the budget is a number of messages, each message costs 1. If the
+            budget is a number of tokens, a message costs its tokens.
+        budget: The most that all messages that stay may cost together.
     """
     staying = {*preserved, *reduction.protected.intersection(costs)}
     budget_left = budget - sum(costs[index] for index in staying)
@@ -226,7 +234,7 @@ class ToolOutputTruncation(Reducer):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> ToolOutputTruncation:
-        """Refuses a head and a tail that are longer together than the whole."""
+        """Refuses a head and a tail that together are longer than `max_length`."""
         total = self.head_length + self.tail_length
         if self.smart_truncate and total > self.max_length:
             raise ValueError(
@@ -239,7 +247,8 @@ class ToolOutputTruncation(Reducer):
         """Shortens tool results; the newest stays whole if the settings preserve it."""
         relaxed = reduction.relaxed
         last_index = reduction.last_tool_result()
-        if self.preserve_last_tool_result and not relaxed.preferences:
+        preserves_last = self.preserve_last_tool_result and not relaxed.preferences
+        if preserves_last and last_index is not None:
             last_index = reduction.last_tool_result(before=last_index)
         if last_index is None:
             return StrategyResult.NO_CHANGE
@@ -248,15 +257,18 @@ class ToolOutputTruncation(Reducer):
         truncation = self.truncation(is_tight=relaxed.lengths)
         earlier = reduction.truncation
         if earlier is not None:
-            # A result that an earlier run has shortened does not grow again.
+            # Results that an earlier run has shortened stay shortened.
             upto_index = max(last_index, earlier.upto)
-            # Without a tight length, and without clearing, `result_length` is 0.
-            was_tight = earlier.truncation.result_length > 0
-            is_tight = truncation.result_length > 0
-            if was_tight and not is_tight:
+            # With a `result_length`, whole results are shortened, not only the strings
+            # in them: by relaxed lengths, by `ClearToolResults`, or beside a summary.
+            # The lengths of the settings do not undo this.
+            earlier_has_length = earlier.truncation.result_length > 0
+            new_has_length = truncation.result_length > 0
+            if earlier_has_length and not new_has_length:
                 truncation = earlier.truncation
 
-        # The agent may have been shown these results shortened in the same way.
+        # If the agent has been shown its results in this form from the first request
+        # on, there is nothing to gain.
         if reduction.turn.history.has_short_strings(truncation):
             return StrategyResult.NO_CHANGE
         return reduction.truncate(truncation, upto_index)
@@ -265,9 +277,9 @@ class ToolOutputTruncation(Reducer):
         """Returns how strings are shortened: to the lengths of the settings.
 
         With `is_tight`, all lengths are reduced in the same ratio: to a quarter, but no
-        further than to a `max_length` of 1,000 characters. Large results become
-        excerpts then. A `max_length` of 16,000 becomes 4,000, one of 2,000 becomes
-        1,000, and one of 500 stays.
+        further than to a `max_length` of 1,000 characters. A `max_length` of 16,000
+        becomes 4,000, one of 2,000 becomes 1,000, and one of 500 stays. A whole result
+        of many short strings is then shortened, too.
         """
         if is_tight:
             least_ratio = min(1.0, _MIN_TIGHT_CHARS / self.max_length)
@@ -310,13 +322,14 @@ class ClearToolResults(Reducer):
 
         earlier = reduction.truncation
         if earlier is not None:
-            # A `max_length` of 0 stands for results that were cleared.
+            # A `max_length` of 0 stands for results that were cleared, not shortened.
             was_shortened = earlier.truncation.max_length > 0
             are_all_cleared = upto_index <= earlier.upto
             if was_shortened or are_all_cleared:
                 return StrategyResult.NO_CHANGE
 
-        # The `result_length` keeps `ToolOutputTruncation` from undoing this: see there.
+        # `ToolOutputTruncation` without relaxed lengths does not undo a truncation that
+        # has a `result_length`.
         clearing = Truncation(
             max_length=0, result_length=1, exclude_tools=self.exclude_tools
         )
@@ -325,7 +338,8 @@ class ClearToolResults(Reducer):
     def _find_newest_to_clear(self, reduction: Reduction) -> int | None:
         """Returns the index of the newest message whose tool results are cleared.
 
-        It has `keep_count` newer messages with results. None if there are not so many.
+        The tool results of exactly `keep_count` newer messages stay. The result is None
+        if no more than `keep_count` messages have tool results.
         """
         index = reduction.last_tool_result()
         for _ in range(self.keep_count):
@@ -338,8 +352,9 @@ class ClearToolResults(Reducer):
 class SummaryCompaction(Reducer):
     """Summarizes all but the newest messages when the window is nearly full.
 
-    A summary is paid for only if the rest of the request is expected to be at most the
-    target. If nothing else makes the request fit, fewer of the newest messages stay.
+    A summary is paid for only if everything beside the summary is expected to take at
+    most the target. If nothing else makes the request fit, fewer of the newest messages
+    stay.
     """
 
     trigger_threshold: Ratio = Field(
@@ -367,7 +382,7 @@ class SummaryCompaction(Reducer):
 
     @model_validator(mode="after")
     def _check_ratios(self) -> SummaryCompaction:
-        """Refuses a trigger that does not lie above the target."""
+        """Refuses a trigger that is not above the target."""
         if self.trigger_threshold <= self.target_token_ratio:
             raise ValueError(
                 f"trigger_threshold ({self.trigger_threshold}) must be larger than "
@@ -378,8 +393,8 @@ class SummaryCompaction(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Summarizes if the request is still above the trigger.
 
-        No summary is paid for beside which the request would miss the target. While
-        preferences are relaxed, a summary is written in any case.
+        No summary is written if everything beside the summary would take more than the
+        target. While preferences are relaxed, neither trigger nor target count.
         """
         if reduction.relaxed.preferences:
             keep_count = self._reduce_keep_count(reduction)
@@ -393,7 +408,7 @@ class SummaryCompaction(Reducer):
         return await reduction.summarize(self.preserve_recent_count)
 
     def _is_triggered(self, reduction: Reduction) -> bool:
-        """Whether the request is large enough, and has enough messages."""
+        """Whether the request reaches the trigger, and has enough messages."""
         window_tokens = reduction.turn.budgets.working_tokens
         is_full = reduction.tokens >= self.trigger_threshold * window_tokens
         return is_full and len(reduction.kept) >= self.min_messages_for_summary
@@ -401,8 +416,10 @@ class SummaryCompaction(Reducer):
     def _reduce_keep_count(self, reduction: Reduction) -> int:
         """Returns how many of the newest messages stay while preferences are relaxed.
 
-        If the request would miss the target, `preserve_recent_count` is halved until
-        everything beside the summary is much smaller than the target.
+        `preserve_recent_count` messages stay if everything beside the summary takes at
+        most the target. Otherwise the number is halved, down to 0, until everything
+        beside the summary takes at most 30 % of the target. So the next summary is not
+        needed soon.
         """
         keep_count = self.preserve_recent_count
         beside_tokens = reduction.expect_beside_summary(keep_count)

@@ -1,8 +1,8 @@
 """One run of a pipeline: the decisions of its reducers so far.
 
-A message is named by its index among the contents of the request. It is covered if it
-is left out of the request, with or without a summary. Heuristic tokens are bytes / 4,
-real tokens are those of the model.
+A message is named by its index among the contents of the request. A message is covered
+if it is left out of the request, with or without a summary. A heuristic token is four
+bytes; real tokens are those of the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StrategyResult(Enum):
 
 @dataclass(frozen=True)
 class Relaxed:
-    """The settings that reducers do not insist on while the request is too large.
+    """The settings beyond which reducers may go while the request is too large.
 
     Attributes:
         lengths: Whether texts may become shorter than the settings say.
@@ -50,11 +50,11 @@ class Relaxed:
 
 
 class AppliedTruncation(NamedTuple):
-    """How tool results are shortened in a draft.
+    """How a draft shortens tool results.
 
     Attributes:
-        truncation: The lengths and the exceptions.
-        upto: The index of the last shortened message.
+        truncation: The lengths, and the tools whose results stay whole.
+        upto: The index of the last message whose results are shortened.
     """
 
     truncation: Truncation
@@ -62,13 +62,13 @@ class AppliedTruncation(NamedTuple):
 
 
 class Reduction:
-    """The state of one pipeline run: a draft that reducers change, and its size.
+    """The decisions of the reducers so far: a draft, and the size of its request.
 
     Attributes:
         turn: The model call.
         ask: Has summaries written.
         target_tokens: The size of a request at which the pipeline may stop.
-        relaxed: The settings that reducers need not insist on.
+        relaxed: The settings beyond which reducers may go now.
     """
 
     def __init__(self, turn: Turn, ask: Ask, target_tokens: int) -> None:
@@ -76,9 +76,10 @@ class Reduction:
         self.ask = ask
         self.target_tokens = target_tokens
         self.relaxed = Relaxed()
-        # At first the summary and the truncation that stand in the request already.
+        # At first, the draft has the summary and the truncation of the stored summary,
+        # which are in the request already.
         self._draft = replace(turn.draft, reason=turn.reason)
-        # The request with the draft in place; None while no reducer has changed it.
+        # The request with the draft in place; None while the draft is still this one.
         self._outcome: Outcome | None = None
 
     @property
@@ -88,7 +89,7 @@ class Reduction:
 
     @property
     def tokens(self) -> int:
-        """The estimate of the request with all decisions so far, in real tokens."""
+        """The size of the request with all decisions so far, in real tokens."""
         return self._outcome.tokens if self._outcome else self.turn.tokens
 
     @property
@@ -101,9 +102,10 @@ class Reduction:
     def protected(self) -> frozenset[int]:
         """Indexes of the messages that no reducer removes.
 
-        They are the newest results of `keep_tools`, the results that the model has not
-        seen yet, and the user's current request.
+        These are the newest results of the tools in `keep_tools`, the results that the
+        model has not seen yet, and the user's current request.
         """
+        # `turn.kept` are only the newest steps, unlike `kept` here.
         protected_results = self.turn.always_kept | self.turn.kept.pending
         request_index = self.turn.history.request_index
         if request_index is None:
@@ -122,8 +124,8 @@ class Reduction:
         """Returns the heuristic tokens of each message that is sent, by its index."""
         history = self.turn.history
         sent = dict(enumerate(history.shown))
-        # The newest summary, here or in session state, also says which tool results are
-        # shortened.
+        # The record of the summary also says which tool results are shortened. It is
+        # the record of this run, if a reducer has changed the request.
         stored = self._outcome.stored if self._outcome else history.stored
         if stored:
             sent |= history.shortened_results(stored)
@@ -132,10 +134,11 @@ class Reduction:
         }
 
     def expect_beside_summary(self, keep_count: int) -> int:
-        """Estimates a request, in real tokens, without the text of its summary.
+        """Estimates, in real tokens, everything that would stand beside a summary.
 
-        The summary would replace all messages but the newest `keep_count`. The estimate
-        has everything beside its text: instruction, tools, sections and those messages.
+        The summary would replace all messages but about the newest `keep_count`. The
+        estimate is the size of the whole request with the text "" for the summary:
+        instruction, tools, sections, and the messages that stay.
         """
         covered = self.turn.older_than(keep_count)
         without_text = replace(
@@ -147,6 +150,7 @@ class Reduction:
         """Leaves messages out of the request; a later summary may still describe them.
 
         A call is dropped only together with its result. Protected messages stay.
+        Returns `NO_CHANGE` if all messages stay.
         """
         old_draft = self._draft
         droppable = frozenset(indexes) - self.protected
@@ -156,16 +160,17 @@ class Reduction:
         if covered <= old_draft.covered:
             return StrategyResult.NO_CHANGE
 
-        # Excerpts stand behind a model's text. They would not describe these messages,
-        # so the text of the model alone stays.
+        # The text of the draft may be the text of a model and, after it, excerpts of
+        # all other covered messages. There are no excerpts of the messages that are
+        # dropped now. So all excerpts go, and only the text of the model stays.
         model_text = old_draft.text[: old_draft.model_chars]
         return self._apply(replace(old_draft, covered=covered, text=model_text))
 
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
-        """Shortens the tool results of all messages up to the index `upto`.
+        """Shortens the tool results of all messages up to the index `upto`, included.
 
-        The message at `upto` is included. The results of the tools in `keep_tools` stay
-        as they are.
+        The results of the tools in `keep_tools` stay as they are. Returns `NO_CHANGE`
+        if the draft shortens the same results in the same way already.
         """
         excluded_tools = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
         new_draft = replace(
@@ -178,10 +183,10 @@ class Reduction:
         return self._apply(new_draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but the newest `keep_count` messages summarized.
+        """Has all but about the newest `keep_count` messages summarized.
 
         Changes nothing in two cases: an earlier summary of this run has failed, or a
-        model has already summarized all of these messages.
+        model has already summarized all messages but these.
         """
         old_draft = self._draft
         covered = self.turn.older_than(keep_count)
@@ -190,7 +195,8 @@ class Reduction:
             return StrategyResult.NO_CHANGE
 
         summary = await self.ask.summarize(self.turn, covered)
-        # Without a model, excerpts stand in place of the new messages.
+        # If no model has written the summary, excerpts stand in place of the messages
+        # that no model has summarized before.
         if summary.is_mechanical:
             model_covered = old_draft.model_covered
         else:
@@ -205,7 +211,13 @@ class Reduction:
         return self._apply(new_draft)
 
     def _apply(self, draft: Draft) -> StrategyResult:
-        """Puts a draft in place of the last one; returns what that has gained."""
+        """Puts a draft in place of the last one.
+
+        Returns:
+            - `TARGET_REACHED` if the request is now small enough
+            - `APPLIED` if the request is smaller than before
+            - `NO_CHANGE` if the request is not smaller; the draft is in place anyway
+        """
         tokens_before = self.tokens
         self._draft = draft
         self._outcome = self.ask.outcome(self.turn, draft)
@@ -218,8 +230,8 @@ class Reduction:
     def last_tool_result(self, before: int | None = None) -> int | None:
         """Returns the index of the newest message that is sent with a tool result.
 
-        Returns None if there is none. With `before`, only messages of a lower index
-        count.
+        Returns None if there is no such message. If `before` is an index, only messages
+        of a lower index count.
         """
         contents = self.turn.history.contents
         for index in reversed(self.kept):
@@ -229,6 +241,6 @@ class Reduction:
         return None
 
     def is_instruction(self, index: int) -> bool:
-        """Whether a message is an instruction: of neither user, model nor a tool."""
+        """Whether a message is an instruction: not of the user, a model or a tool."""
         content = self.turn.history.contents[index]
         return content.role not in ("user", "model") and not has_tool(content)

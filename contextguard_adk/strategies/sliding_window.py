@@ -1,4 +1,9 @@
-"""Summarizes the older history and keeps the newest messages word for word."""
+"""Summarizes the older history and keeps the newest messages word for word.
+
+An index is the position of a message among the contents of the request. `keep` is a
+setting of all strategies: how many tokens of the newest messages stay in any case.
+`turn.kept` has these messages.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,13 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy
 
 MIN_KEPT = 3
-"""The least number of newest messages that stay beside a summary."""
+"""At least this many of the newest messages stay beside a summary of the window."""
 
 KEPT_RATIO = 0.30
-"""Of the messages without a summary, this part stays: the newest ones."""
+"""The newest messages stay: this part of the messages without a summary."""
 
 _MAX_KEPT_WINDOW_RATIO = 0.10
-"""If kept messages take more of the window, it is soon full again."""
+"""If kept messages take more than this part of the window, it is soon full again."""
 
 
 class SlidingWindow(Strategy):
@@ -54,13 +59,15 @@ class SlidingWindow(Strategy):
     def fullness(self, turn: Turn) -> float:
         """Returns the larger one of two ratios; from 1 on, a compaction is due.
 
-        They are the tokens as a part of the threshold, and the messages without a
-        summary as a part of the first number that is too many.
+        The first ratio is tokens to the threshold. The second ratio is the number of
+        messages without a summary to `max_messages` + 1, the first number that is too
+        many.
         """
         due_count = self.max_messages + 1
+        # Below this ratio no compaction begins, not even one in the background.
         least_ratio = 1.0 if self.ahead is None else self.ahead
-        # All messages are cheaper to count than those without a summary. If even all
-        # are too few for a compaction, nobody needs the exact ratio.
+        # All messages are counted faster than the messages without a summary. If even
+        # all messages are too few for a compaction, their number is used instead.
         ratio_of_all = len(turn.messages) / due_count
         if ratio_of_all < least_ratio:
             return max(turn.fullness, ratio_of_all)
@@ -69,8 +76,14 @@ class SlidingWindow(Strategy):
     async def compact(self, turn: Turn, ask: Ask) -> Draft | None:
         """Summarizes older messages, if they are too many or the threshold is reached.
 
-        While the request does not fit, each further summary leaves half as many
-        messages beside it.
+        While the request does not fit, the next summary covers more messages, so that
+        half as many stay. If no such summary makes the request fit, there are three
+        cases:
+
+        - The threshold is reached: all messages but those of `keep` are summarized.
+        - The threshold is not reached: the last summary is used, because it makes the
+          messages fewer.
+        - The threshold is not reached, and there is no summary: the result is None.
         """
         if self.fullness(turn) < 1:
             return None
@@ -78,35 +91,36 @@ class SlidingWindow(Strategy):
         usual_count = max(MIN_KEPT, int(len(turn.uncovered) * KEPT_RATIO))
         most_count = min(usual_count, turn.keep_count)
         reason = turn.reason if turn.is_due else self.early_reason
-        # `keep` must not hold back more messages than the window does.
-        window_turn = replace(turn, reason=reason, keep_count=most_count)
+        # The messages of `keep` are never summarized. In this copy, they are at most
+        # `most_count` messages.
+        limited_turn = replace(turn, reason=reason, keep_count=most_count)
 
         draft: Draft | None = None
         while ask.attempts < self.max_compaction_attempts:
-            kept_count = _reduce_kept(window_turn, most_count)
-            covered = window_turn.older_than(kept_count)
-            if not _may_help(window_turn, covered):
+            kept_count = _reduce_kept(limited_turn, most_count)
+            covered = limited_turn.older_than(kept_count)
+            if not _may_help(limited_turn, covered):
                 break
 
-            draft = await ask.summarize(window_turn, covered)
-            if ask.outcome(window_turn, draft).tokens <= window_turn.limit_tokens:
+            draft = await ask.summarize(limited_turn, covered)
+            if ask.outcome(limited_turn, draft).tokens <= limited_turn.limit_tokens:
                 return draft
             if kept_count <= MIN_KEPT:
-                break  # No fewer messages may stay, so nothing else can be tried.
+                break  # Another summary would cover the same messages.
             most_count = _halve(kept_count)
 
-        # No summary of the window has made the request fit.
-        if window_turn.is_due:
-            return await ask.summarize_all(window_turn)
-        # Only the number of messages is too high. The last summary helps against that,
-        # even if it leaves the request too large.
-        return squeeze(window_turn, draft).draft if draft else None
+        # No summary has made the request fit.
+        if limited_turn.is_due:
+            return await ask.summarize_all(limited_turn)
+        # `squeeze` shortens the summary and the texts beside it, as far as needed.
+        return squeeze(limited_turn, draft).draft if draft else None
 
 
 def _reduce_kept(turn: Turn, most_count: int) -> int:
     """Returns how many of the newest messages stay beside a summary.
 
-    `most_count` is halved while that many messages are too large, down to `MIN_KEPT`.
+    These are `most_count` messages or, while so many are too large, half as many, down
+    to `MIN_KEPT`.
     """
     kept_count = most_count
     while kept_count > MIN_KEPT and _is_too_much(turn, kept_count):
@@ -119,21 +133,25 @@ def _halve(kept_count: int) -> int:
 
 
 def _may_help(turn: Turn, covered: frozenset[int]) -> bool:
-    """Whether a summary of these messages has anything new, and may be small enough."""
+    """Whether a summary of these messages is worth writing.
+
+    There has to be a message that no model has summarized yet. If the threshold is
+    reached, the request must also be expected to fit with the summary. Below the
+    threshold only the number of messages is too high, which every summary lowers.
+    """
     has_new = bool(covered - turn.summarized)
     if not has_new:
         return False
-    # Before the threshold only the number of messages is too large, not their size.
     return not turn.is_due or expect_tokens(turn, covered) <= turn.limit_tokens
 
 
 def _is_too_much(turn: Turn, kept_count: int) -> bool:
-    """Whether the newest messages are too large to stay beside a summary.
+    """Whether the newest `kept_count` messages are too large to stay beside a summary.
 
-    They are too large in two cases:
+    These messages are too large in two cases:
 
-    - The request would not fit.
     - The threshold is reached, and the window would be full again soon.
+    - The request would not fit.
     """
     covered = turn.older_than(kept_count)
     if turn.is_due and _fills_window_soon(turn, covered):
@@ -144,7 +162,7 @@ def _is_too_much(turn: Turn, kept_count: int) -> bool:
 def _fills_window_soon(turn: Turn, covered: frozenset[int]) -> bool:
     """Whether the messages beside a summary take more than a tenth of the window.
 
-    The messages that `keep` holds are not counted: they stay in any case.
+    The messages of `keep` are not counted, because they stay in any case.
     """
     history = turn.history
     not_counted = covered | turn.kept.indexes

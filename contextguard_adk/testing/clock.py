@@ -18,8 +18,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     `asyncio.sleep`, timeouts and `SimulatedLlm.latency_seconds` pass at once, and
     `loop.time()` tells how long they would have taken; it starts at 0. For use with
     `asyncio.Runner(loop_factory=VirtualTimeLoop)`, where nothing waits for processes or
-    a network. While a thread works for it (`asyncio.to_thread`, a listener that is no
-    coroutine function), it waits for real.
+    a network. While a thread works for the loop (`asyncio.to_thread`, a listener that
+    is no coroutine function), the loop waits for real.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[T]:
         """Has a thread call a function.
 
-        Until the function has returned, the clock does not jump.
+        The clock does not jump before the function has returned.
         """
         future = super().run_in_executor(executor, func, *args)
         self._clock.thread_futures.add(future)
@@ -63,10 +63,10 @@ class _Clock(selectors.DefaultSelector):
 
         There are three cases:
 
-        - No timer is set (None), or one is due (0): no virtual time passes.
-        - No thread works: the time until the timer passes at once.
-        - A thread works: the loop waits for real. If an event comes before the timer,
-          no virtual time passes.
+        - No timer is set (None), or a timer is due (0): no virtual time passes.
+        - A timer is set, and no thread works: the time until the timer passes at once.
+        - A timer is set, and a thread works: the loop waits for real. If an event comes
+          before the timer, no virtual time passes.
 
         Args:
             timeout: The seconds until the next timer; None for no timer.

@@ -33,12 +33,12 @@ class RecordedRequest:
 
     Attributes:
         contents: The contents of the request.
-        system_instruction: The text of its system instruction.
-        config: A copy of its config.
-        prompt_tokens: Its tokens: system instruction, tools and contents.
-        is_summary: Whether it asks for a summary.
+        system_instruction: The text of the system instruction.
+        config: A copy of the config.
+        prompt_tokens: The tokens of system instruction, tools and contents.
+        is_summary: Whether the request asks for a summary.
         stream: Whether the answer is streamed.
-        rejected: Why it was refused; None if it was accepted.
+        rejected: Why the request was refused; None if it was accepted.
         response: The final answer; None if there was none.
         cached_tokens: The prompt tokens that a prompt cache served; 0 without a cache.
     """
@@ -60,7 +60,10 @@ class RecordedRequest:
 
 
 _FIRST_REPORTING_CALL = {"last": 0, "late": 4, "never": math.inf}
-"""The number of the first agent call that reports its usage, by the setting `usage`."""
+"""The number of the first agent call that reports its usage, by the setting `usage`.
+
+The first call of all has the number 1, so all calls report usage from 0 on.
+"""
 
 _CACHED_PROMPTS = 4
 """A prompt cache keeps this number of prompts."""
@@ -182,19 +185,21 @@ class SimulatedLlm(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers a request, with `stream` in parts before the whole, or refuses it.
+        """Answers a request, or refuses the request by an error.
+
+        With `stream`, partial answers come before the whole answer.
 
         Raises:
             InvalidRequestError: The contents break a structural rule.
             ContextOverflowError: The prompt exceeds `context_window`.
-            Exception: What the script asks for.
+            Exception: The script asks for this error.
         """
         record = self._receive(llm_request, stream)
         self._judge(record)
         if self.prompt_cache:
             self._use_cache(record, llm_request)
 
-        # The calls are counted before the wait, in which others may come.
+        # During the wait, other calls may come. They must not count here.
         agent_calls = self.calls - self.summaries
         reports_usage = agent_calls >= _FIRST_REPORTING_CALL[self.usage]
         await asyncio.sleep(self.latency_seconds)
@@ -266,9 +271,10 @@ class SimulatedLlm(BaseLlm):
             raise provider.ContextOverflowError(text)
 
     def _use_cache(self, record: RecordedRequest, request: LlmRequest) -> None:
-        """Records how much of a prompt the cache has, and puts the prompt into it.
+        """Records how much of a prompt the cache serves, and caches the prompt.
 
-        The cache serves the longest beginning that the prompt shares with a cached one.
+        The cache serves the longest beginning that the prompt has in common with one of
+        the cached prompts.
         """
         prompt = provider.list_prompt_texts(request)
         shared_tokens = [
@@ -283,7 +289,10 @@ class SimulatedLlm(BaseLlm):
         del self._cached[:-_CACHED_PROMPTS]
 
     def _next_summary(self, request: LlmRequest) -> Reply | Awaitable[Reply]:
-        """Returns the next of `summary_replies`, or excerpts if there is none."""
+        """Returns the next of `summary_replies`; excerpts after the last one.
+
+        Without `summary_replies`, each summary is made of excerpts.
+        """
         if callable(self.summary_replies):
             return self.summary_replies(request)
 
@@ -302,7 +311,7 @@ class SimulatedLlm(BaseLlm):
         if callable(self.script):
             return self.script(request)
 
-        # Answers without a script count as well: one may be set later.
+        # Replies without a script count as well, because a script may be set later.
         index = self._counts["replies"]
         self._counts["replies"] += 1
         if self.script is None:
@@ -312,9 +321,10 @@ class SimulatedLlm(BaseLlm):
         return "Done."
 
     def _build_response(self, reply: _Answer) -> LlmResponse:
-        """Makes a response of a scripted reply; ADK may change the response.
+        """Makes a response of a reply, with the facts that every response has.
 
-        The response names its model. With `call_ids`, its tool calls have ids.
+        The response has the name of the model, and `partial` is False if the reply does
+        not set it. With `call_ids`, tool calls without an id get one.
         """
         response = _to_response(reply)
         if not response.model_version:
@@ -330,7 +340,7 @@ class SimulatedLlm(BaseLlm):
     def _record_answer(
         self, record: RecordedRequest, response: LlmResponse, reports_usage: bool
     ) -> None:
-        """Bills and records an answer; with `reports_usage`, adds its usage to it.
+        """Bills and records an answer; with `reports_usage`, adds usage to the answer.
 
         The usage of a scripted response stays as it is.
         """
@@ -346,11 +356,15 @@ class SimulatedLlm(BaseLlm):
                 total_token_count=total_tokens,
                 cached_content_token_count=record.cached_tokens or None,
             )
+        # ADK may change the response itself.
         record.response = response.model_copy(deep=True)
 
 
 def _acknowledge(request: LlmRequest) -> str:
-    """Returns an answer that repeats the last line of the user's newest text."""
+    """Returns an answer that repeats the last line of the user's newest text.
+
+    At most 60 characters are repeated.
+    """
     user_texts = [
         part.text
         for content in request.contents
@@ -360,13 +374,13 @@ def _acknowledge(request: LlmRequest) -> str:
     ]
     newest_text = user_texts[-1] if user_texts else ""
 
-    # The guard may have put other texts before the user's own, which stands last.
+    # The guard may have put other texts before the user's own words, which stand last.
     newest_line = newest_text.rstrip().rpartition("\n")[2]
     return f"Acknowledged: {newest_line[:60]}" if newest_line else "Acknowledged."
 
 
 def _to_response(reply: _Answer) -> LlmResponse:
-    """Makes a response of a scripted reply; the reply itself is not changed later."""
+    """Makes a response of a copy of a reply, because ADK may change the response."""
     if isinstance(reply, LlmResponse):
         return reply.model_copy(deep=True)
 
@@ -406,7 +420,7 @@ def _split_response(response: LlmResponse) -> Iterator[LlmResponse]:
 
 
 def _split_part(part: types.Part) -> Iterator[types.Part]:
-    """Yields the text of a part in thirds; a part without text as a whole."""
+    """Yields the text of a part in thirds; yields a copy of a part without text."""
     text = part.text
     if not text:
         yield part.model_copy(deep=True)

@@ -1,4 +1,7 @@
-"""The rules of `SimulatedLlm`: it counts, rejects and summarizes requests by them."""
+"""The rules by which `SimulatedLlm` counts, rejects and summarizes requests.
+
+A flaw is a rule of the provider that contents break.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ def find_violation(contents: list[types.Content]) -> str | None:
 
     "contents.2: text content blocks must be non-empty"
 
-    Returns None if it has no objection.
+    Returns None if the contents have no flaw.
     """
     if not contents:
         return "contents is not specified"
@@ -134,7 +137,7 @@ def find_violation(contents: list[types.Content]) -> str | None:
             return f"contents.{index}: {flaws[0]}"
         open_calls = [p.function_call for p in parts if p.function_call]
 
-    # No content is left to answer the calls of the last one.
+    # After the last content, nothing answers its calls.
     flaws_at_end = list(_list_broken_pairs(open_calls, []))
     if flaws_at_end:
         return f"contents.{len(contents)}: {flaws_at_end[0]}"
@@ -142,7 +145,7 @@ def find_violation(contents: list[types.Content]) -> str | None:
 
 
 def _list_flaws(content: types.Content) -> Iterator[str]:
-    """Yields the flaws of a content, whatever stands before and after it."""
+    """Yields the flaws of a content that do not depend on other contents."""
     if content.role not in ("user", "model"):
         yield "Please use a valid role: user, model."
     if not content.parts:
@@ -171,10 +174,18 @@ def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
 def _list_broken_pairs(
     calls: list[types.FunctionCall], responses: list[types.FunctionResponse]
 ) -> Iterator[str]:
-    """Yields a flaw for each response without a call, and one for all open calls."""
+    """Yields the flaws in the pairs of calls and responses.
+
+    Each response without a call is a flaw. All calls without a response together are
+    one flaw.
+
+    Args:
+        calls: The calls of a content.
+        responses: The responses of the next content.
+    """
     unanswered = list(calls)
-    # Responses with an id come first: otherwise one without an id could take the call
-    # of another.
+    # A response without an id could take the call that has the id of another response.
+    # So the responses with an id choose first.
     with_id = [response for response in responses if response.id]
     without_id = [response for response in responses if not response.id]
     for response in [*with_id, *without_id]:
@@ -193,9 +204,10 @@ def _list_broken_pairs(
 def _find_answered(
     calls: list[types.FunctionCall], response: types.FunctionResponse
 ) -> types.FunctionCall | None:
-    """Finds the call that a response answers; None if there is none.
+    """Finds the call that a response answers; None if there is no such call.
 
-    If both have an id, the ids must be equal. Otherwise the names must be.
+    If call and response have an id, the ids must be equal. Otherwise the names must be
+    equal.
     """
     if response.id:
         for call in calls:
@@ -203,8 +215,9 @@ def _find_answered(
                 return call
 
     for call in calls:
-        have_ids = bool(call.id and response.id)  # The ids differ: see above.
-        if call.name == response.name and not have_ids:
+        # After the loop above, two ids can only be different ones.
+        have_different_ids = bool(call.id and response.id)
+        if call.name == response.name and not have_different_ids:
             return call
     return None
 
@@ -241,9 +254,10 @@ def _list_part_texts(part: types.Part) -> Iterator[str]:
 
 
 def read_system(request: LlmRequest) -> types.Content:
-    """Returns a request's system instruction as a content; one without parts for none.
+    """Returns a request's system instruction as a content.
 
-    The instruction may be a content, a text, a part, or a list of texts and parts.
+    The instruction may be a content, a text, a part, or a list of texts and parts. For
+    a request without an instruction, the content has no parts.
     """
     instruction: Any = request.config.system_instruction
     if isinstance(instruction, types.Content):
@@ -252,10 +266,10 @@ def read_system(request: LlmRequest) -> types.Content:
 
 
 def list_prompt_texts(request: LlmRequest) -> list[tuple[str, str]]:
-    """Lists a prompt's texts in order, each after the place that it belongs to.
+    """Lists the texts of a prompt in order, as pairs of a place and a text.
 
-    The place of tools and system instruction is "head"; that of a content is its index
-    and its role, such as "3 user".
+    Tools and system instruction have the place "head". The place of a content's texts
+    is the index and the role of the content, such as "3 user".
     """
     tool_texts = [_to_json_text(tool) for tool in request.config.tools or []]
     system_texts = list_content_texts([read_system(request)])
@@ -297,9 +311,10 @@ def count_shared_tokens(
     new_prompt: list[tuple[str, str]],
     token_ratio: float | None,
 ) -> int:
-    """Counts the tokens with which two prompts begin in common; 0 if the heads differ.
+    """Counts the tokens of the beginning that two prompts have in common.
 
-    The head of a prompt is its tools and its system instruction.
+    The head of a prompt is its tools and its system instruction. If the heads differ,
+    the result is 0.
 
     Args:
         old_prompt: The items of a prompt, a place and a text each, as
@@ -335,7 +350,7 @@ def count_shared_tokens(
 def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
     """Counts the tokens of texts.
 
-    `token_ratio` are the tokens per four UTF-8 bytes; None counts by BPE.
+    `token_ratio` is the number of tokens per four UTF-8 bytes; None counts by BPE.
     """
     if token_ratio is not None:
         utf8_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -357,14 +372,15 @@ def _count_slice(text: str) -> int:
 def load_encoding(name: str) -> tiktoken.Encoding:
     """Loads a vocabulary of tiktoken, such as "o200k_base".
 
-    If litellm ships its vocabularies, they are read from there. Otherwise tiktoken
-    reads its own cache, or downloads the vocabulary.
+    If litellm is installed, the vocabulary comes from a folder of litellm. Otherwise
+    tiktoken reads the vocabulary from its own cache, or downloads it.
     """
     import tiktoken
 
     shipped_folder = _find_shipped_folder()
-    # tiktoken takes the folder from the environment alone, so the variable is set while
-    # the vocabulary is loaded. The lock keeps other threads from restoring it.
+    # tiktoken takes the folder from an environment variable alone. So the variable is
+    # set while the vocabulary is loaded, and then has its earlier value again. The lock
+    # keeps two threads from doing so at once.
     with _loading:
         user_folder = os.environ.get(_CACHE_VARIABLE)
         if shipped_folder is not None:
@@ -378,7 +394,7 @@ def load_encoding(name: str) -> tiktoken.Encoding:
 
 
 def _find_shipped_folder() -> Path | None:
-    """Returns the folder of the vocabularies that litellm ships; None without them."""
+    """Returns litellm's folder of vocabularies; None if there is no such folder."""
     litellm = importlib.util.find_spec("litellm")
     if litellm is None or not litellm.submodule_search_locations:
         return None
@@ -396,7 +412,7 @@ def _to_json_text(value: Any) -> str:
 
 
 def looks_like_summary_request(request: LlmRequest) -> bool:
-    """Whether a request asks for a summary: by the guard's or ADK's own prompt."""
+    """Whether a request asks for a summary, by a prompt of the guard or of ADK."""
     prompt = "\n".join(list_content_texts(request.contents[-1:]))
     is_of_guard = bool(_IN_PLACE.match(prompt) or _FENCE.search(prompt))
     is_of_adk = prompt.startswith(_ADK_PROMPT)
@@ -406,13 +422,14 @@ def looks_like_summary_request(request: LlmRequest) -> bool:
 def read_summary_material(request: LlmRequest) -> str:
     """Returns the material that a request wants summarized, without the prompt.
 
-    The prompt is the last content of the request:
+    The last content of the request is one of these:
 
-    - The guard's prompt for a summary in place: the contents before it are the
-      material.
-    - The prompt of ADK's `LlmEventSummarizer`: the material follows it.
-    - The guard's other prompt: the material stands in fenced blocks.
-    - Any other text: all of the text is the material.
+    - The guard's prompt for a summary in place: the material is in the contents before
+      the prompt.
+    - The prompt of ADK's `LlmEventSummarizer`: the material stands after the prompt, in
+      the same content.
+    - The guard's other prompt: the material stands in fenced blocks of the prompt.
+    - Any other text: the whole text is the material.
     """
     prompt = "\n".join(list_content_texts(request.contents[-1:]))
     if _IN_PLACE.match(prompt):
@@ -435,7 +452,7 @@ def _read_blocks(text: str, marker: str) -> list[str]:
     """Returns the texts of all blocks that a prompt fences with a marker.
 
     With the marker "7f3a", a block stands between the lines "<transcript-7f3a>" and
-    "</transcript-7f3a>", or the same lines with another word than "transcript".
+    "</transcript-7f3a>". In both lines, another word may stand for "transcript".
     """
     blocks: list[str] = []
     block_lines: list[str] = []
@@ -456,12 +473,13 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     """Summarizes by excerpts: keeps the head and the tail of each line.
 
-    While the excerpts take more than the request allows, the first of these steps that
-    is possible makes them shorter:
+    At first, only lines of more than 240 characters are shortened. While the excerpts
+    take more tokens than the request allows, the first of these steps that is possible
+    makes the excerpts shorter:
 
-    1. The lines are shortened to half of their length, down to 60 characters.
-    2. An eighth of the lines is left out, until one line is left.
-    3. This line is cut in half.
+    1. The length of lines is halved. The shortest length is 60 characters.
+    2. About an eighth of the lines is left out. At least one line stays.
+    3. The only line is cut in half.
     """
     max_tokens = request.config.max_output_tokens or _SUMMARY_TOKENS
     line_chars = _LINE_CHARS
@@ -474,7 +492,9 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
             line_chars //= 2
             lines = [_shorten(line, line_chars) for line in lines]
         elif len(lines) > 1:
-            # Newer lines count for more, so the removed ones follow the first third.
+            # The oldest lines have the task, the newest lines have the last steps. So
+            # lines after the first third are removed: of the lines 1 to 9, these are
+            # [1 2 3 | 4 5 | 6 7 8 9] -> [1 2 3 6 7 8 9].
             first_removed = len(lines) // 3
             removed_count = 1 + len(lines) // 8
             del lines[first_removed : first_removed + removed_count]
@@ -485,7 +505,7 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
 
 
 def _shorten(line: str, max_chars: int) -> str:
-    """Returns a line, or its head and its tail if it is longer than `max_chars`."""
+    """Returns a line, shortened to head and tail if it is longer than `max_chars`."""
     if len(line) <= max_chars:
         return line
     head_chars = max_chars // 2
