@@ -385,7 +385,7 @@ def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> f
         return never_quiet
 
     # A preview shortens a long tool result in every request, however small. By default
-    # only an agent with the recall tool has previews. Here each agent may have the tool.
+    # only an agent with the recall tool has previews. Any agent may have the tool.
     preview = strategy.preview(window_tokens, has_recall=True)
     contents = [event.content for event in session.events if event.content]
     if preview and any(preview(content) for content in contents):
