@@ -8,7 +8,7 @@ A report is a dict, which `--json` prints unchanged. There are two forms:
   is a dict with the app's name as "app", and the lists "agents" and "problems".
 
 An agent in a list "agents" is a dict with the agent's name as "agent", and the items
-that `_describe_strategy` returns. A problem is a sentence.
+that `_describe_strategy` returns. A problem is a text.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def _check_folder(folder: Path) -> dict[str, Any]:
     app_folders = _find_app_folders(folder)
     # ADK's loader needs the folder above those of the apps.
     loader = AgentLoader(str(app_folders[0].parent))
+    # By the name of its folder, each app or the error that stopped its loading.
     apps = {each.name: _load(loader, each.name) for each in app_folders}
-    # The names of the agents and tools of all apps.
+    # The names of the agents and tools of all apps. An error has no agents or tools.
     all_names = set[str]()
     for app in apps.values():
         all_names |= _list_names(app)
@@ -233,7 +234,8 @@ def _check_app(name: str, app: object, all_names: set[str]) -> dict[str, Any]:
         known_names = _list_names(app)
         problems += _list_unknown("agents", guard.settings.agents, known_names)
     else:
-        # The settings are for all apps. `_check_folder` checks their agents once.
+        # The settings may be shared by all apps. Then `_check_folder` checks the names
+        # of agents in them once, with the names of all apps.
         known_names = all_names
     if len(guards) > 1:
         problems.append("two guards: where both guard an agent, the second is idle")

@@ -250,14 +250,16 @@ def _plan_turn(folder: Path, paths: list[Path]) -> Turn:
 
 
 class FileTools:
-    """Read-only tools for the source files of one folder; no path leads out of it."""
+    """Read-only tools for the source files of one folder; no path leads out of it.
+
+    The docstrings of the tools are for the model, which reads them.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
 
     def list_files(self, directory: str = ".") -> dict[str, Any]:
         """Lists the files in a folder, by default the top, and its subfolders."""
-        # The docstrings of `list_files` and `read_file` are sent to the model.
         folder = self._find(directory)
         if folder is None:
             return {"error": f"the project has no folder {directory!r}"}
@@ -590,8 +592,8 @@ class DemoRun:
             sizes = f"{tokens_before:,} → {tokens_after:,} tokens"
             print_line(f"    compaction {self.compactions}: {sizes}", "cyan")
 
-        # A warning comes before the answer and has only an estimate of the request. So
-        # it is printed here, with the provider's count.
+        # A warning comes before the answer, with an estimate of the request. It is
+        # printed here, after the answer, with the provider's count in its place.
         if self.pressures and record.real_tokens:
             share = record.real_tokens / self.window_tokens
             print_line(
