@@ -287,13 +287,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     made_for: ClassVar[str] = ""
-    """The name of a class that errors have; "" for the name of the settings' class."""
+    """The name of a class, for errors; "" for the name of the settings class itself."""
 
     if not TYPE_CHECKING:  # Checkers know the settings as arguments.
 
         def __init__(self, *args: object, **values: Any) -> None:
             class_name = self.made_for or type(self).__name__
-            if args:
+            if args:  # The error has an example with the name of a setting.
                 first_setting = next(iter(type(self).model_fields))
                 raise TypeError(
                     f"{class_name}: settings are given by name, as in "
@@ -305,6 +305,7 @@ class Settings(BaseModel):
             except ValidationError as error:
                 problems = find_problems(error, values)
                 message = f"{class_name}: {join_problems(problems)}"
+                # The message says all that pydantic's error says.
                 raise ConfigError(message, problems) from None
 
     @classmethod

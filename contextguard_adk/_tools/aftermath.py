@@ -244,7 +244,10 @@ def list_recalled(
 def _list_needed_after(
     index: int, model_calls: Sequence[tuple[RecordedCall, Sequence[Needed]]]
 ) -> list[Needed]:
-    """Returns the values that model calls needed after the event at an index."""
+    """Returns the values that the model calls after an event needed.
+
+    `index` is the index of the event, and `RecordedCall.index` that of a response.
+    """
     needed_later = list[Needed]()
     for model_call, needed in model_calls:
         if model_call.index > index:

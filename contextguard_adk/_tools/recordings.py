@@ -408,7 +408,8 @@ def _replace_write(
 
     SQLAlchemy calls this function before it runs a statement. A statement that reads is
     returned unchanged. Any other statement, such as ADK's CREATE TABLE for a missing
-    table, is replaced by "SELECT 1", which has no effect.
+    table, is replaced by "SELECT 1", which has no effect. The arguments that this
+    function does not read are those that SQLAlchemy gives as well.
     """
     text = statement.lstrip().upper()
     is_reading = text.startswith(_READING)
@@ -530,9 +531,10 @@ def read_facts(event: Event) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float:
-    """Reads a number that a session stores; any value but a number from 0 to 2^53 is 0.
+    """Reads a number from 0 to 2^53 in a session; any other value counts as 0.
 
-    A session is untrusted. Up to 2^53 a float has every whole number.
+    A session is untrusted, so the value may be anything. Up to 2^53 a float can have
+    each whole number.
     """
     if isinstance(value, int | float) and 0 <= value <= 2**53:
         return value
