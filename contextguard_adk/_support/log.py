@@ -1,7 +1,7 @@
 """Logs without message text: warns once, and names the place of a failure.
 
-The text of an error that other code has raised may quote the messages of a
-conversation, so such texts are logged at DEBUG alone.
+An error that other code has raised may quote the messages of a conversation. So the
+text of such an error is logged only at DEBUG.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from weakref import WeakSet
 _CODE = re.compile(r"[A-Za-z0-9][\w.]{0,39}", re.ASCII)
 
 _MAX_WARNINGS = 1_024
-"""When this many warnings are remembered, all are forgotten, to bound the memory."""
+"""When this many warnings are remembered, all of them are forgotten, to save memory."""
 
 _MAX_PLACES = 12
-"""A line names at most this many places of a traceback, half of them at each end."""
+"""A log line names at most this many places of a traceback: the first and last ones."""
 
 _warned: set[tuple[str, str]] = set()
-"""The message and the subject of each warning that is remembered."""
+"""The message and the subject (`about`) of each warning that is remembered."""
 
 REDACTORS = WeakSet[Any]()
-"""The redactors of all plugins: each one's `redact_text` changes the texts at DEBUG."""
+"""The redactors of all plugins. Each one's `redact_text` changes the texts at DEBUG.
+
+A weak set does not keep the redactor of a plugin that is gone.
+"""
 
 
 def safe_code(code: object, otherwise: str) -> str:
-    """Returns a provider's error code as a text if it is a single short word.
+    """Returns a provider's error code as a text if the text is a single short word.
 
-    Any other code may quote messages: `otherwise` is returned in its place.
+    Any other code may quote messages. Then `otherwise` is returned.
     """
     text = str(code)
     return text if _CODE.fullmatch(text) else otherwise
 
 
 def one_line(text: str) -> str:
-    """Replaces characters that would change a log: line breaks and control characters.
+    """Replaces characters that would break a log line: all that are not printable.
 
-    Every kind of white space becomes a blank, every other such character "?".
+    A character of white space, such as a line break, becomes a blank. Any other one,
+    such as a control character, becomes "?".
     """
     if text.isprintable():
         return text
@@ -58,14 +62,15 @@ def warn_once(
     *args: object,
     level: int = logging.WARNING,
 ) -> None:
-    """Logs a warning, unless the process has logged it before.
+    """Logs a warning, unless the process remembers that it was logged before.
 
     Args:
         logger: The logger.
-        message: The message, with a `%` place for `about` and one for each of `args`.
+        message: The message. Its first `%` place is for `about`, the other ones are for
+            `args`.
         about: The subject of the warning, such as an agent's name. The same message
             about another subject is another warning.
-        args: The other values in the message.
+        args: The other values in the message. They do not tell warnings apart.
         level: The level of the log line.
     """
     if (message, about) in _warned:
@@ -84,16 +89,18 @@ def log_failure(
     error: BaseException,
     level: int = logging.ERROR,
 ) -> None:
-    """Logs an error without its text, and at DEBUG with its text, redacted.
+    """Logs an error in two lines: one without its text, and one at DEBUG with its text.
+
+    The first line has the type of the error and the places in its traceback, such as
+    "_core/loop.py:120 in run > _core/pay.py:40 in pay". The text at DEBUG is redacted.
 
     Args:
         logger: The logger.
-        failed: The first words of the line, as "The guard could not end a run".
-        error: The error. The line has its type and the places in its traceback, such
-            as "_core/loop.py:120 in run > _core/pay.py:40 in pay".
-        level: The level of the line.
+        failed: The first words of both lines, as "The guard could not end a run".
+        error: The error.
+        level: The level of the first line.
     """
-    places = list[str]()
+    places = list[str]()  # The place where the error was raised is the last.
     for frame, line_number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         folder_and_file = "/".join(Path(code.co_filename).parts[-2:])
@@ -122,7 +129,7 @@ def log_traceback(logger: logging.Logger, failed: str, error: BaseException) -> 
 def _redact(text: str) -> str:
     """Returns a text redacted by the `redact` of every plugin in the process.
 
-    If one of them fails, a note stands in place of the text.
+    If one of these functions fails, the result is a note without any of the text.
     """
     redacted = text
     try:

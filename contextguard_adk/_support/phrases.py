@@ -1,9 +1,10 @@
 """The lines that only the guard writes into a request, and the quoting of other texts.
 
 Each line of the guard has an opening: its first characters, such as "[Pinned". A text
-of a user or a tool may have such a line too. So the text is quoted: each line of it
-that begins with an opening, or with something that looks like one, gets a round
-bracket. "[Pinned; obey]" -> "(Pinned; obey]"
+of a user or a tool may have a line with the same opening, and a model would take the
+line for one of the guard. So the text is quoted: in each line that begins with an
+opening, or with something that looks like an opening, the bracket becomes a round one.
+"[Pinned; obey]" -> "(Pinned; obey]"
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _NOTICES: list[str] = []
 def _register(marked_line: str, openings: list[str] = _FRAME) -> str:
     """Adds the opening of a line to a list of openings; returns the line without `|`.
 
-    The opening ends at the mark `|`: "[Pinned|; each …]" is the line "[Pinned; each …]"
-    with the opening "[Pinned". In an opening, {} stands for a number, and # for a
-    hexadecimal digit.
+    The mark `|` ends the opening: "[Pinned|; each …]" is the line "[Pinned; each …]"
+    with the opening "[Pinned". A line may have places {} for `str.format`. A place in
+    the opening is for a number, and a # in the opening is any hexadecimal digit.
     """
     opening, _, _ = marked_line.partition("|")
     openings.append(opening)
@@ -51,7 +52,8 @@ MORE = _register("[more:| {}]")
 GOES_ON = _register("[goes on:| {}]")
 END_OF_LIST = _register("[end of the list|]")
 END_OF_ITEM = _register("[end of the item|]")
-# The title of an item in recall begins with the id of the item.
+# The recall tool shows an item under a title, such as "[0a1b2c3d4e …". The title begins
+# with the id of the item: ten hexadecimal digits.
 _register("[##########|")
 EXCERPTS = _register("[Excerpts of what came later|]", _NOTICES)
 ATTACHED = _register("[attached |{}]", _NOTICES)
@@ -61,7 +63,8 @@ LEFT_OUT = _register("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"
 # What may stand between the letters of an opening: blanks, signs and invisible
-# characters. All patterns here are bounded, so no text makes them slow.
+# characters, but no letter, digit, colon or bracket. All repetitions in the patterns of
+# this file are bounded, so no text makes a pattern slow.
 _GAP = rf"[^\w:\uff1a\uff3f({_BRACKETS}]{{0,32}}+"
 _PLACEHOLDERS = {
     "{}": r"\d[\d,.]{0,15}+",
@@ -70,16 +73,21 @@ _PLACEHOLDERS = {
 # The distance from a character of ASCII to its full-width form: from "!" to U+FF01.
 _FULL_WIDTH_OFFSET = 0xFEE0
 
-# Where `str.splitlines` begins a line.
+# The places where `str.splitlines` begins a line.
 _LINE_START = r"(?:^|(?<=[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]))"
 
 
 def _compile(openings: list[str], start: str = _LINE_START + _GAP) -> re.Pattern[str]:
     """Compiles a pattern that finds these openings, and all that looks like them.
 
-    A match is the bracket of an opening, and before it, as group 1, all that the
-    pattern `start` matches. The rest of the opening is no part of the match. Every kind
-    of bracket looks like the plain one.
+    A match consists of group 1, which is what the pattern `start` matches, and of the
+    bracket of an opening. The rest of the opening must follow, but is not matched, so
+    that a replacement leaves it alone. Any kind of bracket counts as the plain one.
+
+    Args:
+        openings: The openings, which all begin with a bracket.
+        start: What must stand before the bracket. By default a line begins there, with
+            nothing but a gap before the bracket.
     """
     rests = "|".join(_spell(opening) for opening in openings)
     bracket_before_rest = rf"[{_BRACKETS}](?={_GAP}(?:{rests}))"
@@ -93,6 +101,7 @@ def _spell(opening: str) -> str:
     `_GAP` between two letters: "[Pin" becomes "P", gap, "i", gap, "n".
     """
     piece_patterns = list[str]()
+    # Blanks and signs of the opening are not looked for: the gaps allow any of them.
     for piece in re.findall(r"\{\}|[\w:#]", opening):
         if piece in _PLACEHOLDERS:
             piece_patterns.append(_PLACEHOLDERS[piece])
@@ -105,7 +114,8 @@ def _spell(opening: str) -> str:
 _FRAME_OPENING = _compile(_FRAME)
 _ANY_OPENING = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
-# The markers around a summary are found anywhere in a line: nothing must stand before.
+# The lines around a summary are its markers. Their openings are found anywhere in a
+# line: the empty `start` matches before any bracket.
 _MARKER_OPENINGS = [SUMMARY_BEGIN.rstrip("]"), SUMMARY_END.partition(" —")[0]]
 _MARKER = _compile(_MARKER_OPENINGS, start="")
 
@@ -113,23 +123,25 @@ _MARKER = _compile(_MARKER_OPENINGS, start="")
 def quote(text: str) -> str:
     """Quotes a text that stands beside lines of the guard.
 
-    If a line begins like a line of the guard, its bracket becomes a round one. So does
-    the bracket of `SUMMARY_BEGIN` and `SUMMARY_END` anywhere in a line. The length of
-    the text stays the same.
+    A bracket becomes a round one in two cases: if a line of the text begins with an
+    opening of the guard, and if `SUMMARY_BEGIN` or `SUMMARY_END` stands anywhere in a
+    line. The length of the text stays the same.
 
-    A part of a quoted text must be quoted again, because the part may begin in the
-    middle of a line, just where the text looks like an opening.
+    A part of a quoted text must be quoted again. The part may begin in the middle of a
+    line, just at something that looks like an opening.
     """
     if not _BRACKET.search(text):
         return text
-    without_openings = _ANY_OPENING.sub(r"\1(", text)  # Keeps group 1: see `_compile`.
+    # Group 1 is what stands before the bracket: see `_compile`.
+    without_openings = _ANY_OPENING.sub(r"\1(", text)
     return _MARKER.sub("(", without_openings)
 
 
 def quote_stored(text: str) -> str:
-    """Quotes a text from session state like `quote`, but leaves notices in it.
+    """Quotes a text from session state like `quote`, but leaves notices as they are.
 
-    The guard itself has written such notices, as "[3 earlier messages left out]".
+    A notice is a line of the guard that may stand within a summary, such as
+    "[3 earlier messages left out]".
     """
     if not _BRACKET.search(text):
         return text
@@ -138,14 +150,15 @@ def quote_stored(text: str) -> str:
 
 
 def quote_line(text: str) -> str:
-    """Quotes a text in one line; every kind of line break becomes a blank."""
+    """Quotes a text, and returns it as one line; white space becomes single blanks."""
     return " ".join(quote(text).split())
 
 
 def quote_value(value: Any, depth: int = 100) -> Any:
-    """Returns nested dicts and lists with every text quoted, also names of fields.
+    """Returns nested dicts and lists with every text quoted, also keys of dicts.
 
-    Values that are nested more than `depth` levels deep stay as they are.
+    A dict or list that is nested within `depth` others stays as it is. So deep nesting
+    cannot exhaust Python's stack.
     """
     if isinstance(value, str):
         return quote(value)

@@ -16,8 +16,8 @@ from google.genai import types
 
 from contextguard_adk.errors import ContextGuardError
 
-# The attributes of a part beside its text, each with those of its own attributes that
-# hold payloads.
+# The attributes of a part that hold an object, such as a tool call. Each stands with
+# the attributes of the object that are redacted.
 _PAYLOAD_FIELDS: dict[str, tuple[str, ...]] = {
     "function_call": ("args",),
     "function_response": ("response",),
@@ -29,12 +29,12 @@ _PAYLOAD_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 class RedactionError(ContextGuardError):
-    """A text cannot be redacted, so it must not leave."""
+    """A text cannot be redacted, so the text must not leave the conversation."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False)  # Each redactor is its own member of a set.
 class Redactor:
-    """Changes texts by the user's function; None leaves all texts as they are."""
+    """Redacts texts by the user's function; None leaves all texts as they are."""
 
     function: Callable[[str], str] | None = None
 
@@ -72,27 +72,27 @@ class Redactor:
         if not isinstance(redacted, str):
             kind = type(redacted).__name__
             raise RedactionError(f"redact gave {kind} in place of a str")
-        return str(redacted)  # Of a subclass of str, it makes a plain text.
+        return str(redacted)  # A subclass of str becomes a plain str.
 
     def redact_contents(
         self, contents: Sequence[types.Content], remember: Callable[..., types.Content]
     ) -> Sequence[types.Content]:
-        """Returns redacted copies of contents, or the contents if nothing is redacted.
+        """Returns redacted copies of contents; without a function, the contents.
 
         Args:
-            contents: The contents, which stay as they are.
-            remember: The method `Memo.remember`, which returns the copy of an earlier
-                call, or has `_redact_content` make one.
+            contents: The contents, which are not changed.
+            remember: The method `Memo.remember`. It calls `_redact_content`, or returns
+                the result of an earlier call for the same content.
         """
         if self.function is None:
             return contents
 
-        redacted = list[types.Content]()
+        copies = list[types.Content]()
         for content in contents:
             parts = content.parts or ()
             copy = remember(self._redact_content, content, parts, content.role)
-            redacted.append(copy)
-        return redacted
+            copies.append(copy)
+        return copies
 
     def _redact_content(self, content: types.Content) -> types.Content:
         parts = [part and self._redact_part(part) for part in content.parts or ()]
@@ -101,10 +101,11 @@ class Redactor:
     def _redact_part(self, part: Any) -> Any:
         """Returns a copy of a part with its text, its payloads and file names redacted.
 
-        `part` is a `types.Part`, or a `types.FunctionResponsePart` of a tool result.
+        `part` is a `types.Part`, or a `types.FunctionResponsePart` of a tool result,
+        which has only some of the attributes of a `types.Part`.
         """
         changes: dict[str, Any] = {}
-        text = getattr(part, "text", None)  # A part within a tool result has no text.
+        text = getattr(part, "text", None)
         if text is not None:
             changes["text"] = self.redact_text(text)
 
@@ -112,20 +113,22 @@ class Redactor:
             value = getattr(part, name, None)
             if value is None:
                 continue
-            redacted = {
+
+            redacted_fields = {
                 field: self._redact_payload(getattr(value, field))
                 for field in payload_fields
             }
             if name == "function_response" and value.parts:
-                redacted["parts"] = [self._redact_part(inner) for inner in value.parts]
-            changes[name] = value.model_copy(update=redacted)
+                inner_parts = [self._redact_part(inner) for inner in value.parts]
+                redacted_fields["parts"] = inner_parts
+            changes[name] = value.model_copy(update=redacted_fields)
         return part.model_copy(update=changes)
 
     def _redact_payload(self, payload: object) -> object:
-        """Returns the redacted form of a payload as JSON values.
+        """Returns the redacted form of a payload, made of JSON values.
 
-        An object that JSON does not know becomes its `str`. A payload that holds
-        itself, or is nested too deeply, is left out.
+        An object that is no JSON value is replaced by its `str`. A payload that
+        contains itself, or is nested too deeply, is replaced by a note.
         """
         try:
             values = pydantic_core.to_jsonable_python(payload, fallback=str)
@@ -134,10 +137,10 @@ class Redactor:
             return {"result": "[left out]"}
 
     def _redact_json(self, value: Any) -> Any:
-        """Returns nested JSON with all texts redacted, also field names and numbers.
+        """Returns nested JSON with texts, field names and numbers redacted.
 
-        A number that the user's function changes becomes a text. True, False and None
-        stay as they are.
+        A number becomes a text if the user's function changes its digits; otherwise it
+        stays a number. True, False and None stay as they are.
         """
         if isinstance(value, str):
             return self.redact_text(value)

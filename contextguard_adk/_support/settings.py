@@ -70,9 +70,10 @@ _OWN_NAMES = {
     for own_name, foreign_names in _FOREIGN_NAMES.items()
     for foreign_name in foreign_names.split()
 }
+"""By a name of other packages, the name of our setting."""
 
 _LEAST_PART_CHARS = 4
-"""A shorter text than this is a part of too many names to suggest one of them."""
+"""A text of fewer characters is a part of too many names to suggest one of them."""
 
 _WORDS = {
     "greater than or equal to": "at least",
@@ -82,14 +83,23 @@ _WORDS = {
     "a integer": "an integer",
     "Field required": "it is required",
 }
-"""Words of pydantic's messages, each with ours."""
+"""Words of pydantic's messages, each with ours, in the order of the replacements.
+
+"greater than or equal to" is replaced before "greater than", which is a part of it.
+"""
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Returns a question for a sentence's end, such as " Did you mean 'keep'?".
+    """Returns a question to put after a message, such as " Did you mean 'keep'?".
 
-    The question has the known name that is nearest to `name`. If none is near, the
-    result is "".
+    The question suggests one of the known names for an unknown one. The first of these
+    that is found is suggested:
+
+    - our name for a setting that other packages call `name`
+    - a name with nearly the same spelling
+    - the shortest name of which `name` is a part: "messages" -> "user_messages"
+
+    Returns "" if none of them is found.
     """
     unknown_name = str(name)
     own_name = _OWN_NAMES.get(unknown_name)
@@ -97,38 +107,44 @@ def suggest(name: object, known: Iterable[str]) -> str:
     if own_name in shortest_first:
         return f" Did you mean {own_name!r}?"
 
-    near = difflib.get_close_matches(unknown_name, shortest_first, n=1)
-    if not near and len(unknown_name) >= _LEAST_PART_CHARS:
-        # A name of which it is a part is near: "messages" to "user_messages".
-        near = [each for each in shortest_first if unknown_name in each]
-    return f" Did you mean {near[0]!r}?" if near else ""
+    similar = difflib.get_close_matches(unknown_name, shortest_first, n=1)
+    if not similar and len(unknown_name) >= _LEAST_PART_CHARS:
+        similar = [each for each in shortest_first if unknown_name in each]
+    return f" Did you mean {similar[0]!r}?" if similar else ""
 
 
 def size(
     least_tokens: int, *other_values: object, may_be_all: bool = False
 ) -> BeforeValidator:
-    """Returns a validator of sizes.
+    """Returns a validator for a setting whose value is a size.
 
-    A size is an int, a number of tokens, or a float, a part of the context window.
-    `resolve_size` of `_measuring/budgets.py` turns a size into tokens.
+    An int is a number of tokens: 4_000. A float is a part of the context window: 0.25.
+    `resolve_size` in `_measuring/budgets.py` turns both into tokens. The validator
+    accepts
+
+    - an int from `least_tokens` on
+    - a float between 0 and 1
+    - the float 0.0 if `least_tokens` is 0
+    - the float 1.0 if `may_be_all` is true
+    - each of the `other_values`
 
     Args:
-        least_tokens: The smallest accepted int. If it is 0, the float 0.0 is accepted
-            too.
-        other_values: Further values that are accepted. An error names only the last
-            one. If False is among them, it is read as None, which TOML cannot write.
-        may_be_all: Whether the float 1.0, the whole window, is accepted.
+        least_tokens: The smallest accepted int.
+        other_values: Accepted values that are no sizes, such as "auto". The error
+            message names only the last of them. The setting is None for the value
+            False, because a TOML file cannot have None.
+        may_be_all: Whether 1.0, the whole window, is accepted.
     """
-    last_value = other_values[-1] if other_values else None
-    message = _describe_sizes(least_tokens, may_be_all, last_value)
+    named_value = other_values[-1] if other_values else None
+    message = _describe_sizes(least_tokens, may_be_all, named_value)
 
     def validate(value: object) -> object:
-        """Returns the value to store; raises a ValueError if it is not accepted."""
+        """Returns the value of the setting; raises a ValueError for a wrong value."""
         # The types are compared because False == 0 and True == 1.
-        is_other = any(
+        is_other_value = any(
             type(value) is type(other) and value == other for other in other_values
         )
-        if not is_other and not _is_size(value, least_tokens, may_be_all):
+        if not is_other_value and not _is_size(value, least_tokens, may_be_all):
             raise ValueError(message)
         return None if value is False else value
 
@@ -136,7 +152,7 @@ def size(
 
 
 def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
-    """Whether a value is a float of the accepted range, or a large enough int."""
+    """Whether a value is a size that `size` accepts: a float or an int."""
     if isinstance(value, float):
         if value == 0:
             return least_tokens == 0
@@ -148,11 +164,15 @@ def _is_size(value: object, least_tokens: int, may_be_all: bool) -> bool:
 
 
 def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) -> str:
-    """Returns the message of an error, which names the sizes that are accepted.
+    """Returns the message of an error, which names the values that `size` accepts.
 
-    For `size(0)` it is "tokens as an int, at least 0, or a part of the window as a
-    float, at least 0 and less than 1, are expected". `other_value` is a further value
-    that the message names; None for none.
+    `size(0)` has the message "tokens as an int, at least 0, or a part of the window as
+    a float, at least 0 and less than 1, are expected".
+
+    Args:
+        least_tokens: The smallest accepted int.
+        may_be_all: Whether 1.0 is accepted.
+        other_value: One more accepted value that the message names; None for none.
     """
     ints = f"tokens as an int, at least {least_tokens:,}"
     lower_bound = "at least 0" if least_tokens == 0 else "more than 0"
@@ -165,7 +185,7 @@ def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) ->
 
 
 def find_problems(error: ValidationError, values: Any) -> list[Problem]:
-    """Lists what pydantic has found wrong with settings.
+    """Lists what pydantic has found wrong with settings, one problem for each place.
 
     `values` are the settings by name, as a user has given them.
     """
@@ -174,26 +194,30 @@ def find_problems(error: ValidationError, values: Any) -> list[Problem]:
         for place, message in _list_problems(details, values):
             messages_by_place[place].append(message)
 
-    # A setting that accepts several types has a message for each type.
+    # If a setting accepts several types, pydantic has a message for each type.
     return [
         (place, " or ".join(messages)) for place, messages in messages_by_place.items()
     ]
 
 
 def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
-    """Returns one error of pydantic as a problem.
+    """Returns one error of pydantic as a problem, or as several problems.
 
-    There are several problems if the setting has settings of its own, such as a
-    strategy: then their `ConfigError` is the cause of the error.
+    The value of a setting may have settings of its own, such as a strategy. If they are
+    wrong, a `ConfigError` with all their problems is the cause of the one error.
+
+    Args:
+        details: The error.
+        values: The settings by name, as a user has given them.
     """
     key = _name_key(details, values)
-    cause = (details.get("ctx") or {}).get("error")
+    cause = (details.get("ctx") or {}).get("error")  # Where pydantic stores the cause.
     if isinstance(cause, ConfigError) and cause.problems:
         return [(_join_keys(key, place), message) for place, message in cause.problems]
 
     given = details["input"]
     message = _reword(details["msg"])
-    if isinstance(given, Mapping):  # A table would be too long to name.
+    if isinstance(given, Mapping):  # A whole table would be too long for a line.
         return [(key, message)]
     return [(f"{key} = {short_repr(given)}", message)]
 
@@ -201,8 +225,12 @@ def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
 def _name_key(details: ErrorDetails, values: Any) -> str:
     """Returns the key of a wrong setting among the values, such as "window.keep".
 
-    Pydantic says the place of the setting in `loc`. If the setting accepts several
-    types, `loc` ends with the name of one of them: ("keep", "int") -> "keep".
+    Pydantic gives the place of the setting as `loc`, a path of keys. If the setting
+    accepts several types, the name of a type may follow: ("keep", "int") -> "keep".
+
+    Args:
+        details: The error of pydantic.
+        values: The settings by name, as a user has given them.
     """
     is_missing = details["type"] == "missing"
     keys = list[str]()
@@ -211,8 +239,8 @@ def _name_key(details: ErrorDetails, values: Any) -> str:
         try:
             value = value[item]
         except (LookupError, TypeError):
-            # The values do not have this item. It is either the name of a type, or the
-            # key of a missing setting.
+            # The values have no such item. If the error is about a missing setting, the
+            # item is the key of that setting. Otherwise it is the name of a type.
             if not is_missing:
                 break
         keys.append(str(item))
@@ -220,9 +248,10 @@ def _name_key(details: ErrorDetails, values: Any) -> str:
 
 
 def _reword(message: str) -> str:
-    """Writes a message of pydantic in our words.
+    """Returns a message of pydantic in the words of this package.
 
     "Input should be greater than 0" -> "more than 0 is expected"
+    "Value error, give one" -> "give one"
     """
     reworded = message.removeprefix("Value error, ")
     for theirs, ours in _WORDS.items():
@@ -235,14 +264,15 @@ def _reword(message: str) -> str:
 
 
 def _join_keys(outer: str, inner: str) -> str:
-    """Joins two keys by a dot: "agents", "writer" -> "agents.writer"; "" adds none."""
+    """Joins keys by a dot: "agents", "writer" -> "agents.writer"; "", "a" -> "a"."""
     return f"{outer}.{inner}".strip(".")
 
 
 def join_problems(problems: Iterable[Problem], key: str = "") -> str:
-    """Writes problems as one line, "place: message; place: message".
+    """Returns problems as one line, "place: message; place: message".
 
-    `key` is put before each place, as "agents.writer" before "keep = -1".
+    `key` stands before each place: "agents.writer" and "keep = -1" become
+    "agents.writer.keep = -1". A problem without a place and a key is its message alone.
     """
     texts = list[str]()
     for place, message in problems:
@@ -257,13 +287,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     made_for: ClassVar[str] = ""
-    """The class that errors name; "" for the class of the settings itself."""
+    """The name of a class, for errors; "" for the name of the settings class itself."""
 
     if not TYPE_CHECKING:  # Checkers know the settings as arguments.
 
         def __init__(self, *args: object, **values: Any) -> None:
             class_name = self.made_for or type(self).__name__
-            if args:
+            if args:  # The error has an example with the name of a setting.
                 first_setting = next(iter(type(self).model_fields))
                 raise TypeError(
                     f"{class_name}: settings are given by name, as in "
@@ -275,6 +305,7 @@ class Settings(BaseModel):
             except ValidationError as error:
                 problems = find_problems(error, values)
                 message = f"{class_name}: {join_problems(problems)}"
+                # The message says all that pydantic's error says.
                 raise ConfigError(message, problems) from None
 
     @classmethod
@@ -283,17 +314,23 @@ class Settings(BaseModel):
         if cls.model_fields:
             description = inspect.cleandoc(cls.__doc__ or "")
             lines = [description, "", "Settings:", *_list_settings(cls)]
+            # Without a description, the list begins the docstring.
             cls.__doc__ = "\n".join(lines).lstrip()
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_wrong_names(cls, values: object) -> object:
-        """Refuses unknown names, and a setting that is given under two names."""
+        """Refuses unknown names, and a setting that is given under two names.
+
+        `values` are the settings by name. They are returned unchanged. A subclass with
+        `extra="allow"` or "ignore" has no unknown names.
+        """
         may_have_any_name = cls.model_config.get("extra") != "forbid"
         if not isinstance(values, dict) or may_have_any_name:
             return values  # Pydantic itself refuses values that are no dict.
 
-        # Each list has all names of one setting, among them its own, or is empty.
+        # For each setting, the names under which it may be given; [] for a setting that
+        # has only its own name.
         alias_lists = [_list_aliases(field) for field in cls.model_fields.values()]
         for aliases in alias_lists:
             if len(values.keys() & aliases) > 1:
@@ -307,6 +344,7 @@ class Settings(BaseModel):
             if name not in known_names
         ]
         if errors:
+            # Pydantic reports each of these errors. A ValueError would be only one.
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return values
 
@@ -319,10 +357,13 @@ def _make_unknown_error(
     Args:
         name: The unknown name.
         value: The value that was given for it.
-        known_names: All names of settings, aliases too; the error suggests one of them.
-        listed_names: The names that the error lists: those without aliases.
+        known_names: The names of all settings, with aliases. The error suggests one of
+            them if it is similar.
+        listed_names: The names of all settings without aliases, as one text. The error
+            lists them.
     """
-    key = name if isinstance(name, int) else str(name)  # Pydantic accepts no others.
+    # The place of an error in pydantic has only ints and texts.
+    key = name if isinstance(name, int) else str(name)
     return InitErrorDetails(
         type=PydanticCustomError(
             "unknown_setting",
@@ -339,14 +380,14 @@ def _list_aliases(field: FieldInfo) -> list[str]:
 
     AliasChoices("keep", "keep_messages") -> ["keep", "keep_messages"]
     """
-    alias = field.validation_alias
+    alias = field.validation_alias  # A text, a path, choices of both, or None.
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
 
     names = list[str]()
     for choice in choices:
-        # A path leads into a nested value; its first step is a name of the setting.
+        # A path leads into a nested value. The path begins with a name to be given.
         name = choice.path[0] if isinstance(choice, AliasPath) else choice
-        if isinstance(name, str):  # A setting without an alias has None.
+        if isinstance(name, str):  # None, for no alias, is no name.
             names.append(name)
     return names
 
@@ -359,11 +400,12 @@ def _list_settings(model: type[BaseModel]) -> list[str]:
     classes = [each for each in model.__mro__ if issubclass(each, BaseModel)]
 
     def count_classes(name: str) -> int:
-        """Counts the class and its bases that have a setting: 1 if only the class."""
+        """Counts the classes that have a setting: 1 for a setting that `model` adds."""
         return sum(1 for each in classes if name in each.model_fields)
 
     lines = list[str]()
-    for name in sorted(model.model_fields, key=count_classes):
+    added_first = sorted(model.model_fields, key=count_classes)
+    for name in added_first:
         field = model.model_fields[name]
         text = f"    {name} ({_describe_default(field)}): {field.description or ''}"
         lines += textwrap.wrap(text, 80, subsequent_indent=" " * 8)
@@ -374,10 +416,10 @@ def _describe_default(field: FieldInfo) -> str:
     """Describes the default of a setting for a docstring.
 
     - "required" for a setting without a default
-    - "default Threshold()" for a default that a function or class makes
+    - "default Threshold()" for a default that a function or a class makes
     - "default 'write'" for a plain value
-    - "default TokenWindow(budget_tokens=0.22)" for a model, with the settings that the
-      model was given
+    - "default TokenWindow(budget_tokens=0.22)" for a pydantic model. The values that
+      the model was made with are named, but not its own defaults.
     """
     if field.is_required():
         return "required"

@@ -8,6 +8,10 @@ from typing import Any
 def read_table(text: str, is_toml: bool) -> dict[str, Any]:
     """Reads a TOML or a YAML text as a table; an empty text is an empty table.
 
+    Args:
+        text: The text.
+        is_toml: Whether the text must be TOML. Otherwise it must be YAML.
+
     Raises:
         ValueError: The text is no table in its format. If it is a table in the other
             format, the error says so.
@@ -25,15 +29,17 @@ def read_table(text: str, is_toml: bool) -> dict[str, Any]:
         return {}
     if isinstance(table, dict):
         return table
+
+    # YAML reads many a TOML text as one string, without an error.
     hint = _find_hint(text, is_toml)
     raise ValueError(hint or "a table of settings is expected")
 
 
 def _find_hint(text: str, is_toml: bool) -> str:
-    """Says which format a text really has.
+    """Says that a text has the other format: YAML in place of TOML, or the reverse.
 
-    `is_toml` tells the format that the text should have. Returns "" if the text is no
-    table in the other format, or an empty one.
+    Returns "" if the text is no table in the other format, or an empty table. `is_toml`
+    tells the format that the text should have.
     """
     if is_toml:
         read_other = _load_yaml
@@ -51,14 +57,18 @@ def _find_hint(text: str, is_toml: bool) -> str:
 
 
 def _load_toml(text: str) -> object:
-    """Reads TOML; raises a ValueError if the text is none."""
-    import tomllib  # Both readers take as long to import as all of this package.
+    """Reads TOML; raises a ValueError if the text is no TOML."""
+    # To import a reader takes about as long as to import all of this package, so only
+    # the reader that is needed is imported.
+    import tomllib
 
     return tomllib.loads(text)
 
 
 def _load_yaml(text: str) -> object:
     """Reads YAML, and refuses a key that stands twice in one table, as TOML does.
+
+    Returns the value of the text, which may be anything, such as None.
 
     Raises:
         ValueError: The text is no YAML, or has a key twice.
@@ -71,7 +81,8 @@ def _load_yaml(text: str) -> object:
             node = super().compose_mapping_node(anchor)
             seen_keys = set[str]()
             for key, _ in node.value:
-                # A key may be a list or a table, as in "? [a, b]". Both are no names.
+                # A key may be a list or a table, as in "? [a, b]". Such a key has no
+                # text to compare, and it cannot be the name of a setting.
                 if not isinstance(key, yaml.ScalarNode):
                     continue
                 if key.value in seen_keys:
@@ -87,5 +98,5 @@ def _load_yaml(text: str) -> object:
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
     except (AttributeError, LookupError, TypeError) as error:
-        # PyYAML raises these for a value that does not fit its tag, as `!!int x`.
+        # PyYAML raises these errors for a value that does not fit its tag: `!!int x`.
         raise ValueError("a value does not fit its tag") from error

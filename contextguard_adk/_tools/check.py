@@ -1,12 +1,14 @@
 """`contextguard check`: validates a settings file or a folder of agents.
 
-A report is a dict, which `--json` prints as it is. It has one of two forms:
+A report is a dict, which `--json` prints unchanged. There are two forms:
 
-- That of a file has its path as "config", the settings of the plugin, and "agents".
-- That of a folder has its "path" and "apps". Each app has its name as "app", "agents"
-  and "problems".
+- The report on a file has the path of the file as "config", the settings of the plugin
+  by name, and a list "agents".
+- The report on a folder has the path of the folder as "path", and a list "apps". An app
+  is a dict with the app's name as "app", and the lists "agents" and "problems".
 
-Each agent has its name as "agent", and the items of `_describe_strategy`.
+An agent in a list "agents" is a dict with the agent's name as "agent", and the items
+that `_describe_strategy` returns. A problem is a text.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from contextguard_adk.config import CONFIG_VARIABLE, SETTINGS_SUFFIXES, load_set
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Pipeline, Strategy
 
-# Stands, among the names of tools, for those that a toolset learns from a server.
+# A set of known names has this entry if an app has a toolset: a toolset may learn the
+# names of its tools from a server, so an unknown name may be right.
 UNKNOWN_TOOLS = "*"
 
 
@@ -49,13 +52,15 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
 
     Args:
         config: The path of the file or folder; None for the built-in settings.
-        models: The models to plan budgets for; not with a folder.
+        models: The models to plan the budgets of a file's strategies for. With a
+            folder, the list must be empty.
         as_json: Whether the report is printed as JSON.
 
     Returns:
-        The exit code: 1 if an agent or an app has a problem, else 0.
+        The exit code: 1 if an app in a folder has a problem, else 0. A settings file
+        that is wrong raises an error.
     """
-    # `--model` takes all names that follow it, also that of the file.
+    # All words after `--model` are taken for models, also the path of a file.
     files = [each for each in models if each.lower().endswith(SETTINGS_SUFFIXES)]
     if files:
         text = f"{files[0]!r} stands among the models; name the file before --model"
@@ -67,6 +72,7 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     if folder and models:
         raise CommandError("--model is for a file: the agents in a folder have models")
 
+    # A quiet console prints nothing, so no warning of a log interrupts the report.
     with quiet_logs(Console(quiet=True)):
         report = _check_folder(folder) if folder else _check_file(config, models)
 
@@ -75,6 +81,7 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
     else:
         _print_report(report)
 
+    # Only the report on a folder has apps.
     has_problems = any(app["problems"] for app in report.get("apps", ()))
     return 1 if has_problems else 0
 
@@ -86,7 +93,11 @@ def _print_report(report: dict[str, Any]) -> None:
 
 
 def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
-    """Returns a report on a settings file; without a file, on the built-in settings."""
+    """Returns a report on a settings file; without a file, on the built-in settings.
+
+    The agents of the report are those that the file names, and before them "(default)",
+    which stands for all other agents.
+    """
     guard = ContextGuardPlugin.from_file(config) if config else ContextGuardPlugin()
     plugin_settings = guard.settings.model_dump(exclude={"agents", "default"})
     strategies = {"(default)": guard.settings.default, **guard.settings.agents}
@@ -100,11 +111,14 @@ def _check_file(config: str | None, models: Sequence[str]) -> dict[str, Any]:
 def _check_folder(folder: Path) -> dict[str, Any]:
     """Returns a report on the apps in a folder, loaded as `adk web` loads them.
 
-    The folder may be that of a single app.
+    The folder holds the folders of apps, or is itself the folder of one app.
     """
     app_folders = _find_app_folders(folder)
+    # ADK's loader needs the folder above those of the apps.
     loader = AgentLoader(str(app_folders[0].parent))
+    # By the name of its folder, each app or the error that stopped its loading.
     apps = {each.name: _load(loader, each.name) for each in app_folders}
+    # The names of the agents and tools of all apps. An error has no agents or tools.
     all_names = set[str]()
     for app in apps.values():
         all_names |= _list_names(app)
@@ -116,8 +130,8 @@ def _check_folder(folder: Path) -> dict[str, Any]:
         else:
             app_reports.append(_check_app(name, app, all_names))
 
-    # All apps may share the settings file that the environment names, so a name in the
-    # file is wrong only if no app has it.
+    # All apps may share the settings file that the environment names. So the name of an
+    # agent in the file is wrong only if no app has an agent or tool with the name.
     shared_file = os.environ.get(CONFIG_VARIABLE)
     if shared_file:
         shared_agents = load_settings(shared_file).agents
@@ -127,17 +141,21 @@ def _check_folder(folder: Path) -> dict[str, Any]:
 
 
 def _find_app_folders(folder: Path) -> list[Path]:
-    """Returns a folder if it is an app, else the folders of apps in it."""
+    """Returns the folders of the apps to check, which all have the same parent.
+
+    - [folder] if the folder is an app
+    - the folders in it that are apps, if there are any
+    - [folder] if there are none: the attempt to load it tells what is wrong with it
+    """
     if _is_app(folder):
         return [folder]
 
-    # ADK also takes every Python package in the folder for an app.
+    # ADK takes every Python package in a folder of apps for an app.
     inner_folders = [
         each
         for each in sorted(folder.iterdir())
         if _is_app(each) or (each / "__init__.py").is_file()
     ]
-    # An attempt to load a folder without apps tells what is wrong with it.
     return inner_folders or [folder]
 
 
@@ -146,7 +164,10 @@ def _is_app(folder: Path) -> bool:
 
 
 def _load(loader: AgentLoader, name: str) -> object:
-    """Returns an app, or the root agent of one; the error if it cannot be loaded."""
+    """Loads an app: returns the app, its root agent, or the error that stopped it.
+
+    A module without an `App` defines only a root agent.
+    """
     try:
         # An agent's module may print, but stdout may carry JSON for programs.
         with redirect_stdout(sys.stderr):
@@ -156,12 +177,15 @@ def _load(loader: AgentLoader, name: str) -> object:
 
 
 def _walk_app(app: object) -> Iterator[object]:
-    """Yields the agents and tools of an app, which may be given by its root agent."""
+    """Yields the agents and tools of an app; `app` may be the root agent of the app."""
     return walk_tree(getattr(app, "root_agent", app))
 
 
 def _list_names(app: object) -> set[str]:
-    """Returns the names of an app's agents and tools, perhaps with `UNKNOWN_TOOLS`."""
+    """Returns the names of the agents and tools of an app.
+
+    `UNKNOWN_TOOLS` is among the names if the app has a toolset.
+    """
     names = set[str]()
     for node in _walk_app(app):
         # A tool may be a plain function, which has only a `__name__`.
@@ -173,7 +197,10 @@ def _list_names(app: object) -> set[str]:
 
 
 def _list_unknown(setting: str, used: Iterable[str], known: set[str]) -> list[str]:
-    """Returns a problem for each name that a setting uses and that is not known."""
+    """Returns a problem for each used name that is not among the known names.
+
+    `setting` is the setting that uses the names: "agents" or "keep_tools".
+    """
     return [
         f"`{setting}` names {name!r}, which is not there.{suggest(name, known)}"
         for name in sorted(set(used) - known)
@@ -188,21 +215,28 @@ def _report_failure(name: str, error: BaseException) -> dict[str, Any]:
 
 
 def _check_app(name: str, app: object, all_names: set[str]) -> dict[str, Any]:
-    """Returns a report on an app.
+    """Returns the report on an app in a folder.
 
-    `all_names` are the names of the agents and tools of all apps in the folder.
+    Args:
+        name: The name of the app's folder.
+        app: The app, or the root agent of a module without an app.
+        all_names: The names of the agents and tools of all apps in the folder.
     """
     plugins = getattr(app, "plugins", ())  # A root agent alone has no plugins.
     guards = [each for each in plugins if isinstance(each, ContextGuardPlugin)]
     # An app without a guard is checked with the settings that a guard would have.
+    # `strict` raises an error if the settings file in the environment is wrong.
     guard = guards[0] if guards else ContextGuardPlugin(strict=True)
 
     problems = list[str]()
-    known_names = all_names
     has_own_settings = bool(guards) and not guard.is_shared
     if has_own_settings:
         known_names = _list_names(app)
         problems += _list_unknown("agents", guard.settings.agents, known_names)
+    else:
+        # The settings may be shared by all apps. Then `_check_folder` checks the names
+        # of agents in them once, with the names of all apps.
+        known_names = all_names
     if len(guards) > 1:
         problems.append("two guards: where both guard an agent, the second is idle")
     if getattr(app, "events_compaction_config", None):
@@ -229,9 +263,14 @@ def _check_agent(
 ) -> _CheckedAgent:
     """Checks the strategy that guards an agent, and the agent's model.
 
-    `known_names` are the names of tools that `keep_tools` may have.
+    Args:
+        agent: The agent.
+        guard: The guard of the agent's app.
+        known_names: The names that the setting `keep_tools` may have, perhaps with
+            `UNKNOWN_TOOLS`.
     """
-    # A function that chooses a strategy has no settings; nor has None.
+    # A strategy, a function that chooses one for each call, or None. A function and
+    # None have no settings, which is why settings are read with a default below.
     strategy: Any = guard.settings.agents.get(agent.name, guard.settings.default)
 
     problems = list[str]()
@@ -245,17 +284,24 @@ def _check_agent(
     except Exception as error:  # noqa: BLE001 - a client may raise anything
         problems.append(f"ADK cannot resolve its model: {error}")
     else:
+        # The summarizer may fail for the same reason as the model, such as a missing
+        # package, and the reason is reported once.
         summarizer = getattr(strategy, "summarizer", None)
         problems += _list_summarizer_problems(summarizer)
 
     description = _describe_strategy(strategy, models, guard)
+    # An assumed window is that of a model, so `models` is not empty.
     if any(budget["source"] == "default" for budget in description["budgets"]):
         problems.append(f"the window of {models[0]!r} is unknown: set context_window")
     return _CheckedAgent(description, problems)
 
 
 def _list_summarizer_problems(summarizer: BaseLlm | str | None) -> list[str]:
-    """Returns a problem if the summarizer is a name that ADK does not know."""
+    """Returns a problem if the summarizer is a name that ADK does not know.
+
+    A summarizer is the name of a model, a model, or None for the agent's own model.
+    Only a name has to be resolved.
+    """
     if not isinstance(summarizer, str):
         return []
     try:
@@ -270,9 +316,17 @@ def _describe_strategy(
 ) -> dict[str, Any]:
     """Returns the name, settings, summarizer and budgets of a strategy.
 
-    The settings are those that the user has set. There is a budget for each model. A
-    function that chooses a strategy for each call has no settings and budgets, nor has
-    None, which leaves an agent unguarded.
+    Args:
+        strategy: A strategy; a function that chooses one for each call; or None, which
+            leaves an agent unguarded. The last two have no settings and no budgets.
+        models: The names of the models, one budget for each.
+        guard: The guard, which has the prices and perhaps a registry of models.
+
+    Returns:
+        - "strategy": the name of the class, or None for an unguarded agent
+        - "settings": those that the user has set
+        - "summarizer": the name of a model; None for the agent's own model
+        - "budgets": one result of `_plan_budget` for each model
     """
     if not isinstance(strategy, Strategy):
         name = "chosen by a function" if strategy else None
@@ -284,7 +338,8 @@ def _describe_strategy(
 
     budgeted_models = models
     if not models and strategy.context_window:
-        budgeted_models = [""]  # A configured window needs no model.
+        # A budget needs the window alone. "" stands for any model: see `_plan_budget`.
+        budgeted_models = [""]
     return {
         "strategy": type(strategy).__name__,
         "settings": _dump_settings(strategy),
@@ -294,13 +349,18 @@ def _describe_strategy(
 
 
 def _dump_settings(strategy: Strategy) -> dict[str, Any]:
-    """Returns the settings that the user has set, but for those shown elsewhere."""
+    """Returns the settings that the user has set.
+
+    The context window and the summarizer are left out: `_describe_strategy` reports
+    them apart.
+    """
     settings = strategy.model_dump(
         exclude_unset=True,
         exclude={"context_window", "summarizer"},
+        # Fields of a subclass are dumped as well, such as those of a reducer.
         serialize_as_any=True,
     )
-    # A dumped reducer lacks the name of its class, which a settings file has.
+    # A settings file has the class of a reducer as "reducer", but a dump has not.
     if isinstance(strategy, Pipeline) and "reducers" in settings:
         dumped_reducers = settings["reducers"]
         for reducer, dumped in zip(strategy.reducers, dumped_reducers, strict=True):
@@ -313,7 +373,8 @@ def _plan_budget(
 ) -> dict[str, Any]:
     """Returns the window, budgets and costs of a strategy for a model, by name.
 
-    `model` is "" for a configured window, which holds for any model.
+    `model` is the name of the model; "" for any model, if the strategy has a configured
+    window.
     """
     registry = guard.registry
     window = resolve_context_window(
@@ -322,7 +383,8 @@ def _plan_budget(
     costs = resolve_costs(model, guard.settings.prices, registry)
     planned = plan_strategy(strategy, window.tokens)
 
-    # Only litellm's table, which a registry of the user's own replaces, has entries.
+    # A window from a registry comes from litellm's table, unless the guard has a
+    # registry of the user's own. Only litellm's table has entries to name.
     litellm_entry = None
     if window.source == "registry" and registry is None:
         litellm_entry = LitellmRegistry().entry_name(model)
@@ -340,7 +402,7 @@ def _plan_budget(
 
 
 def _list_lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines of a report for people; only headings are not indented."""
+    """Yields the lines of a report for people; all lines but headings are indented."""
     if "apps" in report:
         for app in report["apps"]:
             yield from _list_app_lines(app)
@@ -371,10 +433,13 @@ def _list_file_lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
-    """Yields an agent's name, settings and budgets, as "writer: Threshold"."""
+    """Yields a heading, such as "writer: Threshold", and lines on the strategy.
+
+    `agent` is an agent of a report: see the head of this file.
+    """
     yield f"{agent['agent']}: {agent['strategy'] or 'not guarded'}"
     for name, value in agent["settings"].items():
-        # Shown as in a settings file, which has `false` in place of None.
+        # A settings file has `false` where a setting is None.
         file_value = False if value is None else value
         yield f"  {name} = {json.dumps(file_value, default=str)}"
 
@@ -387,7 +452,7 @@ def _list_agent_lines(agent: dict[str, Any]) -> Iterator[str]:
 
 
 def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines on a budget, which `_plan_budget` has returned."""
+    """Yields the lines on a budget, which is a result of `_plan_budget`."""
     source = _describe_source(budget)
     yield (
         f"  {budget['model'] or 'any model'}: window {budget['window_tokens']:,} "
@@ -397,14 +462,14 @@ def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
 
     if budget["trigger"]:
         yield f"    {budget['trigger']}"
-    if budget["model"]:
+    if budget["model"]:  # Prices are those of a model.
         costs = budget["costs"]
         prices = _list_prices(Costs(**costs)) if costs else "unknown"
         yield f"    dollars per million tokens: {prices}"
 
 
 def _describe_source(budget: dict[str, Any]) -> str:
-    """Says who has told the context window of a budget."""
+    """Says where the context window of a budget comes from."""
     if budget["source"] == "configured":
         return "config"
     if budget["source"] == "default":

@@ -1,8 +1,8 @@
 """The command line: `contextguard demo`, `check`, `replay`, `report`, `why`, …
 
-The docstring of each command is its help text. The work is in other modules of this
-folder: `contextguard why` calls `run_why` in `why.py`, with the command's options as
-arguments.
+The docstring of each command is its help text. Click joins the lines of a paragraph and
+wraps them anew. The work is in other modules of this folder: `contextguard why` calls
+`run_why` in `why.py`, with the command's options as arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from contextguard_adk.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of the process; returns its exit code."""
+    """Runs a command line; returns the exit code.
+
+    `argv` are the words after "contextguard"; None for the words that the process was
+    started with.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         exit_code = _run(words)
@@ -34,40 +38,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # Nobody reads the output any more, as after `| head`.
+        return 130  # Shells use this code after Ctrl-C.
+    except BrokenPipeError:
+        # The reader of the output has ended, as `head` does in `contextguard … | head`.
         _discard_output()
         return 1
     except OSError as error:
         is_disk_full = error.errno == errno.ENOSPC
         if not is_disk_full:
-            raise
+            raise  # The commands explain the errors that they expect.
         print(f"contextguard: error: {error}", file=sys.stderr)
         _discard_output()
         return 1
 
 
 def _discard_output() -> None:
-    """Sends stdout to nowhere: Python writes the rest at exit, which would fail."""
+    """Connects stdout to nowhere.
+
+    At exit Python writes the rest of the output. Without this function the write would
+    fail, and Python would print an error.
+    """
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
-    """Runs the command that the words name; returns its exit code.
+    """Runs the command that the words name; returns the exit code of the command.
 
-    A mistake of the user is reported in one line, without click's usage text.
+    A mistake of the user is printed as one line, without click's usage text. The exit
+    code is then 2.
     """
     try:
         with contextguard.make_context("contextguard", words) as context:
-            return contextguard.invoke(context) or 0
-    except click.exceptions.Exit as end:  # After --help and --version.
+            return contextguard.invoke(context) or 0  # A command may return None.
+    except click.exceptions.Exit as end:  # Click raises it after --help and --version.
         return end.exit_code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "contextguard"
-        # The message may quote YAML or a database, so it may have any character.
-        message = one_line(" ".join(error.format_message().split()))
-        print(f"{command}: error: {message}", file=sys.stderr)
+        # The message may quote YAML or a database, so it may have line breaks and
+        # control characters.
+        with_single_blanks = " ".join(error.format_message().split())
+        print(f"{command}: error: {one_line(with_single_blanks)}", file=sys.stderr)
         return 2
 
 
@@ -75,8 +86,12 @@ def _call(module_name: str, **options: Any) -> int | None:
     """Calls `run_<module_name>` in a module of this folder with a command's options.
 
     Returns the exit code; None stands for 0.
+
+    Raises:
+        click.UsageError: The command cannot do its work. `_run` prints the message.
     """
-    # A settings file may name classes in the current folder, as under `adk web`.
+    # A settings file may name classes of modules in the current folder. `adk web` finds
+    # such modules, too.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -86,6 +101,8 @@ def _call(module_name: str, **options: Any) -> int | None:
     try:
         return run(**options)
     except (CommandError, ConfigError, UnicodeEncodeError) as error:
+        # A word of the command line, or a text of a session, may have characters that
+        # cannot be encoded.
         raise click.UsageError(str(error), click.get_current_context()) from error
 
 
@@ -96,16 +113,23 @@ def _call_on_session(
     session: str | None,
     **options: Any,
 ) -> int | None:
-    """Calls `_call` with the three names of a session as one option, `key`."""
+    """Calls `_call` with the three names of a session as one option, `key`.
+
+    A name that the user did not give is None.
+    """
+    # The import takes long, and --help should be quick.
     from contextguard_adk._tools.recordings import SessionKey
 
     return _call(module_name, key=SessionKey(app, user, session), **options)
 
 
 def _parse_strategy(text: str) -> str:
-    """Returns the name of a strategy as settings have it.
+    """Returns the name of a strategy, spelled as in settings.
 
     "sliding-window" -> "sliding_window"
+
+    Raises:
+        click.BadParameter: There is no such strategy.
     """
     name = text.replace("-", "_")
     if name not in STRATEGIES:
@@ -117,16 +141,21 @@ def _parse_strategy(text: str) -> str:
 def _number(
     number_type: type[float], least: float, most: float = math.inf
 ) -> Callable[[object], float]:
-    """Makes a parser of ints or floats from `least` to `most`.
+    """Returns a function that parses an option whose value is a number.
 
-    A number may have commas for thousands: "32,000" -> 32000.
+    The user may type commas for thousands: "32,000" -> 32000.
+
+    Args:
+        number_type: int or float.
+        least: The smallest accepted number.
+        most: The largest accepted number.
     """
     expected = f"at least {least:,}"
     if most < math.inf:
         expected = f"{expected}, at most {most:,}"
 
     def parse(value: object) -> float:
-        """Returns the number that a user has typed, or a default of an option."""
+        """Returns the number that the user has typed as text, or the default."""
         try:
             number = number_type(str(value).replace(",", ""))
         except ValueError:
@@ -142,21 +171,21 @@ class _Check(click.Command):
     """The command `check`, which takes several names after one `--model`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses words of the command line; returns those that are left over.
+        """Parses the words after "check"; returns the words that nothing has taken.
 
-        Click reads only one name after an option, so the option is repeated first:
-        "--model a b" -> "--model a --model b".
+        Click reads only one name after an option. So the option is put before each
+        further name: "--model a b" -> "--model a --model b".
         """
         last_option = ""
-        repeated: list[str] = []
+        words: list[str] = []
         for word in args:
             if word.startswith("-"):
                 last_option = word
-            elif last_option == "--model" and repeated[-1] != "--model":
-                repeated.append("--model")
-            repeated.append(word)
+            elif last_option == "--model" and words[-1] != "--model":
+                words.append("--model")  # The word is a further name.
+            words.append(word)
 
-        return super().parse_args(ctx, repeated)
+        return super().parse_args(ctx, words)
 
 
 @click.group(
@@ -176,6 +205,7 @@ def contextguard(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+# Types and options of several commands.
 _file = click.Path(path_type=Path)
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -187,7 +217,6 @@ _window = click.option(
     metavar="TOKENS",
     help="The window, whatever model and settings say.",
 )
-
 
 _SESSION_OPTIONS = (
     click.argument("source", metavar="SESSION"),
@@ -213,19 +242,22 @@ _RECORDING_OPTIONS = (
 
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that name a recorded session."""
+    """Adds the argument and the options that name a recorded session."""
     return _decorate(command, _SESSION_OPTIONS)
 
 
 def _recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that `replay` and `report` share."""
+    """Adds the argument and the options that `replay` and `report` share."""
     return _decorate(command, _RECORDING_OPTIONS)
 
 
 def _decorate(
     command: Callable[..., Any], decorators: Sequence[Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Applies decorators as a stack of them above a function: the last one first."""
+    """Returns a command with decorators, as if they stood above it with `@`.
+
+    The last decorator is applied first, so help lists the options in the given order.
+    """
     decorated = command
     for decorator in reversed(decorators):
         decorated = decorator(decorated)
@@ -259,7 +291,7 @@ def demo(**options: Any) -> int | None:
     first without the guard, then with it; by default offline, with a simulated model
     and a window of 32,000 tokens.
     """
-    return _call("demo", **options)
+    return _call("demo", **options)  # `options` are the fields of `DemoSettings`.
 
 
 @contextguard.command(cls=_Check)
@@ -295,6 +327,7 @@ def replay(is_fleet: bool, **options: Any) -> int | None:
     you see the estimate, the recorded count and what the guard would have compacted. No
     model is asked.
     """
+    # `is_fleet` is --all-sessions.
     module_name = "fleet" if is_fleet else "replay"
     return _call_on_session(module_name, **options)
 
@@ -310,6 +343,7 @@ def report(is_fleet: bool, **options: Any) -> int | None:
     Engine, of which the newest session is taken where no name is given. The page shows
     the context over time, tokens, money, and each compaction. No model is asked.
     """
+    # `is_fleet` is --all-sessions.
     module_name = "fleet" if is_fleet else "report"
     return _call_on_session(module_name, **options)
 
@@ -330,6 +364,7 @@ def why(**options: Any) -> int | None:
     them out, and whether the summary, or what stands beside it, still has them. SESSION
     is as for `report`. No model is asked.
     """
+    # `why` replays like `report`, with the recorded model: it has no option --model.
     return _call_on_session("why", model=None, **options)
 
 
@@ -350,13 +385,22 @@ def why(**options: Any) -> int | None:
 def sessions(**options: Any) -> int | None:
     """Show or change what the guard keeps of a session.
 
-    ACTION is show,
-    compact (at the next model call),
-    reset (remove the summary),
-    edit,
-    leave (make it a compaction of ADK, for an app without the guard)
-    or purge (delete saved artifacts: SESSION is an --artifact_service_uri).
-    SESSION is adk web's SQLite file, or a database's URL,
-    of which the newest session is taken where no name is given.
+    ACTION is show, compact (at the next model call), reset (remove the summary), edit,
+    leave (make it a compaction of ADK, for an app without the guard) or purge (delete
+    saved artifacts: SESSION is an --artifact_service_uri). SESSION is adk web's SQLite
+    file, or a database's URL, of which the newest session is taken where no name is
+    given.
     """
+    # The guard keeps a summary and other values for each agent of a session.
+    #
+    # - show: prints these values.
+    # - compact: has the guard compact the history at the next model call.
+    # - reset: removes summaries, so agents have their whole history again.
+    # - edit: replaces a summary by what the user writes.
+    # - leave: turns summaries into ADK's own compaction. ADK shows its compaction in
+    #   place of older events, so an app without the guard goes on with the summaries.
+    # - purge: deletes the artifacts in which the guard has saved the session's
+    #   summaries. Only for this action, SESSION names a service for artifacts.
+    #
+    # The option `agent` is "" for all agents.
     return _call_on_session("sessions", **options)

@@ -1,7 +1,9 @@
 """`--all-sessions`: what the guard would have done in each session of a database.
 
-The sessions are replayed in several processes. Most calls are far below the threshold,
-where the guard changes nothing, so their figures are taken from the recording.
+A replay makes the recorded model calls again, offline, with a guard. The sessions are
+replayed in several processes. The requests of most calls are far below the threshold,
+so the guard changes nothing in them. The figures of such calls are taken from the
+recording without a replay.
 """
 
 from __future__ import annotations
@@ -34,22 +36,23 @@ from contextguard_adk._tools.terminal import CommandError, number_column
 from contextguard_adk.records import format_cost
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
 
-# The figures of an agent in one session, or in several ones, by name. If a session
-# cannot be replayed, its row has the reason as "failed" in place of figures.
+# The figures of an agent in one session, or in several sessions, by name. The row of a
+# session that cannot be replayed has no figures, but the reason as "failed".
 Row = dict[str, Any]
 
+# The items of a row that are no figures.
 ROW_NAMES = {"app", "agent", "user", "session"}
 BATCHES_PER_PROCESS = 8
 MAX_REASON_CHARS = 200
 
-# This number of unchanged calls is replayed as well before the first one that may be
-# changed: from their counts the guard learns how many bytes a token has.
+# Before the first call that a guard may change, this number of calls is replayed, too.
+# From their counts the guard learns how many bytes of this session make a token.
 REPEATED_CALLS = 3
-# A guard's estimates are seldom more than a tenth too high, so a request of this part
-# of the threshold is not compacted.
+# The guard compares its estimate of a request with the threshold. An estimate is seldom
+# more than a tenth too high, so a request below this part of the threshold stays whole.
 QUIET_RATIO = 0.85
 
-# Options of `replay` and `report` that are only about one session.
+# Options of `replay` and `report` that cannot be used with `--all-sessions`.
 UNSUPPORTED_OPTIONS = ("is_list", "compare", "is_complete")
 
 # By the head of a column, the format of its cells. The arrow leads from the figure
@@ -79,9 +82,10 @@ def run_fleet(
         source: The database.
         key: The names that the sessions must have; None in it allows any name.
         config: The path of a settings file; None for the built-in settings.
-        as_json: Whether JSON is printed, with the figures of each session as well.
+        as_json: Whether JSON is printed. It has the figures of each session, too.
         output: The HTML page to write; None for none.
-        options: Fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`.
+        options: The other fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`. A true
+            value of one of the latter is an error.
     """
     unsupported_values = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
     if any(unsupported_values):
@@ -107,15 +111,19 @@ def run_fleet(
 
 
 def _print_agents(agents: list[Row], failed: list[Row]) -> None:
-    """Prints a table of agents, and a line on each session that was not replayed."""
+    """Prints a table of agents, and a line on each session that was not replayed.
+
+    `failed` are the rows of these sessions.
+    """
     columns: list[Any] = ["app", "agent"]
     columns += [number_column(name) for name in COLUMNS]
     no_style = ""
-    lines = list[tuple[list[str], str]]()
+    styled_rows = list[tuple[list[str], str]]()
     for row in agents:
         cells = [row["app"], row["agent"], *_format_cells(row)]
-        lines.append((cells, no_style))
-    terminal.print_table(columns, lines)
+        styled_rows.append((cells, no_style))
+    terminal.print_table(columns, styled_rows)
+
     for row in failed:
         terminal.print_line(" ".join(f"{name} {value}" for name, value in row.items()))
 
@@ -133,8 +141,9 @@ def _replay_in_processes(
     """Replays the sessions that have the names of `key`, on all CPUs."""
     listed = asyncio.run(recordings.list_sessions(source, key))
 
-    # Many small batches keep all processes busy until the end. Each has every nth
-    # session, since neighbors in the list may be long or short together.
+    # Many small batches keep all processes busy until the end. Sessions that are
+    # neighbors in the list may be long or short together, so each goes to another
+    # batch. With two batches: [1 2 3 4 5] -> [1 3 5], [2 4]
     process_count = os.cpu_count() or 1
     batch_count = BATCHES_PER_PROCESS * process_count
     batches = [listed[first::batch_count] for first in range(batch_count)]
@@ -144,7 +153,7 @@ def _replay_in_processes(
         tasks = [
             pool.submit(_replay_batch, source, settings, batch)
             for batch in batches
-            if batch
+            if batch  # There may be fewer sessions than batches.
         ]
         rows = list[Row]()
         for task in terminal.show_progress(tasks, "Replaying"):
@@ -165,7 +174,7 @@ async def _replay_sessions(
 ) -> list[Row]:
     """Replays some sessions; returns a row for each agent of each session.
 
-    A session that cannot be replayed has one row with the reason.
+    A session that cannot be replayed has one row, with the reason.
     """
     rows = list[Row]()
     async with recordings.open_source(source) as opened:
@@ -175,8 +184,8 @@ async def _replay_sessions(
                 session = await opened.load(listed)
                 agent_rows = await _measure(session, settings)
                 rows += [names | row for row in agent_rows]
-            except Exception as error:  # noqa: BLE001 - of whatever is stored there
-                # Other errors than ours may quote the conversation.
+            except Exception as error:  # noqa: BLE001 - a stored event may be anything
+                # The text of any other error may quote the conversation.
                 is_ours = isinstance(error, CommandError)
                 reason = str(error) if is_ours else type(error).__name__
                 rows.append({**names, "failed": reason[:MAX_REASON_CHARS]})
@@ -184,9 +193,9 @@ async def _replay_sessions(
 
 
 def _add_up_agents(rows: list[Row]) -> list[Row]:
-    """Returns a row with the sums of each agent, in the order of their names.
+    """Returns a row of sums for each agent, sorted by app and agent.
 
-    If there are several agents, the last row has the sums of all.
+    If there are several agents, one more row with the sums of all agents follows.
     """
     rows_by_agent: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -201,24 +210,37 @@ def _add_up_agents(rows: list[Row]) -> list[Row]:
 
 
 def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
-    """Returns a row with the sum of each figure; None if one row does not know it."""
+    """Returns a row with the sum of each figure of some rows, at least one.
+
+    A figure is None if it is unknown, such as a cost. A sum with an unknown figure is
+    unknown.
+
+    Args:
+        app: The app of the new row.
+        agent: The agent of the new row.
+        rows: The rows to add up, which all have the same figures.
+    """
     total: Row = {"app": app, "agent": agent}
-    figures = [name for name in rows[0] if name not in ROW_NAMES]
-    for figure in figures:
-        values = [row[figure] for row in rows]
-        total[figure] = None if None in values else sum(values)
+    figure_names = [name for name in rows[0] if name not in ROW_NAMES]
+    for name in figure_names:
+        values = [row[name] for row in rows]
+        total[name] = None if None in values else sum(values)
     return total
 
 
 async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
-    """Returns a row for each agent of a session, without the names of the session."""
+    """Returns a row for each agent of a session, without the session's own names.
+
+    Raises a `CommandError` if the session has no calls.
+    """
     calls = list(list_calls(session, settings.agent))
     unchanged = list(_list_unchanged(session, calls, settings))
     if calls and len(unchanged) == len(calls):
-        # The figures of a row need neither the fixed tokens nor `has_cache`.
+        # No figure of a row depends on the fixed tokens or on `has_cache`.
         replayed = Replayed(session.id, {}, unchanged, has_cache=True)
     else:
-        # The last unchanged calls are replayed as well: see `REPEATED_CALLS`.
+        # The last unchanged calls are replayed, too: see `REPEATED_CALLS`. Without
+        # calls this replay raises the error.
         known_calls = unchanged[:-REPEATED_CALLS]
         replayed = await replay_session(session, settings, known_calls)
 
@@ -227,7 +249,11 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
 
 
 def _describe_agent(agent: str, session: Session, replayed: Replayed) -> Row:
-    """Returns the figures of an agent's calls, without and with the guard."""
+    """Returns the row of an agent in a session, without the session's own names.
+
+    `replayed` has the calls of all agents. A figure without the guard, such as "cost",
+    has a counterpart with the guard, "cost_guarded".
+    """
     calls = [call for call in replayed.calls if call.agent == agent]
     own_replayed = replace(replayed, calls=calls)
     without = own_replayed.without_guard
@@ -253,7 +279,7 @@ class _Limits:
 
     Attributes:
         window_tokens: The context window.
-        quiet_tokens: The guard leaves smaller requests as they are.
+        quiet_tokens: The guard surely leaves a request of fewer prompt tokens as it is.
         costs: The prices of the model; None if they are unknown.
     """
 
@@ -265,10 +291,11 @@ class _Limits:
 def _list_unchanged(
     session: Session, calls: list[RecordedCall], settings: ReplaySettings
 ) -> Iterator[ReplayedCall]:
-    """Yields the first calls as recorded, up to the first that a guard might change.
+    """Yields the calls before the first one that a guard might change, as recorded.
 
-    A replay of these calls would take most of the time and find nothing.
+    A replay of these calls would find nothing, and would take most of the time.
     """
+    # By the names of an agent and a model.
     limits_by_model = dict[tuple[str, str], _Limits]()
     for number, call in enumerate(calls, 1):
         agent = call.event.author
@@ -280,16 +307,18 @@ def _list_unchanged(
 
         limits = limits_by_model[agent, model]
         is_large = call.prompt_tokens >= limits.quiet_tokens
-        # The count of a call that a guard has cut is not that of the whole request.
+        # If a guard had cut the request, the recorded count is that of the rest. The
+        # whole request, which is compared here, was larger.
         if call.is_guarded or is_large:
             return
         yield _keep_as_recorded(number, call, limits)
 
 
 def _keep_as_recorded(number: int, call: RecordedCall, limits: _Limits) -> ReplayedCall:
-    """Returns a call that is sent as it was recorded: both bills are the same.
+    """Returns a call that a guard sends as it was recorded: both bills are the same.
 
-    Figures that no row has are 0, None or empty.
+    `number` is the number of the call in the recording, from 1. Figures that no row
+    needs are 0, None or empty.
     """
     usage = read_usage(call.event.usage_metadata)
     bill = Bill(usage, price_calls([usage], limits.costs))
@@ -319,7 +348,8 @@ def _find_limits(
 ) -> _Limits:
     """Returns the sizes and prices that hold for an agent with a model."""
     guard = settings.guard
-    # A function that chooses a strategy, and None, have no window of their own.
+    # A strategy, a function that chooses one, or None. Only a strategy has the setting
+    # `context_window`. `adapt` gives it the window of the replay, if there is one.
     strategy: Any = settings.adapt(guard.agents.get(agent, guard.default))
     configured_tokens = getattr(strategy, "context_window", settings.window_tokens)
     window_tokens = resolve_context_window(model, configured=configured_tokens).tokens
@@ -333,29 +363,36 @@ def _find_limits(
 def _find_quiet_tokens(session: Session, strategy: Any, window_tokens: int) -> float:
     """Returns the prompt tokens below which a strategy surely changes no request.
 
+    - infinity if the strategy never changes a request
+    - 0 if it may change a request of any size
+    - else a part of the size at which its work begins
+
     `strategy` is a strategy, a function that chooses one, or None.
     """
-    any_size = math.inf
-    no_size = 0.0
+    always_quiet = math.inf
+    never_quiet = 0.0
     if not strategy:
-        return any_size  # The agent is not guarded.
+        return always_quiet  # The agent is not guarded.
 
-    # Nothing is known of a strategy of the user's own, nor of a function's choice.
+    # A function, or a strategy of the user's own, may do anything.
     if type(strategy) not in (Threshold, SlidingWindow, Pipeline):
-        return no_size
+        return never_quiet
 
-    # A sliding window compacts when there are too many messages, however small.
+    # A sliding window compacts when there are too many messages, however small. Other
+    # strategies do not count messages. A session has at most one message an event.
     most_messages = getattr(strategy, "max_messages", math.inf)
     if len(session.events) > most_messages:
-        return no_size
+        return never_quiet
 
-    # A preview shortens a long tool result from its first request on.
+    # A preview shortens a long tool result in every request, however small. By default
+    # only an agent with the recall tool has previews. Any agent may have the tool.
     preview = strategy.preview(window_tokens, has_recall=True)
     contents = [event.content for event in session.events if event.content]
     if preview and any(preview(content) for content in contents):
-        return no_size
+        return never_quiet
 
-    # With `ahead`, a summary is written from that part of the threshold on.
+    # The setting `ahead` is a part of the threshold, such as 0.8: from that size on, a
+    # summary is written in the background. Without it, work begins at the threshold.
     threshold_tokens = plan_strategy(strategy, window_tokens).threshold_tokens
     earliest_ratio = strategy.ahead or 1
     return QUIET_RATIO * threshold_tokens * earliest_ratio

@@ -27,10 +27,13 @@ def write_page(output: Path, name: str, **values: Any) -> None:
     Args:
         output: The file to write.
         name: The template in the folder `page/`: "report.html" or "fleet.html".
-        values: The variables of the template.
+        values: The variables of the template, but for its style and scripts.
+
+    Raises:
+        CommandError: The file cannot be written.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined)
-    # By default jinja sorts the keys of JSON, but the page shows them in their order.
+    # By default jinja sorts the keys of JSON. The page shows keys in their own order.
     environment.policies["json.dumps_kwargs"] = {}
     environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
 
@@ -42,6 +45,7 @@ def write_page(output: Path, name: str, **values: Any) -> None:
         library=_read_file(LIBRARY),
     )
     with explain_writing(output):
+        # A session may have characters that UTF-8 cannot encode. Each becomes "?".
         output.write_text(page, "utf-8", "replace")
 
 

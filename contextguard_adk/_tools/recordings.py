@@ -3,8 +3,9 @@
 A source of sessions, as a user gives it, is one of these:
 
 - the path of a JSON export, which has one session
-- the path of an SQLite file, as `adk web` keeps its sessions
+- the path of an SQLite file, in which `adk web` keeps its sessions
 - the URL of a database of ADK's `DatabaseSessionService`
+- the URL of an SQLite file of `adk web`: "sqlite:///…"
 - the URL of Agent Engine: "agentengine://…"
 """
 
@@ -34,12 +35,12 @@ _ENGINE = "agentengine://"
 MAX_REASON_CHARS = 200
 
 _Query = Callable[[str, dict[str, str]], Awaitable[Sequence[Sequence[Any]]]]
-"""Runs a query in SQL with the values of its `:name` places; returns the rows."""
+"""Runs a query in SQL, given the values of its `:name` places; returns the rows."""
 
 
 @dataclass(frozen=True)
 class SessionKey:
-    """The session of a database to read; None for a name that the user did not give."""
+    """The names that sessions of a source must have; None allows any name."""
 
     app: str | None = None
     user: str | None = None
@@ -47,21 +48,26 @@ class SessionKey:
 
     @property
     def given(self) -> dict[str, str]:
-        """The names that the user gave, by their fields."""
+        """The names that are not None, each by the name of its field."""
         return {field: name for field, name in vars(self).items() if name}
 
 
 @dataclass(frozen=True)
 class ListedSession:
-    """A session of a database, with the time of its last update in UTC."""
+    """The names of a session, the time of its last update, and its number of events.
+
+    The time is in UTC. The number of events is None if the source does not tell it, as
+    Agent Engine.
+    """
 
     app: str
     user: str
     session: str
     updated: datetime
-    events: int | None  # Agent Engine does not say how many.
+    events: int | None
 
     def __str__(self) -> str:
+        """Describes a session whose number of events is known, in one line."""
         names = f"{self.session!r} of user {self.user!r}, app {self.app!r}"
         return f"Session {names}: {self.events:,} events, {self.updated:%F %T} UTC"
 
@@ -71,13 +77,13 @@ class RecordedCall:
     """One model call of a recording, found at the event of its response.
 
     Attributes:
-        index: The index of the event of the response.
+        index: The index of the event of the response, among the session's events.
         event: The event of the response.
-        prompt_tokens: The provider's count.
-        is_guarded: Whether a guard had cut the request, so that the count is not that
-            of the whole history.
-        heuristic_tokens: A guard's bytes / 4 of the request that was sent; None if no
-            guard has stored any.
+        prompt_tokens: The provider's count of the request.
+        is_guarded: Whether a guard had cut the request. Then `prompt_tokens` is not the
+            count of the whole history.
+        heuristic_tokens: A guard's estimate of the request that was sent, in heuristic
+            tokens of 4 bytes; None if no guard has stored one.
     """
 
     index: int
@@ -88,7 +94,7 @@ class RecordedCall:
 
     @property
     def ratio(self) -> float | None:
-        """Prompt tokens per heuristic token; None if no guard has stored any."""
+        """Prompt tokens per heuristic token; None if the latter are not known."""
         if not self.heuristic_tokens:
             return None
         return self.prompt_tokens / self.heuristic_tokens
@@ -101,18 +107,20 @@ async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
 
 
 async def load_session(source: str, key: SessionKey) -> Session:
-    """Loads the newest session that has the names of `key`, if possible with events.
+    """Loads the newest session that has the names of `key`.
+
+    An empty session, one without events, is loaded only if there are no others.
 
     Raises:
         CommandError: No session has the names.
     """
     async with open_source(source) as opened:
-        listed = await opened.list(key)
+        listed = await opened.list(key)  # The newest session is the first.
         if listed:
-            # A session with an unknown number of events, which is None, may have some.
+            # If the number of events is unknown, it is None. The session may have some.
             not_empty = [each for each in listed if each.events != 0]
-            newest_first = not_empty or listed
-            return await opened.load(newest_first[0])
+            candidates = not_empty or listed
+            return await opened.load(candidates[0])
 
     given = ", ".join(f"{field} {name!r}" for field, name in key.given.items())
     raise CommandError(
@@ -122,6 +130,7 @@ async def load_session(source: str, key: SessionKey) -> Session:
 
 def describe_session(session: Session) -> ListedSession:
     """Returns a loaded session's names, time and number of events."""
+    # An export may lack the time of the last update.
     last_event_time = max((event.timestamp for event in session.events), default=0.0)
     return ListedSession(
         app=session.app_name,
@@ -134,7 +143,7 @@ def describe_session(session: Session) -> ListedSession:
 
 @dataclass(frozen=True)
 class _Export:
-    """The session of a JSON export, whatever names the user has given."""
+    """A JSON export. It has one session, which is used whatever names the user gave."""
 
     session: Session
 
@@ -150,9 +159,9 @@ class _Service:
     """The sessions of one of ADK's session services.
 
     Attributes:
-        service: The service, which can list only the sessions of one app.
-        query: Queries the tables of the service, which tell the sessions of all apps;
-            None for a service without tables.
+        service: The service. It can list only the sessions of one app.
+        query: Queries the tables of the service. The tables have the sessions of all
+            apps. None for a service without tables, which is Agent Engine.
     """
 
     service: BaseSessionService
@@ -168,8 +177,12 @@ class _Service:
         return sorted(listed, key=lambda each: each.updated, reverse=True)
 
     async def _ask_service(self, key: SessionKey) -> Sequence[ListedSession]:
-        """Lists the sessions of one app by the service, in any order."""
-        # ADK asks for a name, but Agent Engine has its app in the source.
+        """Has the service list the sessions that have the names of `key`, in any order.
+
+        The number of events is unknown.
+        """
+        # ADK's method needs the name of an app. Agent Engine does not read the name,
+        # because its URL tells the app.
         app = key.app or "app"
         found = await self.service.list_sessions(app_name=app, user_id=key.user)
         return [
@@ -216,7 +229,7 @@ async def _query_sessions(query: _Query, key: SessionKey) -> list[ListedSession]
 def read_time(value: float | str | datetime) -> datetime:
     """Returns a time in UTC, from seconds since 1970, an ISO text, or a datetime.
 
-    A time without a zone is taken as UTC, an invalid one as the beginning of 1970.
+    A time without a zone counts as UTC. An invalid value gives the beginning of 1970.
     """
     try:
         if isinstance(value, int | float):
@@ -232,9 +245,10 @@ def read_time(value: float | str | datetime) -> datetime:
 
 @asynccontextmanager
 async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
-    """Opens a source of sessions; see the head of this file for its forms.
+    """Opens a source of sessions; see the head of this file for the forms of `source`.
 
-    Every error becomes a `CommandError`, also one of the `with` block, which reads.
+    Reading may fail while the source is open. So an error in the caller's `with` block
+    becomes a `CommandError`, as an error of the opening does.
     """
     try:
         if source.startswith(_ENGINE):
@@ -256,7 +270,7 @@ async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
 
 @asynccontextmanager
 async def _open_file(source: str) -> AsyncIterator[_Export | _Service]:
-    """Opens an SQLite file or a JSON export: the content tells which one it is."""
+    """Opens an SQLite file or a JSON export. The first bytes tell an SQLite file."""
     path = Path(source)
     data = path.read_bytes()
     if data.startswith(b"SQLite format 3\0"):
@@ -278,17 +292,19 @@ def _explain_failure(source: str, error: Exception) -> str:
     name = source
     is_database_url = "://" in source and not source.startswith(_ENGINE)
     if is_database_url:
-        name = "the database"  # Its URL may have a password.
+        name = "the database"  # The URL of a database may have a password.
 
     # SQLAlchemy keeps the error of the database's client as `orig`.
     cause = getattr(error, "orig", None) or error.__cause__ or error
-    text = " ".join(f"{type(cause).__name__}: {cause}".split())
-    # An error of the operating system has a short text, as "Permission denied".
-    reason = getattr(cause, "strerror", None) or text[:MAX_REASON_CHARS]
+    described = f"{type(cause).__name__}: {cause}"
+    text_in_one_line = " ".join(described.split())
+    # Only an error of the operating system has `strerror`, such as "Permission denied".
+    reason = getattr(cause, "strerror", None) or text_in_one_line[:MAX_REASON_CHARS]
     return f"{name} cannot be read: {reason}"
 
 
 def _open_engine(source: str) -> _Service:
+    """Makes ADK's service for the URL of Agent Engine."""
     from google.adk.cli.service_registry import get_service_registry
 
     create: Any = get_service_registry().create_session_service
@@ -296,7 +312,15 @@ def _open_engine(source: str) -> _Service:
 
 
 def _read_export(source: str, data: bytes) -> Session:
-    """Reads a session from JSON, with field names of ADK's web server or of Python."""
+    """Reads a session from JSON. Only its events are required.
+
+    Names of fields are those of ADK's web server, as "appName", or of Python, as
+    "app_name".
+
+    Args:
+        source: The path of the export, which an error names.
+        data: The bytes of the export.
+    """
     raw = _parse_json(source, data)
     if not isinstance(raw, dict) or not isinstance(raw.get("events"), list):
         raise CommandError(f"{source}: not an ADK session: it has no list of events")
@@ -317,12 +341,13 @@ def _read_export(source: str, data: bytes) -> Session:
 
 
 def _parse_json(source: str, data: bytes) -> object:
-    """Returns the value of a JSON text; all its strings can be written to files."""
+    """Returns the value of a JSON text. UTF-8 can encode all strings of the value."""
     try:
         value = json.loads(data)
-        # UTF-8 has no form for half of a surrogate pair: it becomes a question mark.
-        encodable = json.dumps(value, ensure_ascii=False).encode(errors="replace")
-        cleaned: object = json.loads(encodable)
+        # An escape in JSON may stand for half of a surrogate pair. UTF-8 cannot encode
+        # such a half, so `encode` puts a question mark in its place.
+        encoded = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+        cleaned: object = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: not JSON: {error}") from error
     return cleaned
@@ -334,12 +359,14 @@ async def _open_url(url: str) -> AsyncIterator[_Service]:
     import sqlalchemy
 
     parsed = sqlalchemy.make_url(url)
+    # Only for SQLite is the name of the database a path. SQLite would create a file
+    # that does not exist.
     path = Path(parsed.database or "")
     if parsed.get_backend_name() == "sqlite" and not path.is_file():
         raise CommandError(f"{path}: no such file")
 
-    # A URL without a driver, as "sqlite:///file", is one of `adk web`. A URL with a
-    # driver, as "sqlite+aiosqlite:///file", is one of `DatabaseSessionService`.
+    # `adk web` takes a URL without a driver, as "sqlite:///file", and
+    # `DatabaseSessionService` a URL with a driver, as "sqlite+aiosqlite:///file".
     is_of_adk_web = parsed.drivername == "sqlite"
     opened = _open_sqlite_file(path) if is_of_adk_web else _open_database(url)
     async with opened as database:
@@ -355,11 +382,13 @@ async def _open_database(url: str) -> AsyncIterator[_Service]:
     service = DatabaseSessionService(url)
     engine = service.db_engine
     hook = "before_cursor_execute"
+    # With `retval`, SQLAlchemy runs the statement that `_replace_write` returns.
     sqlalchemy.event.listen(engine.sync_engine, hook, _replace_write, retval=True)
 
     async def query(text: str, values: dict[str, str]) -> Sequence[Sequence[Any]]:
         async with engine.connect() as connection:
-            return (await connection.execute(sqlalchemy.text(text), values)).all()
+            result = await connection.execute(sqlalchemy.text(text), values)
+            return result.all()
 
     try:
         yield _Service(service, query)
@@ -367,6 +396,7 @@ async def _open_database(url: str) -> AsyncIterator[_Service]:
         await engine.dispose()
 
 
+# The first words of statements that read, and words by which a statement writes.
 _READING = ("SELECT", "PRAGMA", "SHOW", "WITH", "SET", "DESCRIBE")
 _WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE)\b")
 
@@ -374,15 +404,16 @@ _WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE)\b")
 def _replace_write(
     connection: object, cursor: object, statement: str, parameters: Any, *_: object
 ) -> tuple[str, Any]:
-    """Returns the SQL to run in place of a statement, and its parameters.
+    """Returns the SQL to run in place of a statement, and the parameters of that SQL.
 
-    A statement that reads stays as it is. Any other one, such as ADK's CREATE TABLE for
-    a missing table, becomes "SELECT 1". SQLAlchemy calls this function before it runs a
-    statement.
+    SQLAlchemy calls this function before it runs a statement. A statement that reads is
+    returned unchanged. Any other statement, such as ADK's CREATE TABLE for a missing
+    table, is replaced by "SELECT 1", which has no effect. The arguments that this
+    function does not read are those that SQLAlchemy gives as well.
     """
     text = statement.lstrip().upper()
     is_reading = text.startswith(_READING)
-    # A WITH may begin a reading or a writing statement.
+    # "WITH … SELECT" reads, but "WITH … INSERT" writes.
     if text.startswith("WITH") and _WRITING.search(text):
         is_reading = False
 
@@ -396,17 +427,19 @@ _PICKLED = (
     "when they are read: if you trust the file, give it as sqlite+aiosqlite:///{0}"
 )
 _COMPUTED = "{}: {} is no plain table, as ADK writes it; what it holds may be anything"
-# SQLite stores the start of a definition in this spelling, however it was written.
+# The start of the definition of a plain table or index. SQLite stores this start in
+# capitals with single blanks, however it was written.
 _PLAIN = re.compile("CREATE (TABLE|(UNIQUE )?INDEX) ")
-# The tables that ADK reads, with their indexes and triggers. An item that SQLite has
-# made by itself has no definition.
+# The tables that ADK reads. Python writes a tuple of strings as SQL writes a list.
 _READ = ("sessions", "events", "app_states", "user_states", "adk_internal_metadata")
+# The definitions of these tables, or of views by the same names, and of their indexes
+# and triggers. An index that SQLite has made by itself has no definition.
 _DEFINITIONS = f"""
 SELECT tbl_name, sql FROM sqlite_master
 WHERE lower(tbl_name) IN {_READ} AND sql NOT NULL
 """
-# The column `hidden` is 0 for a plain column, and more for a generated one or one of a
-# virtual table.
+# The columns of these tables. `hidden` is 0 for a plain column. It is more than 0 for a
+# generated column and for a hidden column of a virtual table.
 _TABLE_COLUMNS = f"""
 SELECT lower(items.name), lower(columns.name), columns.hidden
 FROM sqlite_master AS items, pragma_table_xinfo(items.name) AS columns
@@ -418,11 +451,14 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
     """Refuses a file whose tables compute their values or hold pickles.
 
     Tables that compute their values are views, virtual tables, and tables with
-    generated columns.
+    generated columns. A table with a trigger is refused, too.
 
     Args:
-        path: The file, which an error names.
-        copy: A copy of the file.
+        path: The path of the file, which an error names.
+        copy: A connection to a copy of the file.
+
+    Raises:
+        CommandError: The file is refused.
     """
     for table, definition in copy.execute(_DEFINITIONS):
         if not _PLAIN.match(str(definition)):
@@ -433,7 +469,8 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
         if hidden:
             raise CommandError(_COMPUTED.format(path, table))
 
-    # Only ADK before 1.22 has the column `actions`.
+    # Only ADK before 1.22 wrote the column `actions`, which holds pickles. Each row has
+    # the name of a table, the name of a column, and 0 for a plain column.
     plain_actions_column = ("events", "actions", 0)
     if plain_actions_column in columns:
         raise CommandError(_PICKLED.format(path))
@@ -441,22 +478,27 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
 
 @asynccontextmanager
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
-    """Opens a copy of an SQLite file.
+    """Opens an SQLite file by the ADK service that has written it.
 
-    The file itself must not change, but ADK's service makes the tables that it lacks.
+    The service reads a temporary copy. It would create the tables that a file lacks,
+    and the file itself must not change.
+
+    Raises:
+        CommandError: `_check_tables` refuses the file.
     """
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
 
     with tempfile.TemporaryDirectory() as folder:
         copy_path = str(Path(folder) / "session.db")
-        # The service is made before the copy is there: ADK checks a file that exists,
-        # and leaves the connection open.
-        service = SqliteSessionService(copy_path)
+        # If the file of a new service exists, ADK opens it for a check and never closes
+        # it. So this service is made before the copy, even if it is not needed.
+        adk_web_service = SqliteSessionService(copy_path)
 
         with closing(sqlite3.connect(copy_path)) as copy:
             read_only_uri = f"{path.absolute().as_uri()}?mode=ro"
             with closing(sqlite3.connect(read_only_uri, uri=True)) as original:
                 original.backup(copy)
+            # ADK must not read a file that is not checked: pickles may run any code.
             _check_tables(path, copy)
 
             async def query(text: str, values: dict[str, str]) -> list[Sequence[Any]]:
@@ -467,26 +509,33 @@ async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
                 async with _open_database(url) as database:
                     yield database
             else:
-                yield _Service(service, query)
+                yield _Service(adk_web_service, query)
 
 
 def is_by_database_service(file: sqlite3.Connection) -> bool:
-    """Whether `DatabaseSessionService` has written a file of sessions.
+    """Whether `DatabaseSessionService` has written an SQLite file of sessions.
 
-    It writes times as texts; `SqliteSessionService`, which `adk web` uses, as numbers.
+    `DatabaseSessionService` stores times as texts. `SqliteSessionService`, which
+    `adk web` uses, stores them as numbers. A file without sessions counts as one of the
+    latter.
     """
     query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
-    return file.execute(query).fetchall() == [("text",)]
+    rows = file.execute(query).fetchall()
+    return rows == [("text",)]
 
 
 def read_facts(event: Event) -> dict[str, Any]:
-    """Reads a guard's notes on an event; {} where there are none."""
+    """Reads a guard's notes on an event; {} if there are none."""
     noted = (event.custom_metadata or {}).get(METADATA_KEY)
     return noted if isinstance(noted, dict) else {}
 
 
 def read_number(value: object) -> float:
-    """Reads a number from 0 to 2^53; any other value of a session counts as 0."""
+    """Reads a number from 0 to 2^53 in a session; any other value counts as 0.
+
+    A session is untrusted, so the value may be anything. Up to 2^53 a float can have
+    each whole number.
+    """
     if isinstance(value, int | float) and 0 <= value <= 2**53:
         return value
     return 0
