@@ -114,6 +114,8 @@ class Calls:
 def find_calls(events: Iterable[Event], invocation: InvocationContext | None) -> Calls:
     """Finds the tool calls of an invocation's agent; leaves out calls without an id.
 
+    A call is open until a later event has a result with the id of the call.
+
     Args:
         events: The events that are searched, oldest first.
         invocation: The invocation; None for the tool calls of all agents.
@@ -220,8 +222,8 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     - events of another isolation scope
     - events of a branch that is neither the agent's own nor that of a parent agent
     - the inputs of other nodes of a workflow
-    - with `mode="single_turn"`, events of nodes neither around the agent's node nor
-      within it
+    - with `mode="single_turn"`, events of nodes that neither contain the agent's node
+      nor stand within this node
     - ADK's internal calls, and the results of these calls
     """
     event_scope = getattr(event, "isolation_scope", None)
@@ -267,16 +269,17 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
 
     An event of the agent itself gives:
 
-    - "" for an event with a tool call, which ADK shows as a call, not as a text
+    - "" for an event with a tool call, because ADK shows the call and no text
     - "" for an event without words
-    - "user" for the output of code alone
-    - "model" for all others; this includes the results of the agent's tools
+    - "user" for an event with nothing but the output of code
+    - "model" for all others, among them the results of the agent's tools
 
     An event of the user or of another agent gives:
 
-    - "" for a tool's result that the user's client has sent: ADK shows it as a result
+    - "" for a result that the user's client has sent, because ADK shows the result and
+      no text
     - "" for an event with neither words nor media
-    - "user" for all others; ADK writes other agents' calls and results as texts
+    - "user" for all others; ADK writes the calls and results of other agents as texts
     """
     parts = parts_of(event.content)
     has_words = any(words_of(part) for part in parts)
@@ -296,10 +299,10 @@ def role_of(event: Event, invocation: InvocationContext) -> str:
 
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
-    """Whether an event may begin the history of an agent that has no older history.
+    """Whether an event may begin the history of an agent with no earlier history.
 
-    This is an agent with `include_contents="none"`. Its history begins with a message
-    of the user, or with anything that another agent did but a handover.
+    Such an agent has `include_contents="none"`. The history begins with a message of
+    the user, or with anything that another agent did, apart from a handover.
     """
     if _is_own(event, invocation) or role_of(event, invocation) != "user":
         return False

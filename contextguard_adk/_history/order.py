@@ -123,7 +123,7 @@ def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
 
     The added results stand right after the content with the calls. If the next content
     has tools' results, the added results are put at the end of the next content. The
-    calls in the last content get no result: the contents end with them.
+    calls in the last content get no result.
     """
     results_by_index = _write_missing_results(contents)
 
