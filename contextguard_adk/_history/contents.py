@@ -349,7 +349,7 @@ def take_call(
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
-    """Returns the covered indexes without those that would split a call from a result.
+    """Returns the covered indexes that split no call from its result.
 
     If one index of a group is not covered, the whole group is left out.
 
@@ -367,27 +367,27 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
 
 
 def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
-    """Returns the index before which a cut splits no call from its result.
+    """Returns the index before which a list of contents is cut in two.
 
-    At least one content is before the cut and one after the cut. Fewer than two
-    contents are not cut: the result is their number. These indexes are tried in order:
+    The cut splits no call from its result if there is such a cut. At least one content
+    is before the cut and one after the cut. These indexes are tried in order:
 
-    1. From the wished index back to half of it: indexes of contents without a tool.
+    1. From the wished index back to half of it: the indexes of contents without a tool.
     2. From the wished index on: all indexes.
     3. From the wished index back: all indexes.
 
-    If every cut splits a call from its result, the result is 1.
+    If every cut splits a call from its result, the result is 1. Fewer than two contents
+    are not cut: then the result is the number of contents.
 
     Args:
         contents: The contents to cut in two.
         split: The wished index; an index out of range counts as the nearest one that
             leaves a content on each side.
     """
-    last_index = len(contents) - 1
-    has_two_contents = last_index >= 1
-    if not has_two_contents:
+    if len(contents) < 2:
         return len(contents)
 
+    last_index = len(contents) - 1
     wished_index = max(1, min(split, last_index))
     # A cut further back than half would leave most of the wished contents uncut.
     half_index = max(1, wished_index // 2)
