@@ -360,9 +360,9 @@ def _align_recent(
     window = fingerprints[window_start : window_start + _WINDOW_COUNT]
 
     # The matcher looks at each pair of a recent and an equal content of the window.
-    # Without repeats there are at most `RECENT_COUNT` pairs. Contents that repeat all
-    # the time make so many pairs that matching takes seconds. With `autojunk`, the
-    # matcher begins no run at such contents.
+    # Without repeats there are at most `RECENT_COUNT` pairs, and four times as many are
+    # quick too. Contents that repeat all the time make so many pairs that matching
+    # takes seconds. With `autojunk`, the matcher begins no run at such contents.
     window_counts = Counter(window)
     equal_pairs_count = sum(window_counts[item] for item in recent)
     has_many_repeats = equal_pairs_count > 4 * RECENT_COUNT
@@ -420,7 +420,7 @@ def match_older(
     contents before the first match count as older contents, apart from two kinds:
 
     - gaps
-    - contents with a part that ADK has moved there from a newer event
+    - contents with a part of a newer event, which ADK has moved before the first match
 
     Args:
         covered: The covered set.
@@ -429,6 +429,9 @@ def match_older(
             match.
         contents: The contents of the history, oldest first.
         newer: The contents of the events since the last covered event.
+
+    Returns:
+        The matches of the older contents, oldest first; none of them is in `matches`.
     """
     if matches:
         covered_before_count = matches[0].covered_position
@@ -458,7 +461,8 @@ def match_older(
         if not is_moved:
             older_positions.append(position)
 
-    # If older contents are missing, the others are the newest of the older contents.
+    # If older contents are missing, these are the newest of the older contents. So the
+    # last of them has the last covered position before the recent contents.
     first_covered_position = max(0, covered.older_count - len(older_positions))
     return [
         Match(covered_position, history_position)

@@ -79,15 +79,15 @@ class _ShortenedKey(NamedTuple):
 class History:
     """The contents of one request, and the facts about them.
 
-    An index is a position in `contents`; a position is one in another list, such as
+    An index is a position in `contents`; a position is a place in another list, such as
     `events`. Each fact is computed when the fact is first read. These words mean the
     same in every file:
 
     =============  ==================================================================
-    contents       The request as ADK and the other plugins have built it, summarized
+    contents       The request as ADK and the other plugins have built it, covered
                    contents included. `Turn.messages` is the same list.
-    original       One content as its session event has it. The two differ if another
-                   plugin has rewritten the text for this request.
+    original       A content in the form of its session event, before another plugin
+                   has rewritten the text for this request.
     told           The contents after the user's `redact`: the form in which they leave
                    the conversation, for a summarizer or for session state.
     shown          The contents with previews in place of large tool results: the form
@@ -96,8 +96,8 @@ class History:
     indexes        The indexes of the contents that come from session events. Only these
                    contents are ever compacted: the others belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
-    model_covered  The covered indexes that a model has summarized. Of the other
-                   contents the summary has excerpts at most.
+    model_covered  The covered indexes that a model has summarized. The summary has
+                   excerpts of the other covered contents, or nothing.
     =============  ==================================================================
     """
 
@@ -152,7 +152,7 @@ class History:
     def with_summary(self, stored: StoredSummary | None) -> History:
         """Returns a copy of this history with another stored summary.
 
-        The copy keeps all facts that were computed, but for those of the old summary.
+        Facts that were computed are kept, apart from those that depend on the summary.
         """
         other = copy.copy(self)
         for name in _FACTS_OF_SUMMARY:
@@ -211,8 +211,8 @@ class History:
             if preview is not None:
                 previews[index] = preview
 
-        # Only contents that come from session events have previews. Most requests have
-        # no large result at all. Then the work to find `indexes` is saved.
+        # Only contents that come from session events have previews. To find `indexes`
+        # takes time, and most requests have no large result.
         if not previews:
             return {}
         return {index: previews[index] for index in self.indexes if index in previews}
@@ -250,7 +250,8 @@ class History:
         that stay the same are left out; {} if the summary shortens no results.
 
         Args:
-            stored: The summary. It names the last content that it shortens.
+            stored: The summary. Its `truncated_upto` names the last content that the
+                summary shortens.
         """
         truncation = stored.truncation
         if truncation is None:
@@ -356,14 +357,14 @@ class History:
 
     @cached_property
     def request_index(self) -> int | None:
-        """The index of this agent's current request; None if ADK does not show it.
+        """The index of the agent's current request; None if no content is the request.
 
         The request is the newest message that fits the input of the agent's node or, if
         there is no such input, the content that began the run. If no message fits, the
         request is the content that `_find_input` finds.
         """
-        # The words of the request may be in a message of the user as another plugin has
-        # rewritten the message, or in its original. So both forms are searched.
+        # If another plugin has rewritten a message of the user, either form may have the
+        # words of the request. So such a message is searched in both forms at once.
         searched_contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
@@ -377,8 +378,8 @@ class History:
         if found_index is not None:
             return found_index
 
-        # A run that began with neither a text nor a file, such as with the result of a
-        # call, has no request.
+        # A run that began with other parts than texts and files, such as the result of
+        # a call, has no request.
         has_message = bool(content_text(request) or media_parts(request))
         has_only_other_parts = bool(parts_of(request)) and not has_message
         if has_only_other_parts:
@@ -500,7 +501,8 @@ class History:
         excluded_indexes = self._find_never_covered(self.stored)
         candidates = [i for i in covered_positions if i not in excluded_indexes]
 
-        # A call and its result are covered together or not at all.
+        # A call and its result are covered together or not at all. So the partners of
+        # the excluded contents are left out too.
         whole_indexes = keep_pairs_whole(candidates, self.pairs)
         return {
             index: covered_position
@@ -516,8 +518,8 @@ class History:
         covered = stored.covered
         covered_count = covered.content_count
 
-        # Usually the summary covers the first contents, and the history has only grown
-        # since. This quick test finds out.
+        # Usually the summary covers the first contents without a gap, and the history
+        # has only grown since. This is quick to test.
         first_indexes = self.indexes[:covered_count]
         has_enough = len(first_indexes) == covered_count
         first_fingerprints = [self.fingerprint(index) for index in first_indexes]
@@ -558,8 +560,8 @@ class History:
         if matches and matches[0].covered_position < covered.older_count:
             return []
 
-        # Without the last covered event, nothing tells which contents are older than
-        # this event.
+        # Without the last covered event, nothing tells which contents are newer. Then
+        # a newer content could pass for an older one.
         newer_contents = self._read_newer_contents(stored)
         if newer_contents is None:
             return []
@@ -618,9 +620,10 @@ class History:
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether this request has all covered contents, and no rewind is newer.
+        """Whether the stored summary still fits; False without a summary.
 
-        Newer means newer than the run that wrote the summary. False without a summary.
+        A summary fits if this request has all covered contents, and if the session has
+        no rewind since the run that wrote the summary.
         """
         if self.stored is None:
             return False
@@ -629,9 +632,9 @@ class History:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether the session has a rewind after the run that wrote the summary.
+        """Whether the session has a rewind since the run that wrote the summary.
 
-        Without a summary, whether the session has any rewind.
+        Without a summary, each rewind of the session counts.
         """
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
