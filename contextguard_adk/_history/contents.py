@@ -363,6 +363,7 @@ def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
         lacks_partner = not whole.issuperset(partners)
         if index in whole and lacks_partner:
             whole -= pairs.group_of(index)
+
     return frozenset(whole)
 
 

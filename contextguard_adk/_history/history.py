@@ -363,8 +363,8 @@ class History:
         there is no such input, the content that began the run. If no message fits, the
         request is the content that `_find_input` finds.
         """
-        # If another plugin has rewritten a message of the user, either form may have the
-        # words of the request. So such a message is searched in both forms at once.
+        # If another plugin has rewritten a message of the user, the words of the
+        # request may be in either form. So both forms are searched as one message.
         searched_contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":

@@ -146,8 +146,8 @@ def estimate_prompt_tokens(
     The estimate is made in one of three ways:
 
     - With a count and the heuristic of the counted request: see `estimate_by_count`.
-    - Otherwise, with a correction: the heuristic times the correction, or times the
-      density of the texts if this is larger.
+    - Otherwise, with a correction: the heuristic times the correction or times the
+      density of the texts, whichever is larger.
     - Otherwise, without a correction: the first estimate of `estimate_by_density`.
 
     If the heuristic of the counted request is unknown, the estimate is at least the
@@ -252,7 +252,8 @@ class MeasuredRequest:
         - The scaled heuristic: the heuristic of this request times the correction of
           the earlier request, or the result of `_scale_down` after a low count.
         - The count plus the growth. The growth is the heuristic of this request less
-          that of the earlier request, weighed by the density of the newest texts. If
+          the heuristic of the earlier request. It is multiplied by the density of the
+          newest texts and, if it is large, by a factor for the model's vocabulary. If
           the request has shrunk, this number is left out.
 
         Args:
@@ -282,20 +283,21 @@ class MeasuredRequest:
         )
         if is_large_growth:
             # Density is that of o200k_base. The counted texts show by which factor the
-            # model takes more tokens. Small growth is not worth to read these texts.
+            # model takes more tokens. For small growth the factor would change little,
+            # so these texts are not read.
             dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
             vocabulary_ratio = real_tokens / dense_counted_tokens
             vocabulary_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
             weighed_growth_tokens *= vocabulary_factor
 
-        # The growth counts as four bytes a token at least, even if its density is less.
+        # The growth takes at least its heuristic, even if the density is below 1.
         added_tokens = max(int(weighed_growth_tokens), growth_tokens)
         return max(scaled_tokens, real_tokens + added_tokens)
 
     def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
         """Scales the heuristic down, if a low count of an earlier request allows it.
 
-        A count far below the heuristic has one of two causes:
+        A count below the heuristic has one of two causes:
 
         - The scripts of the texts take fewer tokens than bytes / 4. Then this request
           takes fewer tokens too, and the result may be below the heuristic.
@@ -326,7 +328,8 @@ class MeasuredRequest:
             return self.heuristic_tokens
 
         # The newest contents were not counted. So this request is taken to have at
-        # least the tokens that its full discount leaves, and at most its heuristic.
+        # least its heuristic less its discount, and the surplus of its texts in ASCII.
+        # It is taken to have at most its heuristic.
         surplus_tokens = self._count_ascii_surplus()
         least_tokens = self.heuristic_tokens - discount_tokens + surplus_tokens
         scaled_tokens = max(least_tokens, older_real_tokens)
@@ -345,9 +348,9 @@ class MeasuredRequest:
         return max(0, dense_ascii_tokens - ascii_tokens)
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
-        """Returns the last contents, as few as have `heuristic_tokens` together.
+        """Returns the fewest last contents with at least so many heuristic tokens.
 
-        The first of these contents may make the sum larger. [] for 0 tokens.
+        Returns all contents if they have fewer tokens; none for 0 tokens.
         """
         start = len(self.contents)
         missing_tokens = heuristic_tokens
