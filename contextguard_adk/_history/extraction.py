@@ -340,8 +340,8 @@ def hide_secrets(text: str) -> str:
     A word is a credential if it looks like a key, or follows a name such as "password".
     The name is left out as well: "pwd=x1 user=ann" becomes "  user=ann".
     """
-    # Cards come first. In "4242 4242 4242 4242token=x", "4242token" passes for the name
-    # of a credential; without this name, the digits before it would be no card.
+    # Cards come first. In "4242 4242 4242 4242token=x", the word "4242token" passes for
+    # the name of a credential. Without this word the other digits would be no card.
     without_cards = _CARD.sub(_mask_card, text)
     without_named = _SECRET.sub(" ", without_cards)
     return _WORD.sub(_drop_secret, without_named)
@@ -380,7 +380,7 @@ def _mask_card(match: re.Match[str]) -> str:
     digits = [int(char) for char in number if char.isdecimal()]
     if not _is_card(digits):
         return number
-    # A card of the same length still separates the words before and after the card.
+    # The length stays the same, so that the patterns still find the names around.
     return re.sub(r"\d", "x", number)
 
 
