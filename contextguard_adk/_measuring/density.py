@@ -250,9 +250,10 @@ def _sample_density(sample: bytes) -> float:
     if not sample:
         return 1.0
 
-    # Long runs of one letter take few tokens, so these letters are counted apart and
-    # taken out of the sample. The search in the classes is quick, and saves the slow
-    # pattern for most samples.
+    # A run of 32 and more equal letters takes few tokens, so these letters are counted
+    # apart and taken out of the sample. Such a run has equal classes too. To search for
+    # equal classes is quick, and most samples have none, so the slow pattern is seldom
+    # needed.
     repeated_letters = 0
     classes = sample.translate(_CLASSES)
     if any(repeated in classes for repeated in _REPEATED_CLASSES):
@@ -351,7 +352,7 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
     """Multiplies a heuristic, which is bytes / 4, by the density of its texts.
 
     A heuristic of 100 with texts of density 2.0 gives 200. Tokens of media stay as they
-    are. If `parts` has less than the heuristic, the other tokens stay as they are too.
+    are. If `parts` has fewer tokens than the heuristic, the rest stays as it is too.
 
     Args:
         parts: The parts that the heuristic measures, the newest part first. Parts are
@@ -376,20 +377,20 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
     if weighed_bytes and excess_bytes > 0:
         weighed_bytes[-1] = max(weighed_bytes[-1] - excess_bytes, 0)
 
-    # The heuristic counts each text with a density of 1 already.
+    # The heuristic has the tokens of the texts for a density of 1 already.
     density = _sample_density(_sample_parts(taken_parts, weighed_bytes))
     added_tokens = sum(weighed_bytes) / 4 * (density - 1)
     return heuristic_tokens + added_tokens
 
 
 def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> bytes:
-    """Returns a sample of several texts, as if they were one joined text.
+    """Returns a sample of several texts, as if the texts were joined into one.
 
     An offset is a position in the joined text. For example, the last 2 bytes of "abcd"
     and all of "efg" make the joined text "cdefg". The texts end at the offsets 2 and 5.
     A slice with the offsets 1 to 4 is "d" of the first text and "ef" of the second one.
 
-    A text between two slices is not read.
+    Texts that lie between two slices are not read.
 
     Args:
         parts: The texts.
