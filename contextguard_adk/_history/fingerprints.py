@@ -150,8 +150,8 @@ def _spell_part(part: types.Part) -> bytes:
     if result:
         files = result.parts or []
         spelled = [_spell(b"r", result.name, canonical_json(result.response))]
-        # Without the number of files, these files could pass for the next parts of the
-        # content.
+        # The number of files is spelled too. Without it, the files could pass for the
+        # next parts of the content.
         spelled.append(_spell(b"%d" % len(files)))
         spelled += [_spell_media(file) for file in files]
         return b"".join(spelled)
@@ -218,7 +218,7 @@ def canonical_json(value: object) -> bytes:
 def _may_change(text: str) -> bool:
     """Whether JSONB, a database's form of JSON, may write this text differently.
 
-    The text may have -0.0, a field with a number as its name, or a large float.
+    True for a text with -0.0, a field with a number as its name, or a large float.
     """
     # One pattern for all three would take ten times as long.
     if "-0.0" in text or _NUMBER_AS_KEY.search(text):
@@ -243,9 +243,10 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
         fingerprints: One for each content of the history, oldest first; b"" for a
             content that is not covered.
     """
-    covered_positions = [position for position, item in enumerate(fingerprints) if item]
-    older_positions = covered_positions[:-RECENT_COUNT]
-    recent_positions = covered_positions[-RECENT_COUNT:]
+    # All positions here are positions in the history.
+    positions = [position for position, item in enumerate(fingerprints) if item]
+    older_positions = positions[:-RECENT_COUNT]
+    recent_positions = positions[-RECENT_COUNT:]
 
     # The gaps tell of which contents the digest is made. So only the gaps before the
     # last older content are stored, and none without older contents.
