@@ -25,22 +25,23 @@ from contextguard_adk._history.contents import media_parts, parts_of, payload_of
 INTERNAL_CALLS = frozenset(
     {"adk_request_credential", "adk_request_confirmation", "adk_framework"}
 )
-"""Calls of ADK itself, some with credentials; no agent is shown them."""
+"""The names of ADK's own calls. ADK shows such calls to no agent."""
 
 RECALL_TOOL = "recall_history"
-"""The guard's own tool, whose results are copies of compacted history."""
+"""The name of the guard's own tool. Its results are copies of compacted history."""
 
 WORDS_CHARS = 4_000
-"""Only this many characters of a text are read to recognize the text by its words."""
+"""How many characters of a text are read to recognize the text by its words."""
 
 
 def find_shown_events(invocation: InvocationContext) -> list[Event]:
     """Finds the events that ADK shows to an invocation's agent, oldest first.
 
-    With `include_contents="none"` these are the events since the agent's run began.
+    With `include_contents="none"` the result begins with the newest event that may
+    begin the agent's run; it is [] if there is no such event.
     """
     valid_events = without_rewound(invocation.session.events)
-    # In place of the events in these spans, ADK shows summaries of its own.
+    # ADK shows summaries of its own in place of the events in these spans.
     spans = compacted_spans(valid_events)
 
     events: list[Event] = []
@@ -111,9 +112,13 @@ class Calls:
 
 
 def find_calls(events: Iterable[Event], invocation: InvocationContext | None) -> Calls:
-    """Finds the tool calls of an invocation's agent.
+    """Finds the tool calls of an invocation's agent; leaves out calls without an id.
 
-    Without an invocation, finds the tool calls of all agents.
+    A call is open until a later event has a result with the id of the call.
+
+    Args:
+        events: The events that are searched, oldest first.
+        invocation: The invocation; None for the tool calls of all agents.
     """
     ids = set[str]()
     open_calls: dict[str, types.Part] = {}
@@ -124,8 +129,8 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 
             if call and call.id and _is_call_of_agent(call, event, invocation):
                 ids.add(call.id)
-                # Some models use an id again. A dict keeps the order of the first
-                # insertion, so the old call is removed first.
+                # Some models use an id again. The old call is removed first, because
+                # an assignment alone would leave the new call at the old call's place.
                 open_calls.pop(call.id, None)
                 open_calls[call.id] = part
             elif response and response.id:
@@ -136,7 +141,7 @@ def find_calls(events: Iterable[Event], invocation: InvocationContext | None) ->
 def _is_call_of_agent(
     call: types.FunctionCall, event: Event, invocation: InvocationContext | None
 ) -> bool:
-    """Whether the agent of an invocation has made a call, and is shown the call.
+    """Whether a call is one that the agent of an invocation made and is shown.
 
     ADK's internal calls never count. Without an invocation all other calls count.
     """
@@ -153,13 +158,13 @@ def _is_own(event: Event, invocation: InvocationContext) -> bool:
 
 
 def find_node_input(invocation: InvocationContext | None) -> types.Content | None:
-    """Finds the input that a workflow gave to this agent's node.
+    """Finds the newest input that a workflow gave to the node of an invocation's agent.
 
-    ADK shows the input beside the user's message, or in place of it. Returns None in
-    these cases:
+    ADK shows the input beside the user's message, or in place of the message. The
+    result is None in these cases:
 
-    - The agent is not in a workflow.
-    - This run has no input of the node.
+    - There is no invocation, or the agent is not in a workflow.
+    - The events of this run have no input for the node.
     - The newest input is a tool's result.
     """
     if invocation is None:
@@ -171,6 +176,7 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
     # ADK gives no invocation id to the input of a node with a single turn.
     ids_of_this_run = ("", invocation.invocation_id)
     for event in reversed(invocation.session.events):
+        # The events of this run are the newest ones, so an older run ends the search.
         if event.invocation_id not in ids_of_this_run:
             return None
 
@@ -184,18 +190,21 @@ def find_node_input(invocation: InvocationContext | None) -> types.Content | Non
 
 
 def name_run(invocation: InvocationContext) -> list[str]:
-    """Names the run of an agent to which ADK does not show its earlier runs.
+    """Names the run of an agent, if ADK hides the agent's earlier runs from the agent.
 
     - With `include_contents="none"`, the name is the path of the agent's node and the
-      id of the event that begins the run: ["flow/write", "e-17"].
-    - With `mode="single_turn"`, the name is the path of the agent's node.
-    - All other agents see their earlier runs; the result is [].
+      id of the event that begins the run: ["flow/write", "e-17"]. The id of the
+      invocation takes the place of the event's id if no event begins the run.
+    - With `mode="single_turn"`, the name is the path of the agent's node alone.
+    - For all other agents the result is []: they see their earlier runs.
+
+    Outside a workflow the path is "".
     """
     own_path = getattr(invocation, "node_path", None) or ""
     contents_setting = getattr(invocation.agent, "include_contents", "default")
     if contents_setting == "none":
-        # In a loop the agent may start several times within one invocation, so the
-        # event tells the runs apart.
+        # In a loop the agent may start several times within one invocation. So the id
+        # of the invocation alone would not tell these runs apart.
         for event in reversed(without_rewound(invocation.session.events)):
             if _is_start(event, invocation):
                 return [own_path, event.id]
@@ -208,15 +217,22 @@ def name_run(invocation: InvocationContext) -> list[str]:
 def is_visible(event: Event, invocation: InvocationContext) -> bool:
     """Whether ADK would show an event to the agent of an invocation.
 
-    The rules are those of ADK. It hides events of another isolation scope, another
-    branch or another node, and its internal calls.
+    ADK hides these events:
+
+    - events of another isolation scope
+    - events of a branch that is neither the agent's own nor that of a parent agent
+    - the inputs of other nodes of a workflow
+    - with `mode="single_turn"`, events of nodes that neither contain the agent's node
+      nor stand within this node
+    - ADK's internal calls, and the results of these calls
     """
     event_scope = getattr(event, "isolation_scope", None)
     if event_scope != getattr(invocation, "isolation_scope", None):
         return False
 
     # The agent of the branch "root.writer" sees the events of "root" as well. The added
-    # dots keep "root.write" from passing for a parent of "root.writer".
+    # dots keep "root.write" from passing for a parent of "root.writer". Events without
+    # a branch are shown to all agents, and an agent without a branch sees all events.
     own_branch = invocation.branch
     event_branch = event.branch
     if (
@@ -226,7 +242,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     ):
         return False
 
-    # The input of a workflow's node is shown to this node alone.
+    # The input of a node is shown to this node alone.
     own_path = getattr(invocation, "node_path", None) or ""
     node_info = getattr(event, "node_info", None)
     event_path = getattr(node_info, "path", None) or ""
@@ -235,7 +251,7 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
     if is_node_input and event_path != own_path:
         return False
 
-    # An agent with a single turn sees only the nodes around its own node and within it.
+    # The added slashes do for paths what the dots do for branches.
     is_single_turn = getattr(invocation.agent, "mode", None) == "single_turn"
     if is_single_turn and own_path and event_path:
         is_around = f"{own_path}/".startswith(f"{event_path}/")
@@ -249,40 +265,49 @@ def is_visible(event: Event, invocation: InvocationContext) -> bool:
 
 
 def role_of(event: Event, invocation: InvocationContext) -> str:
-    """Returns the role of the text that ADK makes of an event; "" for no text.
+    """Returns the role of the content that ADK makes of an event for an agent.
 
-    The text of the agent itself has the role "model". The output of its code, messages
-    of the user, and all that other agents did have the role "user".
+    An event of the agent itself gives:
+
+    - "" for an event with a tool call, because ADK shows the call and no text
+    - "" for an event without words
+    - "user" for an event with nothing but the output of code
+    - "model" for all others, among them the results of the agent's tools
+
+    An event of the user or of another agent gives:
+
+    - "" for a result that the user's client has sent, because ADK shows the result and
+      no text
+    - "" for an event with neither words nor media
+    - "user" for all others; ADK writes the calls and results of other agents as texts
     """
     parts = parts_of(event.content)
-    has_text = any(words_of(part) for part in parts)
+    has_words = any(words_of(part) for part in parts)
 
     if _is_own(event, invocation):
-        # The agent's own calls stay calls. Its results stay results, but count as texts
-        # of the model here.
         has_calls = bool(event.get_function_calls())
-        if has_calls or not has_text:
+        if has_calls or not has_words:
             return ""
         is_code_output = len(parts) == 1 and parts[0].code_execution_result is not None
         return "user" if is_code_output else "model"
 
-    # A result that the user's client has sent stays a result.
     is_users_result = event.author == "user" and bool(event.get_function_responses())
     has_media = bool(media_parts(event.content))
-    if is_users_result or not (has_text or has_media):
+    if is_users_result or not (has_words or has_media):
         return ""
     return "user"
 
 
 def _is_start(event: Event, invocation: InvocationContext) -> bool:
-    """Whether the history of an agent with `include_contents="none"` may begin here.
+    """Whether an event may begin the history of an agent with no earlier history.
 
-    The history begins with a message of the user or of another agent.
+    Such an agent has `include_contents="none"`. The history begins with a message of
+    the user, or with anything that another agent did, apart from a handover.
     """
     if _is_own(event, invocation) or role_of(event, invocation) != "user":
         return False
 
-    # An event that only hands over to the agent is no message.
+    # ADK does not begin a history with an event that hands over to an agent.
     has_handover = bool(event.actions and event.actions.transfer_to_agent)
     call_names = {call.name for call in event.get_function_calls()}
     if has_handover or "transfer_to_agent" in call_names:
@@ -293,8 +318,8 @@ def _is_start(event: Event, invocation: InvocationContext) -> bool:
 def without_rewound(events: Sequence[Event]) -> list[Event]:
     """Leaves out the events that a rewind took back, and the rewinds themselves.
 
-    A rewind is an event that names an invocation. It takes back all events since this
-    invocation began.
+    A rewind is an event that names an invocation. The rewind takes back all events from
+    the first event of this invocation up to the rewind.
     """
     newest_first: list[Event] = []
     position = len(events)  # The events before this position are still to be read.
@@ -317,9 +342,12 @@ def without_rewound(events: Sequence[Event]) -> list[Event]:
 
 
 def words_of(part: types.Part) -> str:
-    """Returns the text that ADK makes of a part; "" for no text.
+    """Returns words by which the text that ADK makes of a part can be recognized.
 
-    For a call or a result, the text has most of the words of ADK's text, not its form.
+    - For a call or a result: the payload as Python writes it. ADK's text has the same
+      words in another form. A long payload is cut.
+    - For a text or code: the whole text. Thoughts have no words.
+    - For all other parts: "".
     """
     if part.function_call or part.function_response:
         return str(payload_of(part))[:WORDS_CHARS]

@@ -37,7 +37,7 @@ class Pairs:
     Attributes:
         partners: The links in both directions. If content 4 has the result of a call in
             content 3, then `partners` is {3: {4}, 4: {3}}.
-        open_calls: The indexes of the contents with calls that have no result.
+        open_calls: The indexes of the contents that have a call without a result.
         unanswered: The calls that have no result.
     """
 
@@ -62,7 +62,7 @@ class Pairs:
 def with_parts(content: types.Content, parts: Sequence[types.Part]) -> types.Content:
     """Returns a copy of a content with other parts.
 
-    Returns the content itself if it has the same parts already.
+    Returns the content itself if its parts are the same objects in the same order.
     """
     own_parts = content.parts or []
     if [id(part) for part in parts] == [id(part) for part in own_parts]:
@@ -78,13 +78,13 @@ def has_function_response(content: types.Content) -> bool:
 def has_result_of(
     content: types.Content, tools: Collection[str], shown: types.Content | None = None
 ) -> bool:
-    """Whether a content has a result of one of these tools that is not shortened.
+    """Whether the model reads a whole result of one of these tools in a content.
 
     Args:
         content: The content, with whole results.
         tools: The names of the tools.
-        shown: The same content as the model reads it, perhaps with shortened results;
-            None if the model reads `content`.
+        shown: The form of the content that the model reads. It has the same number of
+            parts, and may have shortened results. None if the model reads `content`.
     """
     whole_parts = parts_of(content)
     shown_parts = parts_of(shown or content)
@@ -112,20 +112,27 @@ def is_message(content: types.Content) -> bool:
 
 
 def is_user_text(content: types.Content) -> bool:
-    """Whether a content is a message with a text that the user wrote."""
+    """Whether a content is a message with a text that the user wrote.
+
+    False for a relay, which is a message with a text of another agent.
+    """
     return is_message(content) and bool(content_text(content)) and not is_relay(content)
 
 
 def join_messages(
     own: Sequence[types.Content], others: Sequence[types.Content]
 ) -> list[types.Content]:
-    """Joins the guard's own contents with the user's messages that follow them.
+    """Joins the guard's own contents and the messages that follow into one message.
 
     Some chat templates refuse two messages of the user in a row.
 
     Args:
         own: The guard's own contents, all in the user's role.
-        others: The contents after them. Only messages at their beginning are joined.
+        others: The contents after `own`. Only the messages before the first content
+            that is no message are joined.
+
+    Returns:
+        The joined message, and the rest of `others`.
     """
     messages = list(itertools.takewhile(is_message, others))
     contents_after = others[len(messages) :]
@@ -141,21 +148,21 @@ def join_new_texts(
 ) -> list[types.Content]:
     """Joins the neighboring texts in each content that the guard has put together.
 
-    In such a content the guard's own lines stand beside texts of the original messages.
-    These texts are quoted, so that nobody takes them for lines of the guard.
+    Such a content has the guard's own lines beside parts of the original messages. The
+    texts of these parts are quoted, so that nobody takes them for lines of the guard.
 
     Args:
         contents: The contents that are about to be sent.
         messages: The original messages of the request. The guard has put a content
-            together if the content has the user's role and several parts, and is none
-            of the messages.
+            together if the content has the user's role and several parts, and is not
+            one of the objects in `messages`.
     """
     joinable_indexes = [
         index
         for index, content in enumerate(contents)
         if content.role == "user" and len(content.parts or ()) > 1
     ]
-    # Equality would not do: a message may equal a content of the guard.
+    # Objects are compared, because a message may be equal to a content of the guard.
     new_indexes = [
         index
         for index in joinable_indexes
@@ -164,6 +171,7 @@ def join_new_texts(
     if not new_indexes:
         return list(contents)
 
+    # The guard takes parts over from messages without a copy, so an `id` tells a part.
     quoted_ids = {id(part) for message in messages for part in message.parts or ()}
     joined = list(contents)
     for index in new_indexes:
@@ -172,11 +180,11 @@ def join_new_texts(
 
 
 def _join_texts(content: types.Content, quoted_ids: Collection[int]) -> types.Content:
-    """Joins the neighboring texts of a content.
+    """Joins the neighboring texts of a content; a text without a neighbor stays.
 
     Args:
         content: The content.
-        quoted_ids: The `id` of each part whose text is quoted.
+        quoted_ids: The `id` of each part whose text is quoted when it is joined.
     """
     joined: list[types.Part] = []
     for is_text, group in itertools.groupby(parts_of(content), _is_plain_text):
@@ -205,17 +213,17 @@ def _is_plain_text(part: types.Part) -> bool:
 
 
 def find_running_turn(contents: Sequence[types.Content]) -> int:
-    """Returns the index after the user's newest message, where the turn's steps begin.
+    """Returns the index at which the steps of the running turn begin.
 
-    After a tool's result, ADK may add a content in the user's role, such as an
-    instruction. Such a content does not begin a turn, so it is skipped. Without a
-    message the result is 0.
+    This is the index after the last message that begins a turn; 0 without such a
+    message. A message between a tool's result and the model's next content begins no
+    turn: ADK may have added the message, such as an instruction.
     """
     steps_start = 0
     follows_result = False
     for index, content in enumerate(contents):
         if not is_message(content):
-            # In the user's role, only a tool's result is no message.
+            # A content in the user's role that is no message has a tool's result.
             follows_result = content.role == "user"
         elif not follows_result:
             steps_start = index + 1
@@ -254,7 +262,8 @@ def result_media(response: types.FunctionResponse) -> list[types.Part]:
 def is_relay(content: types.Content) -> bool:
     """Whether a content looks like ADK's rendering of another agent's event.
 
-    Its first part is "For context:", its second part is such as "[planner] said: Yes".
+    The first part of a relay begins with "For context:". The second part is a text such
+    as "[planner] said: Yes", or a file.
     """
     parts = parts_of(content)
     if content.role != "user" or len(parts) < 2:
@@ -269,8 +278,8 @@ def is_relay(content: types.Content) -> bool:
     if relayed_text:
         return _RELAYED.match(relayed_text) is not None
 
-    # The second part is a file, which names no agent. So the opening must be exactly
-    # that of ADK, or have the words of its longer form.
+    # A file names no agent. So the first part must be exactly the short opening of ADK,
+    # or have words of ADK's long opening.
     return opening == "For context:" or "what another agent did" in opening
 
 
@@ -315,7 +324,7 @@ def take_call(
 
     Args:
         waiting: The calls before the response that have no result yet, oldest first.
-        response: The response.
+        response: The response, which is a tool's result.
     """
     position_by_name: int | None = None
     newest_content_index: int | None = None
@@ -327,8 +336,9 @@ def take_call(
         has_both_ids = bool(call.id and response.id)
         if has_both_ids or call.name != response.name:
             continue
-        # A call in an older content may never have been answered, so the newest content
-        # is taken. Of several calls in this content, the first is answered first.
+        # A call in an older content may never get a result, so a call in the newest
+        # content is taken. The calls of one content get their results in order, so the
+        # first of these calls is taken.
         if newest_content_index in (None, content_index):
             newest_content_index = content_index
             position_by_name = position
@@ -339,45 +349,50 @@ def take_call(
 
 
 def keep_pairs_whole(covered: Collection[int], pairs: Pairs) -> frozenset[int]:
-    """Leaves out of `covered` the calls and results whose partner is not in `covered`.
+    """Returns the covered indexes that split no call from its result.
 
-    All that is linked with such a call or result is left out too.
+    If one index of a group is not covered, the whole group is left out.
+
+    Args:
+        covered: The indexes that are to be covered.
+        pairs: The pairs of the contents. See `Pairs.group_of` for a group.
     """
-    kept = set(covered)
+    whole = set(covered)
     for index in covered:
         partners = pairs.partners.get(index, ())
-        lacks_partner = not kept.issuperset(partners)
-        if index in kept and lacks_partner:
-            kept -= pairs.group_of(index)
-    return frozenset(kept)
+        lacks_partner = not whole.issuperset(partners)
+        if index in whole and lacks_partner:
+            whole -= pairs.group_of(index)
+
+    return frozenset(whole)
 
 
 def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
-    """Returns the index before which a cut splits no call from its result.
+    """Returns the index before which a list of contents is cut in two.
 
-    At least one content is before the cut and one after it, unless there is only one.
+    The cut splits no call from its result if there is such a cut. At least one content
+    is before the cut and one after the cut. These indexes are tried in order:
+
+    1. From the wished index back to half of it: the indexes of contents without a tool.
+    2. From the wished index on: all indexes.
+    3. From the wished index back: all indexes.
+
+    If every cut splits a call from its result, the result is 1. Fewer than two contents
+    are not cut: then the result is the number of contents.
 
     Args:
         contents: The contents to cut in two.
-        split: The wished index. These indexes are tried, in this order:
-
-            1. Before a content without a tool, from the wished index to half of it.
-            2. Before any content from the wished index on.
-            3. Before any content from the wished index back.
-
-            If every cut splits a call from its result, the cut is after the first
-            content.
+        split: The wished index; an index out of range counts as the nearest one that
+            leaves a content on each side.
     """
-    last_index = len(contents) - 1
-    has_two_contents = last_index >= 1
-    if not has_two_contents:
+    if len(contents) < 2:
         return len(contents)
 
-    # There must be a content before the wished index, and one at it.
+    last_index = len(contents) - 1
     wished_index = max(1, min(split, last_index))
-    # Further back than half, most of the cut would be lost.
+    # A cut further back than half would leave most of the wished contents uncut.
     half_index = max(1, wished_index // 2)
-    before_texts = (
+    without_tools = (
         index
         for index in range(wished_index, half_index - 1, -1)
         if not has_tool(contents[index])
@@ -386,7 +401,7 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
     backward = range(wished_index, 0, -1)
 
     is_boundary = pair_boundaries(contents)
-    for index in itertools.chain(before_texts, forward, backward):
+    for index in itertools.chain(without_tools, forward, backward):
         if is_boundary[index]:
             return index
 
@@ -397,11 +412,13 @@ def find_safe_split(contents: Sequence[types.Content], split: int) -> int:
 def pair_boundaries(contents: Sequence[types.Content]) -> list[bool]:
     """Returns for each index whether a cut before it splits no call from its result.
 
-    The list has one more element than there are contents: for a cut after the last one.
+    The last element of the list is for a cut after the last content.
     """
     partners = pair_contents(contents).partners
     boundaries: list[bool] = []
-    last_partner_index = -1  # The last partner of all contents before the cut.
+    # The last index that is linked with a content before the cut. A cut splits no pair
+    # if this index is before the cut too.
+    last_partner_index = -1
     for index in range(len(contents) + 1):
         boundaries.append(last_partner_index < index)
         last_partner_index = max([last_partner_index, *partners.get(index, ())])
@@ -413,11 +430,12 @@ def find_current_request(
     candidates: Iterable[int],
     user_content: types.Content | None,
 ) -> int | None:
-    """Finds the newest message with the content that began the invocation.
+    """Finds the newest message that fits the content that began the invocation.
 
-    `user_content` decides which message is found:
+    `user_content` decides which messages fit:
 
-    - With texts: a message with all these texts. Another plugin may have added parts.
+    - With texts: a message that has each of these texts as a part. Another plugin may
+      have added parts to the message.
     - With files but no text: a message with a file, unless it is a relay.
     - Without parts, or None: a message with a text, unless it is a relay.
     - With other parts alone, such as a tool's result: none.
@@ -425,7 +443,8 @@ def find_current_request(
     Args:
         contents: The contents of a request.
         candidates: The indexes that may be found.
-        user_content: The content that began the invocation.
+        user_content: The content that began the invocation, or that a workflow gave to
+            the agent's node.
 
     Returns:
         The index of the message; None if there is none.

@@ -31,19 +31,19 @@ MAX_FOUND = 10_000
 """Only this many values of one payload are read, repeated ones included."""
 
 MAX_KNOWN = 300_000
-"""The process remembers at most this many values of all payloads together."""
+"""The process remembers at most this many values, those of all payloads together."""
 
 MAX_PAYLOADS = 4_096
 """The process remembers at most this many payloads, including those without a value."""
 
 _LEAST_VALUE_BYTES = 5
-"""The room that the shortest value takes: three characters, a comma and a space."""
+"""The bytes of the shortest value in a list: three characters, a comma and a space."""
 
 _MAX_DEPTH = 20
 """Objects and lists that are nested deeper are not read."""
 
 _MAX_JSON_DEPTH = 3
-"""A text that holds JSON is parsed if it is nested less deep than this."""
+"""JSON in a text is parsed if the text is nested less deep than this in its payload."""
 
 _CARD_DIGIT_COUNTS = range(13, 20)
 """How many digits the number of a payment card may have."""
@@ -140,17 +140,19 @@ class KnownValues:
     """Reads the values of payloads, and remembers the payloads that were read last."""
 
     def __init__(self) -> None:
-        # The payload that was read last is the last one.
+        # The payloads in the order in which they were last read, the newest one last.
         self._found: OrderedDict[Hashable, Found] = OrderedDict()
         self._value_count = 0
         self._lock = threading.Lock()
 
     def read(self, payload: object) -> Found:
-        """Returns the values of a payload, each once, and remembers them.
+        """Returns the values of a payload without repeats; remembers the values.
 
-        A payload that is still remembered is not read again.
+        A payload that is still remembered is not read again. At most `MAX_FOUND` values
+        of the payload are read.
         """
-        # A text and the payload that it is the JSON of have the same bytes.
+        # The object {"a": 1} and the text of its JSON have the same bytes in
+        # `json_text`, but the names of fields are read in the object alone.
         is_text = isinstance(payload, str)
         key = (is_text, blake2b(json_text(payload)).digest())
         with self._lock:
@@ -168,7 +170,8 @@ class KnownValues:
             self._value_count += len(values) - len(replaced)
             self._found[key] = values
 
-            # The payloads that were not read for the longest time make room.
+            # The payloads that were last read the longest ago are forgotten. The loop
+            # keeps the new payload, which never has more than `MAX_FOUND` values.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
                 _key, oldest_values = self._found.popitem(last=False)
                 self._value_count -= len(oldest_values)
@@ -187,8 +190,12 @@ def is_secret_name(name: str) -> bool:
 def without_secrets(value: Any, depth: int = 0) -> Any:
     """Returns a payload without the fields that hold credentials.
 
-    For example, {"user": "Ann", "password": "x"} becomes {"user": "Ann"}. Objects and
-    lists that are nested more than 20 deep come back empty.
+    For example, {"user": "Ann", "password": "x"} becomes {"user": "Ann"}.
+
+    Args:
+        value: The payload, or a value that is nested in the payload.
+        depth: How many objects and lists are around `value`. From 20 on, objects and
+            lists come back empty.
     """
     if isinstance(value, dict):
         if depth >= _MAX_DEPTH:
@@ -210,15 +217,16 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 def find_values(text: str) -> Iterator[str]:
     """Yields the values of a text in their order, a repeated value each time.
 
-    Left out are credentials, and the line numbers of files.
+    Credentials, the numbers of cards and the line numbers of files are left out. Only
+    the first `MAX_TEXT_CHARS` characters are read.
     """
-    # Cards come first: the text behind a card may begin like the name of a credential.
+    # Cards are masked before credentials, as in `hide_secrets`.
     without_cards = _CARD.sub(_mask_card, text[:MAX_TEXT_CHARS])
     without_credentials = _SECRET.sub(" ", without_cards)
     searched_text = _LINE_NUMBER.sub("", without_credentials)
     for token in _TOKEN.findall(searched_text):
-        # The marks of a sentence are cut off: "order-81." gives "order-81". At the
-        # beginning a slash stays: "./a/b" gives "/a/b".
+        # The marks of a sentence are cut off: "order-81." gives "order-81". A slash is
+        # cut off at the end only, because it may begin a path: "./a/b" gives "/a/b".
         value = token.rstrip(".-:,+/").lstrip(".-:,+")
         if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
             yield value
@@ -230,16 +238,18 @@ def _walk_values(
     """Yields the values of a payload; leaves out the fields that hold credentials.
 
     Args:
-        value: The payload, or a part that is nested in it.
-        walked: The objects and lists that were walked so far, by their `id`. They are
-            not walked again: a payload may contain itself.
-        depth: How deep `value` is nested; 0 for the payload itself.
+        value: The payload, or a value that is nested in the payload.
+        walked: The objects and lists that were walked so far, by their `id`. None of
+            them is walked again, because a payload may contain itself.
+        depth: How many objects, lists and texts with JSON are around `value`; 0 for the
+            payload itself.
     """
     if depth > _MAX_DEPTH or id(value) in walked:
         return
 
     if isinstance(value, dict):
-        walked[id(value)] = value  # While an object is kept, its `id` is unique.
+        # The object is kept as well, so that no other object gets the same `id`.
+        walked[id(value)] = value
         yield from _walk_fields(value, walked, depth)
     elif isinstance(value, list | tuple):
         walked[id(value)] = value
@@ -256,9 +266,10 @@ def _walk_values(
 def _walk_fields(
     fields: dict[Any, Any], walked: dict[int, object], depth: int
 ) -> Iterator[WeightedValue]:
-    """Yields the values in the names and in the contents of fields.
+    """Yields the values in the names of fields, and the values in the fields.
 
-    The arguments are those of `_walk_values`.
+    `walked` and `depth` are those that `_walk_values` has for the object with the
+    fields.
     """
     for key, item in fields.items():
         name = key if isinstance(key, str) else ""
@@ -278,14 +289,15 @@ def _write_number(number: float) -> str:
     Returns "" for a number that is no value: a single digit, the number of a card, NaN,
     and a number of 1e18 or more.
     """
-    # Python refuses to write integers with thousands of digits. NaN is not smaller.
+    # Python refuses to write integers with thousands of digits. For NaN the comparison
+    # is false.
     is_small = abs(number) < 1e18
     if not is_small:
         return ""
 
     text = str(number)
     is_single_digit = len(text) == 1
-    is_card = hide_secrets(text) != text
+    is_card = hide_secrets(text) != text  # A number can hide nothing else.
     return "" if is_single_digit or is_card else text
 
 
@@ -294,22 +306,26 @@ def _walk_text(
 ) -> Iterator[WeightedValue]:
     """Yields the values of a text.
 
-    - If the text is JSON: the values of the parsed payload.
-    - If the text is short and fills a field: the text itself, unless it has a
-      credential, and then the values in it.
-    - Otherwise: the values in the text.
+    - For the JSON of an object or a list: the values of the parsed JSON.
+    - For a short text in a field: the text itself, and after it the values in the text.
+      The text itself is left out if it has a credential, or is one of these values.
+    - For any other text: the values in the text.
 
-    `walked` and `depth` are those of `_walk_values`.
+    Args:
+        text: The text, without white space at its ends.
+        walked: See `_walk_values`.
+        depth: See `_walk_values`.
     """
     looks_like_json = text.startswith(("{", "["))
     if looks_like_json and depth < _MAX_JSON_DEPTH:
-        # A text that cannot be parsed is read as plain text below.
+        # A text that only looks like JSON is read as any other text below.
         with contextlib.suppress(ValueError, RecursionError):
             yield from _walk_values(json.loads(text), walked, depth + 1)
             return
 
     values = list(find_values(text))
     is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
+    # A text that is the whole payload fills no field.
     fills_field = depth > 0 and is_short
     is_new_value = fills_field and text not in values
     if is_new_value and hide_secrets(text) == text:
@@ -319,19 +335,20 @@ def _walk_text(
 
 
 def hide_secrets(text: str) -> str:
-    """Leaves out credentials; writes x for the digits of card numbers.
+    """Leaves out the credentials of a text; writes x for the digits of card numbers.
 
-    A word is a credential if it looks like a key, or follows a name such as "password":
-    "pwd=x1 user=ann" becomes "  user=ann".
+    A word is a credential if it looks like a key, or follows a name such as "password".
+    The name is left out as well: "pwd=x1 user=ann" becomes "  user=ann".
     """
-    # Cards come first: the text behind a card may begin like the name of a credential.
+    # Cards come first. In "4242 4242 4242 4242token=x", the word "4242token" passes for
+    # the name of a credential. Without this word the other digits would be no card.
     without_cards = _CARD.sub(_mask_card, text)
     without_named = _SECRET.sub(" ", without_cards)
     return _WORD.sub(_drop_secret, without_named)
 
 
 def _drop_secret(match: re.Match[str]) -> str:
-    """Returns the word, or "" for a credential."""
+    """Returns the word that was matched; "" if it looks like a credential."""
     word = match.group()
     return "" if _looks_secret(word) else word
 
@@ -339,10 +356,14 @@ def _drop_secret(match: re.Match[str]) -> str:
 def is_value(word: str) -> bool:
     """Whether a word names something exactly, and does not look like a credential.
 
-    These words do: numbers of four and more digits, other words with a digit, codes in
-    capital letters such as "EUR", and names in code such as "max_turns" or "a/b".
+    These words name something exactly:
+
+    - numbers of four and more digits
+    - other words with a digit, such as "a7"
+    - codes of up to four capital letters, such as "EUR"
+    - names in code, such as "max_turns" or "a/b"
     """
-    # Most words have only letters: the quick test comes before the slow one.
+    # Most words have letters alone, for which the quick `isalpha` is enough.
     has_digit = not word.isalpha() and any(char.isdigit() for char in word)
     if has_digit:
         is_exact = len(word) >= 4 or not word.isdigit()
@@ -359,7 +380,7 @@ def _mask_card(match: re.Match[str]) -> str:
     digits = [int(char) for char in number if char.isdecimal()]
     if not _is_card(digits):
         return number
-    # The length stays the same, so that the patterns still find names around it.
+    # The length stays the same, so that the patterns still find the names around.
     return re.sub(r"\d", "x", number)
 
 
@@ -382,8 +403,12 @@ def _is_card(digits: list[int]) -> bool:
 def _looks_secret(word: str) -> bool:
     """Whether a word looks like a credential.
 
-    It may begin like a key, be an address with a password, be the number of a card, or
-    be a long word that mixes capital letters, small letters and digits.
+    These words do:
+
+    - a word that begins like a key
+    - an address with a password
+    - the number of a card
+    - a long word that mixes capital letters, small letters and digits, and nothing else
     """
     begins_like_key = _KEY_SHAPE.match(word) is not None
     if begins_like_key:
@@ -413,8 +438,9 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
     The chosen values keep their order.
 
     Args:
-        values: The values of the whole text, in their order; repeated ones count once.
-        shown: The shortened text. A value that it contains is not listed.
+        values: The values of the whole text, in their order. A repeated value is listed
+            once.
+        shown: The shortened text. A value in this text is not listed.
         max_bytes: The most bytes of the list.
     """
     unique_values = list(dict.fromkeys(values))
@@ -437,8 +463,8 @@ def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:
 def _rank_kind(value: str) -> int:
     """Returns the rank of a value in `name_hidden`; values of rank 0 are chosen first.
 
-    The ranks: 0 for paths and addresses, 1 for ids such as "ord-81", 2 for numbers and
-    for words of code.
+    The ranks: 0 for paths and addresses, 1 for ids such as "ord-81", 2 for all others,
+    such as numbers and names in code.
     """
     if "/" in value or "@" in value:
         return 0

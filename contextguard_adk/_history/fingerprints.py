@@ -1,9 +1,10 @@
 """Digests of contents, and the record of the contents that a summary covers.
 
-A summary knows its contents by their digests, not by their positions: ADK moves, merges
-and omits contents from one request to the next.
+A summary stores digests of the contents that it replaces, not their positions, because
+ADK moves, merges and omits contents from one request to the next.
 
-- To spell a content is to write it as bytes in which no two contents look the same.
+- To spell a content is to write the content as bytes, so that different contents have
+  different bytes.
 - A fingerprint is a short digest of a spelled content.
 - The history is all contents of a request that come from session events, oldest first.
 - A content is covered if a summary replaces it. The last 512 covered contents are
@@ -40,22 +41,22 @@ a covered content, and the model would never see that result.
 """
 
 RECENT_COUNT = 512
-"""How many fingerprints of covered contents are stored one by one."""
+"""How many fingerprints of covered contents are stored one by one, at most."""
 
 MAX_GAP_BITS = 16_384
-"""How many of the oldest contents have a bit in `Covered.gaps`."""
+"""How many of the oldest contents of a history can have a bit in `Covered.gaps`."""
 
 _WINDOW_COUNT = 2 * RECENT_COUNT
 """How many contents of a history are compared with the recent ones.
 
 The time to compare is quadratic, so not all contents are compared. The window has room
-for the recent contents, and for others before and after them.
+for the recent contents, and for other contents before and after the recent ones.
 """
 
 _REFUSAL = "not a covered set: wrong version or length"
 
 _HEAD = struct.Struct("<BIH8s")
-"""The version, the number of older contents, the bytes of the gaps, the digest."""
+"""The version, the number of older contents, the size of the gaps, the digest."""
 
 _VERSION = 3
 
@@ -70,14 +71,13 @@ class Covered:
     """The contents that a summary replaces, oldest first.
 
     Attributes:
-        older_count: How many covered contents stand before the `recent` ones.
+        older_count: How many older contents there are.
         older_digest: One digest of the fingerprints of the older contents; b"" if there
             are none.
         recent: The fingerprints of the newest covered contents, at most 512.
         gaps: One bit for each of the oldest contents of the history; bit 0 is for the
-            oldest one. The bit is set if the content is not covered. Contents after the
-            first 16,384 have no bit: if one of them is a gap, the older contents match
-            nothing.
+            oldest one. The bit is set if the content is a gap. Contents after the first
+            16,384 have no bit. If one of these is a gap, `older_digest` never matches.
     """
 
     older_count: int = 0
@@ -91,7 +91,10 @@ class Covered:
         return self.older_count + len(self.recent)
 
     def is_gap(self, history_position: int) -> bool:
-        """Whether the content at a position of the whole history is a gap."""
+        """Whether the content at a position of the whole history is a gap.
+
+        False for a content without a bit.
+        """
         gap_bit = self.gaps >> history_position & 1
         return gap_bit == 1
 
@@ -109,7 +112,10 @@ class Match(NamedTuple):
 
 
 def fingerprint(content: types.Content) -> bytes:
-    """Returns a short digest of what a content says, without the ids of calls."""
+    """Returns a short digest of the role and the parts of a content.
+
+    The ids of calls and the signatures of thoughts are no part of the digest.
+    """
     spelled = [_spell(b"", content.role)]
     spelled += [_spell_part(part) for part in parts_of(content)]
     digest = hashlib.blake2b(b"".join(spelled), digest_size=FINGERPRINT_BYTES)
@@ -117,19 +123,21 @@ def fingerprint(content: types.Content) -> bytes:
 
 
 def handle_of(part: types.Part) -> str:
-    """Returns a name for a part, made of its text or data.
+    """Returns a name for a part, which follows from the text or data of the part.
 
     The name stays the same after a restart, and after a database has stored the part.
     """
     digest = hashlib.blake2b(_spell_part(part), digest_size=FINGERPRINT_BYTES)
-    # The model has to copy the name when it calls the recall tool, so ten digits do.
+    # The model has to copy the name when it calls the recall tool. Ten hexadecimal
+    # digits are enough to tell the parts of a session apart.
     return digest.hexdigest()[:10]
 
 
 def _spell_part(part: types.Part) -> bytes:
     """Spells a part: a letter for the kind of its data, then its fields.
 
-    For example, a call of `read` without arguments is spelled as c4:read2:{}.
+    For example, a call of `read` without arguments is spelled as c4:read2:{}. A part
+    has data of one kind, so the first kind that is found is the only one.
     """
     if part.text:
         return _spell(b"t", part.text)
@@ -142,7 +150,8 @@ def _spell_part(part: types.Part) -> bytes:
     if result:
         files = result.parts or []
         spelled = [_spell(b"r", result.name, canonical_json(result.response))]
-        # Without their number, the files could pass for the next parts of the content.
+        # The number of files is spelled too. Without it, the files could pass for the
+        # next parts of the content.
         spelled.append(_spell(b"%d" % len(files)))
         spelled += [_spell_media(file) for file in files]
         return b"".join(spelled)
@@ -150,7 +159,7 @@ def _spell_part(part: types.Part) -> bytes:
     if part.inline_data or part.file_data:
         return _spell_media(part)
 
-    # The signature of a thought is no part of what a content says.
+    # A signature of a thought may differ although the content is the same.
     other_fields = part.model_dump(
         exclude_none=True, exclude={"thought_signature"}, warnings=False
     )
@@ -158,7 +167,7 @@ def _spell_part(part: types.Part) -> bytes:
 
 
 def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
-    """Spells an image or a file; b"" for a part with neither data nor address."""
+    """Spells an image or a file by its data or address; b"" if it has neither."""
     if part.inline_data:
         return _spell(b"i", part.inline_data.mime_type, part.inline_data.data)
     if part.file_data:
@@ -167,9 +176,10 @@ def _spell_media(part: types.Part | types.FunctionResponsePart) -> bytes:
 
 
 def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
-    """Spells fields: each one after its length, so that one cannot pass for several.
+    """Spells fields: the letter of the kind, then each field after its length in bytes.
 
-    ("c", "name", "{}") -> c4:name2:{}. None is spelled as an empty field.
+    The lengths keep one field from passing for several. For example, the kind "c" with
+    the fields "name" and "{}" is spelled as c4:name2:{}. None counts as an empty field.
     """
     spelled = [kind]
     for field in fields:
@@ -184,27 +194,33 @@ def _spell(kind: bytes, *fields: str | bytes | None) -> bytes:
 
 
 def canonical_json(value: object) -> bytes:
-    """Serializes any value; the result is the same after a database has stored it.
+    """Serializes any value; the result stays the same once a database stores the value.
 
-    The names of fields are sorted: {"b": 1, "a": 2} becomes {"a": 2, "b": 1}.
+    The names of fields are sorted: {"b": 1, "a": 2} becomes {"a": 2, "b": 1}. A value
+    that JSON cannot write is serialized to a digest.
     """
     to_plain = partial(pydantic_core.to_jsonable_python, fallback=safe_repr)
     write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)
     try:
         text = write(value)
         if _may_change(text):
+            # The text is read and written again in the way of a database.
             as_stored = json.loads(text, parse_float=_read_float)
             return json_text(write(as_stored))
         return json_text(text)
     except (TypeError, ValueError, RecursionError):
-        # Mixed key types, cycles, nesting beyond the recursion limit. A database may
-        # change such a value. Then its content matches no longer and is sent again.
+        # The value has keys of mixed types, contains itself, or is nested too deep. If
+        # a database changes such a value, the digest changes too. Then the content no
+        # longer counts as covered, and is sent again.
         return hashlib.blake2b(json_text(value)).digest()
 
 
 def _may_change(text: str) -> bool:
-    """Whether JSONB, a database's form of JSON, may write this text differently."""
-    # One pattern for all three takes ten times as long.
+    """Whether JSONB, a database's form of JSON, may write this text differently.
+
+    True for a text with -0.0, a field with a number as its name, or a large float.
+    """
+    # One pattern for all three would take ten times as long.
     if "-0.0" in text or _NUMBER_AS_KEY.search(text):
         return True
     return "e+" in text and _LARGE_FLOAT.search(text) is not None
@@ -215,6 +231,7 @@ def _read_float(text: str) -> float | int:
     number = float(text)
     if number == 0:
         return 0.0
+    # From 1e16 on, Python writes an exponent where JSONB writes all digits.
     is_written_as_integer = abs(number) >= 1e16 and number.is_integer()
     return int(Decimal(text)) if is_written_as_integer else number
 
@@ -226,12 +243,13 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
         fingerprints: One for each content of the history, oldest first; b"" for a
             content that is not covered.
     """
-    covered_positions = [position for position, item in enumerate(fingerprints) if item]
-    older_positions = covered_positions[:-RECENT_COUNT]
-    recent_positions = covered_positions[-RECENT_COUNT:]
+    # All positions here are positions in the history.
+    positions = [position for position, item in enumerate(fingerprints) if item]
+    older_positions = positions[:-RECENT_COUNT]
+    recent_positions = positions[-RECENT_COUNT:]
 
-    # The gaps tell which contents the digest is made of, so only the gaps before the
-    # last older content are stored.
+    # The gaps tell of which contents the digest is made. So only the gaps before the
+    # last older content are stored, and none without older contents.
     last_older_position = older_positions[-1] if older_positions else 0
     gaps = 0
     for position in range(min(last_older_position, MAX_GAP_BITS)):
@@ -287,7 +305,8 @@ def decode_covered(stored: str) -> Covered:
 
     has_too_many = len(covered.recent) > RECENT_COUNT
     has_late_gap = covered.gaps.bit_length() > MAX_GAP_BITS
-    # If the version or a length is wrong, the same covered set is written differently.
+    # A string with another version or a wrong length differs from the string that
+    # `encode_covered` writes for the same covered set.
     if has_too_many or has_late_gap or encode_covered(covered) != stored:
         raise ValueError(_REFUSAL)
     return covered
@@ -296,8 +315,9 @@ def decode_covered(stored: str) -> Covered:
 def align_covered(covered: Covered, fingerprints: Sequence[bytes]) -> list[Match]:
     """Matches covered contents with the equal contents of a history, oldest first.
 
-    The older contents match all together, by their digest, or not at all. If they do,
-    the recent contents are searched after them, otherwise in the whole history.
+    The older contents match all together, by their digest, or not at all. If the older
+    contents match, the recent contents are searched behind them, otherwise in the whole
+    history.
 
     Args:
         covered: The covered set.
@@ -326,43 +346,53 @@ def align_covered(covered: Covered, fingerprints: Sequence[bytes]) -> list[Match
 def _align_recent(
     covered: Covered, fingerprints: Sequence[bytes], history_start: int
 ) -> list[Match]:
-    """Matches the longest runs of recent fingerprints that a history also has.
+    """Matches the recent contents with the equal contents in a window of a history.
 
-    Only a window of the history is searched, which begins at `history_start` or later.
+    The matched contents have the same order on both sides. The longest run of equal
+    neighbors is matched first, then the longest runs before and behind that run.
+
+    Args:
+        covered: The covered set.
+        fingerprints: The fingerprints of the history.
+        history_start: The first position of the history that may be in the window.
     """
     recent = covered.recent
     window_start = _find_window(recent, fingerprints, history_start)
     window = fingerprints[window_start : window_start + _WINDOW_COUNT]
 
-    # Contents that repeat all the time make matching slow, up to seconds. With
-    # `autojunk` such contents begin no run, they only lengthen a run. Without repeats
-    # there are `RECENT_COUNT` equal pairs at most.
+    # The matcher looks at each pair of a recent and an equal content of the window.
+    # Without repeats there are at most `RECENT_COUNT` pairs, and four times as many are
+    # quick too. Contents that repeat all the time make so many pairs that matching
+    # takes seconds. With `autojunk`, the matcher begins no run at such contents.
     window_counts = Counter(window)
     equal_pairs_count = sum(window_counts[item] for item in recent)
     has_many_repeats = equal_pairs_count > 4 * RECENT_COUNT
 
     matcher = SequenceMatcher(None, recent, window, autojunk=has_many_repeats)
     matches: list[Match] = []
-    for run in matcher.get_matching_blocks():
-        covered_start = covered.older_count + run.a
-        run_start = window_start + run.b
-        for step in range(run.size):
-            matches.append(Match(covered_start + step, run_start + step))
+    for recent_start, start_in_window, run_length in matcher.get_matching_blocks():
+        covered_start = covered.older_count + recent_start
+        history_run_start = window_start + start_in_window
+        for step in range(run_length):
+            matches.append(Match(covered_start + step, history_run_start + step))
     return matches
 
 
 def _find_window(
     recent: Sequence[bytes], fingerprints: Sequence[bytes], history_start: int
 ) -> int:
-    """Finds the position in a history at which the window with recent contents begins.
+    """Finds the position in a history at which the window of `_align_recent` begins.
 
-    Most recent contents have moved by the same number of positions. So the window
-    begins somewhat before the position to which the oldest of them has moved.
+    A move is the position of a content in the history less its position in `recent`.
+    Most of the recent contents have the same move, which is thus the position of
+    `recent[0]` in the history. The window begins half of `RECENT_COUNT` before that
+    position, so it has equal room before and behind the recent contents. If no recent
+    content is in the history, the result is `history_start`.
 
     Args:
         recent: The recent fingerprints.
         fingerprints: The fingerprints of the history.
-        history_start: The first position that may be in the window.
+        history_start: The first position of the history that may be in the window.
     """
     first_positions: dict[bytes, int] = {}
     for position in range(history_start, len(fingerprints)):
@@ -385,34 +415,41 @@ def match_older(
     contents: Sequence[types.Content],
     newer: Iterable[types.Content],
 ) -> list[Match]:
-    """Matches the older contents of a history whose digest does not match.
+    """Matches older contents by their positions, where their digest does not match.
 
-    The digest does not match if the session is loaded in part, or has changed. Then all
-    contents before the first of the `matches` count as older contents, except gaps, and
-    contents that ADK has moved there from newer events.
+    The digest does not match if the session is loaded in part, or has changed. Then the
+    contents before the first match count as older contents, apart from two kinds:
+
+    - gaps
+    - contents with a part of a newer event, which ADK has moved before the first match
 
     Args:
         covered: The covered set.
-        matches: The matches of `align_covered`; there may be none.
-        contents: The contents of the history.
+        matches: The matches of `align_covered`, oldest first; all of them are matches
+            of recent contents. If there is none, all contents are before the first
+            match.
+        contents: The contents of the history, oldest first.
         newer: The contents of the events since the last covered event.
+
+    Returns:
+        The matches of the older contents, oldest first; none of them is in `matches`.
     """
-    # Which contents are before the first match, and how many of them are covered.
     if matches:
         covered_before_count = matches[0].covered_position
         contents_before = contents[: matches[0].history_position]
         contents_behind = contents[matches[-1].history_position + 1 :]
     else:
-        # While a late result is the newest event, ADK omits all contents between its
-        # call and the result. Then only older contents may be left, and all count as
-        # covered.
+        # While a late result is the newest event, ADK omits all contents between the
+        # call and this result. Then only older contents may be left. Nothing tells
+        # their number, so each content counts as covered.
         covered_before_count = len(contents)
         contents_before = contents
         contents_behind = []
 
-    # The bits of the gaps belong to positions in the history as it was when the summary
-    # was made. If more contents were before the first match then, the oldest of them
-    # are missing now, and the positions differ by their number.
+    # The bits of `gaps` are for positions in the whole history, as it was when the
+    # summary was made. If fewer contents than then are before the first match, the
+    # oldest contents are missing: position 0 is now the position `missing_count` of the
+    # whole history.
     former_before_count = covered_before_count + covered.gaps.bit_count()
     missing_count = max(0, former_before_count - len(contents_before))
 
@@ -425,7 +462,8 @@ def match_older(
         if not is_moved:
             older_positions.append(position)
 
-    # If older contents are missing, the loaded ones are the last of the older contents.
+    # If older contents are missing, these are the newest of the older contents. So the
+    # last of them has the last covered position before the recent contents.
     first_covered_position = max(0, covered.older_count - len(older_positions))
     return [
         Match(covered_position, history_position)
@@ -440,13 +478,14 @@ def _find_moved(
 ) -> set[str]:
     """Finds the handles of parts that ADK has moved to the position of an older event.
 
-    ADK moves a late result to the position of the first result of its call. A part has
-    moved if the newer events have it more often than the contents behind.
+    ADK moves a late result to the position of the first result of the same call. A part
+    has moved if it is more often in `newer` than in `behind`.
 
     Args:
         newer: The contents of the events since the last covered event.
-        behind: The contents of the history behind the covered ones.
+        behind: The contents of the history behind the last match.
     """
+    # A difference of counters has only the handles with a count above 0.
     moved_counts = _count_handles(newer) - _count_handles(behind)
     return set(moved_counts)
 

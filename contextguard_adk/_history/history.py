@@ -50,7 +50,7 @@ _FACTS_OF_SUMMARY = (
     "covered",
     "model_covered",
 )
-"""The properties that depend on the stored summary."""
+"""The names of the properties that depend on the stored summary."""
 
 _SEARCHED_EVENTS = 63
 """How many events are searched for the event of a content.
@@ -61,7 +61,14 @@ keeps the search short in a long session.
 
 
 class _ShortenedKey(NamedTuple):
-    """The facts that decide how a content looks once its tool results are shortened."""
+    """The facts that decide how a content looks once its tool results are shortened.
+
+    Attributes:
+        content_index: The index of the content.
+        is_preview: Whether the preview of the content is shortened.
+        truncation: How the results are shortened.
+        has_handles: Whether each shortened result gets a handle.
+    """
 
     content_index: int
     is_preview: bool
@@ -72,25 +79,25 @@ class _ShortenedKey(NamedTuple):
 class History:
     """The contents of one request, and the facts about them.
 
-    An index is a position in `contents`; a position is one in another list, such as
-    `events`. Each fact is computed when it is first read. These words mean the same in
-    every file:
+    An index is a position in `contents`; a position is a place in another list, such as
+    `events`. Each fact is computed when the fact is first read. These words mean the
+    same in every file:
 
     =============  ==================================================================
-    contents       The request as ADK and the other plugins have built it, summarized
+    contents       The request as ADK and the other plugins have built it, covered
                    contents included. `Turn.messages` is the same list.
-    original       One content as its session event has it. It differs where another
-                   plugin has rewritten the text for this request.
+    original       A content in the form of its session event, before another plugin
+                   has rewritten the text for this request.
     told           The contents after the user's `redact`: the form in which they leave
                    the conversation, for a summarizer or for session state.
     shown          The contents with previews in place of large tool results: the form
                    that the agent's model reads.
     shown_in_part  The previews of large tool results, by the index of the content.
     indexes        The indexes of the contents that come from session events. Only these
-                   are ever compacted: the other contents belong to this request alone.
+                   contents are ever compacted: the others belong to this request alone.
     covered        The indexes of the contents that the stored summary replaces.
-    model_covered  The covered indexes that a model has summarized. Of the other
-                   contents the summary has excerpts at most.
+    model_covered  The covered indexes that a model has summarized. The summary has
+                   excerpts of the other covered contents, or nothing.
     =============  ==================================================================
     """
 
@@ -102,6 +109,17 @@ class History:
         stored: StoredSummary | None = None,
         memo: Memo | None = None,
     ) -> None:
+        """Creates the history of a request.
+
+        Args:
+            contents: The contents of the request.
+            invocation: The run that the request belongs to; None if unknown. Then the
+                history has no events.
+            user_content: The content that began the run; None if there is none.
+            stored: The stored summary; None if there is none.
+            memo: Remembers measures and other results for old payloads; None for a new
+                memo.
+        """
         self.contents = contents
         self.user_content = user_content
         self.stored = stored
@@ -110,40 +128,47 @@ class History:
         self.invocation_id = invocation.invocation_id if invocation else ""
         self.events = invocation.session.events if invocation else []
         self._invocation = invocation
-        # More events may come before a summary in the background is written.
+        # The session may add events to this list while a summary is written in the
+        # background. The summary must not depend on the added events.
         self._event_count = len(self.events)
 
-        # A caller may add contents to one run alone; they are in no session event.
+        # A run may have contents of its own, which are in no session event.
         run_config = invocation.run_config if invocation else None
         self._transient = getattr(run_config, "model_input_context", None) or ()
 
-        # The caller sets these three before it reads a fact. `loads_part` says whether
-        # later requests may have less of the session. Without a `preview` all tool
-        # results are shown whole.
+        # The caller sets these three before the first fact is read. `loads_part` says
+        # whether later requests may have less of the session than this one. If
+        # `preview` is None, all tool results are shown whole.
         self.loads_part = False
         self.preview: Preview | None = None
         self.redactor = Redactor()
 
-        # These results hold with any summary, so the copies share them.
+        # These results do not depend on the summary, so copies of this history share
+        # the same three dicts.
         self._fingerprints: dict[int, bytes] = {}
         self._known_previews: dict[int, types.Content | None] = {}
         self._shortened: dict[_ShortenedKey, types.Content] = {}
 
     def with_summary(self, stored: StoredSummary | None) -> History:
-        """Returns the same history with another summary in place."""
+        """Returns a copy of this history with another stored summary.
+
+        Facts that were computed are kept, apart from those that depend on the summary.
+        """
         other = copy.copy(self)
         for name in _FACTS_OF_SUMMARY:
-            # `cached_property` keeps a value among the attributes, under its own name.
+            # A `cached_property` stores its value as an attribute of the same name.
+            # Without the attribute, the value is computed again.
             vars(other).pop(name, None)
         other.stored = stored
         return other
 
     def release(self) -> None:
-        """Computes the facts that depend on the running invocation, then forgets it.
+        """Computes the facts that need the invocation, then forgets the invocation.
 
-        Afterwards a summary in the background can be written when the run has ended.
+        Afterwards a summary can be written in the background, even if the run has
+        ended.
         """
-        # To read a fact is to compute it.
+        # A fact is computed when it is read.
         _ = self.request_index
         _ = self.calls
         for index in self.indexes:
@@ -169,7 +194,8 @@ class History:
     def shown_in_part(self) -> dict[int, types.Content]:
         """The previews of large tool results, by the index of the content.
 
-        The model reads them in place of these contents from its first request on.
+        The model reads a preview in place of the content from the first request with
+        the content on. {} if the caller has set no `preview`.
         """
         if self.preview is None:
             return {}
@@ -185,20 +211,20 @@ class History:
             if preview is not None:
                 previews[index] = preview
 
-        # Only contents that come from session events have previews. Most requests have
-        # none at all: then `indexes` need not be found.
+        # Only contents that come from session events have previews. To find `indexes`
+        # takes time, and most requests have no large result.
         if not previews:
             return {}
         return {index: previews[index] for index in self.indexes if index in previews}
 
     def has_short_strings(self, truncation: Truncation) -> bool:
-        """Whether previews shorten strings in the same way as `truncation`."""
+        """Whether previews shorten strings in the way of `truncation`."""
         return self.preview is not None and self.preview.strings == truncation
 
     def _make_preview(
         self, index: int, results: Sequence[types.Part], settings: Preview
     ) -> types.Content | None:
-        """Returns the preview of a content; None if the model reads it whole.
+        """Returns the preview of a content; None if the model reads the whole content.
 
         Args:
             index: The index of the content.
@@ -212,16 +238,20 @@ class History:
         results_bytes = sum(self.memo.part_bytes(part) for part in results)
         preview = None
         if not settings.fits(results_bytes):
-            # A call of `settings` makes the preview.
+            # `remember` calls `settings` with the content, which makes the preview.
             preview = self.memo.remember(settings, content, content.parts or ())
         self._known_previews[index] = preview
         return preview
 
     def shortened_results(self, stored: StoredSummary) -> dict[int, types.Content]:
-        """Returns shortened contents, by index, as a compaction has shortened them.
+        """Returns the contents whose tool results a stored summary shortens, by index.
 
-        Only contents that are really shorter are returned; {} if the stored summary
-        shortens no tool results.
+        The model reads the shortened contents in place of those in `shown`. Contents
+        that stay the same are left out; {} if the summary shortens no results.
+
+        Args:
+            stored: The summary. Its `truncated_upto` names the last content that the
+                summary shortens.
         """
         truncation = stored.truncation
         if truncation is None:
@@ -240,11 +270,12 @@ class History:
                 has_handles=stored.has_recall,
             )
             if key not in self._shortened:
-                # With the whole content, `truncate_content` adds a handle to each
-                # shortened result: the recall tool finds the whole result by it.
+                # If `truncate_content` gets the whole content, each shortened result
+                # has a handle, by which the recall tool finds the whole result.
                 whole = self.contents[index] if stored.has_recall else None
                 self._shortened[key] = truncate_content(shown, truncation, whole)
 
+            # `truncate_content` returns the same object if nothing is too long.
             shortened = self._shortened[key]
             if shortened is not shown:
                 shortened_by_index[index] = shortened
@@ -260,14 +291,14 @@ class History:
 
     @cached_property
     def _known_events(self) -> KnownEvents:
-        """Tells whether an event of the session has the same part as a content."""
+        """The parts of the session's events, in which a part can be looked up."""
         return KnownEvents(self.events)
 
     @cached_property
     def _rewritten(self) -> dict[int, Event]:
         """The events whose texts another plugin has rewritten, by index of the content.
 
-        {} without an invocation: the events that ADK shows are not known then.
+        {} without an invocation, which tells the events that ADK shows.
         """
         if self._invocation is None:
             return {}
@@ -278,7 +309,7 @@ class History:
             for index, content in enumerate(self.contents)
             if not has_tool(content) and content not in self._transient
         ]
-        # Texts that no event has in this form: they were rewritten or inserted.
+        # No event has these texts, so another plugin has rewritten or inserted them.
         changed_indexes = {
             index
             for index in text_indexes
@@ -293,8 +324,8 @@ class History:
     def original(self, index: int) -> types.Content:
         """Returns a content as its session event has it.
 
-        The two differ if another plugin has rewritten the content for this request. The
-        plugin may add the time of day, for example, which differs in each request.
+        The original differs from the content if another plugin has rewritten the
+        content for this request. Such a plugin may add the time of day, for example.
         """
         event = self._rewritten.get(index)
         if event is not None and event.content is not None:
@@ -302,7 +333,7 @@ class History:
         return self.contents[index]
 
     def fingerprint(self, index: int) -> bytes:
-        """Returns the fingerprint of a content as its event has it."""
+        """Returns the fingerprint of the original of a content."""
         if index not in self._fingerprints:
             self._fingerprints[index] = self.fingerprint_content(self.original(index))
         return self._fingerprints[index]
@@ -326,27 +357,29 @@ class History:
 
     @cached_property
     def request_index(self) -> int | None:
-        """The index of this agent's current request; None if ADK does not show it.
+        """The index of the agent's current request; None if no content is the request.
 
-        The request is the input of the agent's node or, without a node, the message
-        that began the invocation. If the contents do not have it, the request is the
-        content that `_find_input` finds.
+        The request is the newest message that fits the input of the agent's node or, if
+        there is no such input, the content that began the run. If no message fits, the
+        request is the content that `_find_input` finds.
         """
-        # The rewritten or the original form of a message may have the words of the
-        # request, so both forms are searched.
+        # If another plugin has rewritten a message of the user, the words of the
+        # request may be in either form. So both forms are searched as one message.
         searched_contents = list(self.contents)
         for index, event in self._rewritten.items():
             if event.author == "user":
                 both_forms = [*parts_of(self.contents[index]), *parts_of(event.content)]
                 searched_contents[index] = types.Content(role="user", parts=both_forms)
 
+        # The output of code has the user's role too, but is no request.
         candidates = [index for index in self.indexes if index not in self.outputs]
         request = find_node_input(self._invocation) or self.user_content
         found_index = find_current_request(searched_contents, candidates, request)
         if found_index is not None:
             return found_index
 
-        # A run may begin with the result of a call, which is no request.
+        # A run that began with other parts than texts and files, such as the result of
+        # a call, has no request.
         has_message = bool(content_text(request) or media_parts(request))
         has_only_other_parts = bool(parts_of(request)) and not has_message
         if has_only_other_parts:
@@ -354,11 +387,12 @@ class History:
         return self._find_input(candidates)
 
     def _find_input(self, candidates: Sequence[int]) -> int | None:
-        """Finds the input of an agent to which ADK does not show the user's request.
+        """Finds the index of the request, if no message has the words of the request.
 
-        - If the contents have a message of the user: the user's newest message of this
-          run, or None.
-        - Otherwise: the newest message of another agent, or None.
+        - If the contents have texts of the user: the user's newest text of this run, or
+          None. Another plugin may have changed the words.
+        - Otherwise ADK shows the agent no text of the user. Then the request is the
+          newest text of another agent, or None.
 
         Args:
             candidates: The indexes that may be found, in order.
@@ -366,6 +400,7 @@ class History:
         if self.user_messages:
             return self._find_newest_message()
 
+        # Without texts of the user, all messages with a text are of other agents.
         for index in reversed(candidates):
             content = self.contents[index]
             if is_message(content) and content_text(content):
@@ -373,7 +408,7 @@ class History:
         return None
 
     def _find_newest_message(self) -> int | None:
-        """Finds the user's newest message that is part of this run."""
+        """Finds the user's newest text whose event is part of this run, or None."""
         run_events = [e for e in self.events if e.invocation_id == self.invocation_id]
         run_event_ids = {event.id for event in run_events}
         known_events = KnownEvents(run_events)
@@ -391,7 +426,7 @@ class History:
 
     @cached_property
     def outputs(self) -> frozenset[int]:
-        """The indexes of contents with the output of code, which ADK shows as text."""
+        """The indexes of the contents that show the output of code."""
         outputs = []
         for index in self.indexes:
             event = self._rewritten.get(index)
@@ -406,10 +441,11 @@ class History:
 
     @cached_property
     def user_messages(self) -> list[int]:
-        """The indexes of texts that the user wrote, not tools, code or other agents."""
+        """The indexes of the texts that the user wrote, oldest first."""
         texts_of_agents = {
             index for index, event in self._rewritten.items() if event.author != "user"
         }
+        # The output of code, and what other agents did, has the user's role as well.
         excluded_indexes = self.outputs | texts_of_agents
         return [
             index
@@ -419,10 +455,10 @@ class History:
 
     @cached_property
     def running_turn(self) -> list[int]:
-        """The indexes after the user's request: the steps of the running turn.
+        """The indexes after the agent's current request: the steps of the running turn.
 
-        If ADK does not show the request, the user's newest message counts as the
-        request; without a message all contents are steps.
+        If `request_index` is None, the user's newest text counts as the request.
+        Without such a text all `indexes` are steps.
         """
         request_index = self.request_index
         if request_index is None:
@@ -442,7 +478,8 @@ class History:
         if self.stored is None:
             return frozenset()
 
-        # A model has summarized the oldest of the covered contents.
+        # A model always summarizes the oldest covered contents, and excerpts of newer
+        # ones follow. So a number is enough to tell what the model has summarized.
         summarized_count = self.stored.model_covered_count
         return frozenset(
             index
@@ -454,17 +491,18 @@ class History:
     def _covered_positions(self) -> dict[int, int]:
         """The covered position of each covered content, by the index of the content.
 
-        A covered position is one among the contents that the summary covers: 0 is the
-        oldest of them.
+        A covered position is a position among all contents that the summary covers. The
+        oldest of these contents has the position 0.
         """
         if self.stored is None:
             return {}
 
         covered_positions = self._match_covered(self.stored)
-        newer_indexes = self._find_newer_indexes(self.stored)
-        candidates = [i for i in covered_positions if i not in newer_indexes]
+        excluded_indexes = self._find_never_covered(self.stored)
+        candidates = [i for i in covered_positions if i not in excluded_indexes]
 
-        # A call and its result are covered together or not at all.
+        # A call and its result are covered together or not at all. So the partners of
+        # the excluded contents are left out too.
         whole_indexes = keep_pairs_whole(candidates, self.pairs)
         return {
             index: covered_position
@@ -473,15 +511,15 @@ class History:
         }
 
     def _match_covered(self, stored: StoredSummary) -> dict[int, int]:
-        """Finds the contents that are equal to covered ones.
+        """Matches the contents of this request with those that a summary covers.
 
-        Returns the covered position of each, by the index of the content.
+        Returns the covered position of each matched content, by the content's index.
         """
         covered = stored.covered
         covered_count = covered.content_count
 
-        # Usually the history has only grown since the summary was made: then the
-        # covered contents are still its first contents.
+        # Usually the summary covers the first contents without a gap, and the history
+        # has only grown since. This is quick to test.
         first_indexes = self.indexes[:covered_count]
         has_enough = len(first_indexes) == covered_count
         first_fingerprints = [self.fingerprint(index) for index in first_indexes]
@@ -502,26 +540,28 @@ class History:
     def _find_older_matches(
         self, stored: StoredSummary, matches: Sequence[Match]
     ) -> list[Match]:
-        """Matches the older covered contents, which have no fingerprints of their own.
+        """Matches older contents by their positions, if their digest did not match.
+
+        The terms are those of the file `fingerprints`.
 
         Args:
             stored: The summary.
             matches: The matches of `align_covered`.
 
         Returns:
-            Matches that are not among `matches`.
+            Matches that are not among `matches`; [] if there are none.
         """
         covered = stored.covered
         has_older = stored.has_older or covered.older_count > 0
         if not has_older:
             return []
 
-        # Older contents match all together or not at all, so the first match tells.
+        # If the digest matched, `matches` has all older contents, the oldest one first.
         if matches and matches[0].covered_position < covered.older_count:
             return []
 
-        # Without the last covered event nobody can tell which contents are older than
-        # the summary.
+        # Without the last covered event, nothing tells which contents are newer. Then
+        # a newer content could pass for an older one.
         newer_contents = self._read_newer_contents(stored)
         if newer_contents is None:
             return []
@@ -529,9 +569,9 @@ class History:
         return match_older(covered, matches, contents, newer_contents)
 
     def _read_newer_contents(self, stored: StoredSummary) -> list[types.Content] | None:
-        """Reads the contents of the events after the last covered event.
+        """Returns the contents of the events after the last covered event.
 
-        None if the session does not have that event.
+        Returns None if the session does not have the last covered event.
         """
         valid_events = without_rewound(self.events)
         ids = [event.id for event in valid_events]
@@ -549,19 +589,26 @@ class History:
                 newer_contents.append(compaction.compacted_content)
         return newer_contents
 
-    def _find_newer_indexes(self, stored: StoredSummary) -> Collection[int]:
-        """Finds the indexes of contents that are newer than the summary for certain.
+    def _find_never_covered(self, stored: StoredSummary) -> Collection[int]:
+        """Finds the indexes that cannot be covered, whatever the contents look like.
 
-        A repeated message ("yes", "yes") must not pass for the covered message.
+        A new message must not pass for an equal message that is covered ("yes", "yes").
+        The result depends on the run of this request:
+
+        - The run that wrote the summary: no index. The run may have covered its own
+          request and steps.
+        - An older run, which a late result continues: the request alone. A newer run
+          may have covered the steps after the request, but this run still needs the
+          request.
+        - A newer run, or a run that the events do not place: the request and all
+          indexes after the request.
+        - A run without a request: no index, as nothing tells where the run begins.
         """
-        # The run that wrote the summary may have covered its own contents. Without a
-        # request nothing is certain.
         has_written_summary = self.invocation_id == stored.invocation
         if has_written_summary or self.request_index is None:
             return ()
 
-        # A late result may continue a run that began before the run with the summary.
-        # Then the contents after its request may be covered.
+        # A dict keeps the order, so this lists each run once, the oldest one first.
         run_ids = list(dict.fromkeys(event.invocation_id for event in self.events))
         if self.invocation_id in run_ids and stored.invocation in run_ids:
             own_position = run_ids.index(self.invocation_id)
@@ -573,9 +620,10 @@ class History:
 
     @property
     def is_summary_valid(self) -> bool:
-        """Whether the request has all covered contents, and no rewind happened since.
+        """Whether the stored summary still fits; False without a summary.
 
-        False without a summary.
+        A summary fits if this request has all covered contents, and if the session has
+        no rewind since the run that wrote the summary.
         """
         if self.stored is None:
             return False
@@ -584,9 +632,9 @@ class History:
 
     @property
     def is_rewound(self) -> bool:
-        """Whether the session has a rewind after the run that wrote the summary.
+        """Whether the session has a rewind since the run that wrote the summary.
 
-        Without a summary, whether the session has any rewind.
+        Without a summary, each rewind of the session counts.
         """
         for event in reversed(self.events):
             if self.stored and event.invocation_id == self.stored.invocation:
@@ -609,10 +657,10 @@ class History:
         return lacks_some and not self.is_rewound
 
     def repeats(self, indexes: Iterable[int]) -> bool:
-        """Whether later requests will have the contents with these indexes unchanged.
+        """Whether later requests will have the contents at these indexes unchanged.
 
-        This holds if the session is loaded as a whole, and no plugin has rewritten the
-        contents.
+        This is so if requests have the whole session, and if no plugin has rewritten
+        these contents.
         """
         if self.is_partial:
             return False
@@ -621,15 +669,17 @@ class History:
     # Names that the next summary stores.
 
     def last_event(self, covered: frozenset[int]) -> str:
-        """Returns the id of the event of the newest covered content; "" if unknown.
+        """Returns the id of the event that the newest covered content comes from.
+
+        Returns "" if no event is found for any covered content.
 
         Args:
             covered: The indexes of the covered contents.
         """
-        # Contents have the order of their events. So the events are found from the
-        # newest content back, each before the one that was found last. Without the
-        # events of the contents that are not covered, a repeated "yes" could be taken
-        # for a covered one.
+        # Contents have the order of their events. So the contents are read from the
+        # newest one back, and the event of a content is searched before the event that
+        # was found last. Contents that are not covered are searched too: otherwise the
+        # event of a new "yes" could pass for that of a covered "yes".
         end_position = self._event_count
         for index in reversed(self.indexes):
             event_position = self._find_event(index, end_position)
@@ -641,15 +691,15 @@ class History:
         return ""
 
     def _find_event(self, index: int, end_position: int) -> int | None:
-        """Finds the newest event before a position that has a content's fingerprint.
+        """Finds the newest event before a position whose content has a fingerprint.
 
         Args:
-            index: The index of the content.
-            end_position: The position in `events` before which the search begins.
+            index: The index of the content with the wanted fingerprint.
+            end_position: The position in `events` before which events are searched.
 
         Returns:
-            The position of the event; None if the last events before `end_position` do
-            not have the fingerprint.
+            The position of the event in `events`; None if none of the
+            `_SEARCHED_EVENTS` events before `end_position` has the fingerprint.
         """
         wanted = self.fingerprint(index)
         first_position = max(0, end_position - _SEARCHED_EVENTS)
@@ -662,8 +712,8 @@ class History:
     def name_content(self, index: int) -> str:
         """Names a content by its fingerprint, and its number among equal contents.
 
-        For example, the second content that says "yes" is named "0f3a5b7c9d1e.2". The
-        index -1 stands for no content; its name is "".
+        For example, the second content that says "yes" is named "0f3a5b7c9d1e.2". A
+        negative index stands for no content, whose name is "".
         """
         if index < 0:
             return ""
@@ -679,8 +729,9 @@ class History:
     def find_named(self, name: str) -> int:
         """Returns the index of the content that `name_content` has named.
 
-        If the number in the name is larger than the number of equal contents, returns
-        the index of the last of them. Returns -1 for "", and if no content is equal.
+        If there are fewer equal contents than the number in the name says, or if the
+        name has no number, returns the index of the last equal content. Returns -1 for
+        "", for the number 0, and if no content has the fingerprint.
         """
         if not name:
             return -1
@@ -688,9 +739,8 @@ class History:
         digest, _dot, written_number = name.partition(".")
         equal_indexes = [i for i in self.indexes if self.fingerprint(i).hex() == digest]
 
-        # Anyone may have written the name to session state. Without a number the last
-        # equal content is meant. Python refuses to read numbers with thousands of
-        # digits.
+        # Anyone may have written the name to session state, so any text may stand after
+        # the dot. Python refuses to read numbers with thousands of digits.
         has_number = written_number.isdecimal() and len(written_number) < 10
         if has_number:
             number = int(written_number)

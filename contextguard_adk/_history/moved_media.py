@@ -19,7 +19,7 @@ from contextguard_adk._support.phrases import quote
 
 NOT_SHOWN = "It cannot be shown to this model."
 _CHARS_PER_TOKEN = 2
-"""A token of a text file counts as this many characters, as in a table of figures.
+"""How many characters of a text file count as a token; a table of figures has as few.
 
 The number is the same for all models, so a file has the same words in all requests.
 """
@@ -36,7 +36,7 @@ class MediaMover:
     Attributes:
         llm: ADK's object for the model that the request goes to; None if unknown.
         model: The name of this model.
-        text_tokens: How many tokens of a text file are written as words.
+        text_tokens: About how many tokens of a text file are written as words, at most.
     """
 
     llm: object
@@ -45,25 +45,29 @@ class MediaMover:
 
     @cached_property
     def _clients(self) -> tuple[str, ...]:
-        """The clients that may send the request, as rows of a table of media."""
+        """The names of the clients that may send the request."""
         return name_media_clients(self.llm, self.model)
 
     def takes(self, file: types.Part) -> bool:
         """Whether every client is known to accept a file in a message of the user.
 
-        False for a text file: its text is written instead.
+        False for a text file, whose text is written instead.
         """
         if file_text(file):
             return False
         return all(takes_media(client, "user", file) for client in self._clients)
 
     def tell(self, file: types.Part, handle: str = "") -> str:
-        """Returns the words in place of a file: a description, and the file's text.
+        """Returns the words in place of a file.
+
+        The words are a description and, for a text file, the text. The text is
+        shortened to about `text_tokens`. For all other files the description ends with
+        `NOT_SHOWN`.
 
         Args:
             file: The file.
-            handle: The name under which the whole file can be read, for the notice in a
-                text that is shortened to about `text_tokens`; "" for no handle.
+            handle: The name under which the whole file can be read; "" for no handle. A
+                shortened text has a notice with this name.
         """
         description = describe_media(file)
         text = file_text(file)
@@ -80,8 +84,9 @@ class MediaMover:
 
         Args:
             files: Images and other files.
-            is_users: Whether the user has sent the files in a message. Such a file may
-                be moved unless a client is known to refuse it.
+            is_users: Whether the user has sent the files in a message. A file of the
+                user may be moved unless a client is known to refuse the file. Any other
+                file may be moved only if all clients are known to accept the file.
         """
         moved: list[types.Part] = []
         words: list[str] = []

@@ -1,7 +1,7 @@
 """Puts contents in an order that strict providers accept.
 
-They want a user's message first, and each call with its result right after it. A lone
-result is a tool's result whose call is not in the contents.
+They want a user's message first, and each call followed by its result. A lone result is
+a tool's result whose call is not among the contents before the result.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _LONE_RESULT = SYSTEM + "Result of the tool {name!r}, whose call is not shown]"
 def put_in_order(
     contents: list[types.Content], mover: MediaMover
 ) -> list[types.Content]:
-    """Puts a user's message first, and a text in place of each lone result.
+    """Makes sure that a message is first, and writes lone results as texts.
 
-    Returns `contents` itself if nothing changes.
+    If the first content is of the model, a message of the guard is put before it. A
+    lone result becomes a text in a message of the user. Returns `contents` itself if
+    nothing changes.
 
     Args:
         contents: The contents of a request.
@@ -64,7 +66,8 @@ def _find_lone_results(
     lone_results: dict[int, list[types.Part]] = {}
     for index, content in enumerate(contents):
         for part in parts_of(content):
-            if part.text:  # A text has neither a call nor a result beside it.
+            # A part with a text has neither a call nor a result.
+            if part.text:
                 continue
             if part.function_call:
                 waiting_calls.append(PlacedCall(index, part.function_call))
@@ -80,14 +83,14 @@ def _find_lone_results(
 def _move_results(
     content: types.Content, results: Collection[types.Part], mover: MediaMover
 ) -> list[types.Content]:
-    """Moves results from a content into a message after it, as texts with their files.
+    """Moves results from a content into a message, as texts with their files.
 
-    Returns the content without these results, and the message. If the content has no
-    other parts, returns the message alone.
+    Returns the content without these results, and after it the message. If the content
+    has no other parts, returns the message alone.
 
     Args:
         content: The content.
-        results: The parts of the content that are moved, all of them tools' results.
+        results: Some of the part objects in the content, all of them tools' results.
         mover: Decides which files may stay files.
     """
     result_ids = {id(part) for part in results}
@@ -116,11 +119,11 @@ def _write_result(
 
 
 def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
-    """Adds a result to each call without one: "There is no answer yet."
+    """Adds a result to each call that has none: "There is no answer yet."
 
-    The results stand right after the content with the call. If the next content has
-    the results of other calls of this content, they are added to it. A call in the last
-    content gets no result.
+    The added results stand right after the content with the calls. If the next content
+    has tools' results, the added results are put at the end of the next content. The
+    calls in the last content get no result.
     """
     results_by_index = _write_missing_results(contents)
 
@@ -141,7 +144,10 @@ def answer_open_calls(contents: Sequence[types.Content]) -> list[types.Content]:
 def _write_missing_results(
     contents: Sequence[types.Content],
 ) -> dict[int, list[types.Part]]:
-    """Writes the results that open calls lack, by the index right after the call."""
+    """Writes a result for each open call, by the index after the content of the call.
+
+    Calls of the last content have an index that is one too high for the contents.
+    """
     results_by_index: dict[int, list[types.Part]] = {}
     for call_index, call in pair_contents(contents).unanswered:
         response = types.FunctionResponse(

@@ -12,29 +12,30 @@ from dataclasses import dataclass
 from contextguard_adk._support.phrases import SHORTENED, quote
 
 OVERFULL_RATIO = 0.97
-"""The part of a window above which a request is not expected to be accepted."""
+"""The part of a window from which on a request is not expected to be accepted."""
 
 MOST_BUFFER_RATIO = 0.75
-"""The most of a window that is kept free, whatever a request reserves."""
+"""The part of a window that is kept free at most, whatever a request reserves."""
 
 _LARGE_WINDOW_TOKENS = 200_000
 _LARGE_WINDOW_BUFFER_TOKENS = 20_000
 _SMALL_WINDOW_BUFFER_PERCENT = 20
 
 _HEAD_RATIO = 0.6
-"""The part of a shortened text that its head takes: slightly more than its tail."""
+"""The part of the kept characters that are the head of a shortened text."""
 
 _MOST_COUNTS = 5
-"""A text is cut and counted again until its tokens fit, up to this number of counts.
+"""How often a text is counted at most, while it is cut until its tokens fit.
 
-Head and tail may be denser than the whole, so that the first cut may leave too much.
-Later cuts follow from a text that is nearly short enough."""
+Head and tail of a text may take more tokens than the middle, so that the first cut may
+leave too much. A later cut follows from a count of a text that is nearly short enough.
+"""
 
 _CUT_MARGIN = 0.98
 """A text is cut to slightly less than what would fit, so that few cuts are needed."""
 
 _BYTES_PER_TOKEN = 3
-"""The first guess of a text's bytes for each token; English prose has about four."""
+"""A first guess: the bytes of a text for each token. English prose has about four."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class Budgets:
     def room_for_answer_tokens(self) -> int:
         """A request of up to this size leaves room for its answer.
 
-        Half of the buffer is room enough, unless the request reserves more output. A
-        request up to `full_tokens` always leaves room.
+        Half of the usual buffer is room enough, unless the request reserves more
+        output. A request of up to `full_tokens` always leaves room, because more than
+        the buffer cannot be kept free.
         """
         half_buffer_tokens = buffer_tokens(self.window_tokens) // 2
         answer_tokens = max(self.reserved_output_tokens, half_buffer_tokens)
@@ -79,8 +81,8 @@ class Budgets:
 def buffer_tokens(window_tokens: int, reserved_output_tokens: int = 0) -> int:
     """Returns the tokens of a window that are kept free.
 
-    They are 20,000, or a fifth of a window below 200,000. They are at least the
-    reserved output, and at most `MOST_BUFFER_RATIO` of the window.
+    The usual buffer is 20,000 tokens, or a fifth of a window below 200,000. The buffer
+    is at least the reserved output, and at most `MOST_BUFFER_RATIO` of the window.
     """
     if window_tokens >= _LARGE_WINDOW_TOKENS:
         usual_tokens = _LARGE_WINDOW_BUFFER_TOKENS
@@ -107,17 +109,18 @@ def plan_budgets(
     Args:
         window_tokens: The context window.
         reserved_output_tokens: The output that the request reserves for its answer.
-        trigger_tokens: The trigger. None, or a size that is not below the window less
-            its buffer, changes nothing.
+        trigger_tokens: The trigger. A trigger that is not below the window less its
+            buffer has no effect; neither has None.
     """
     full_tokens = window_tokens - buffer_tokens(window_tokens, reserved_output_tokens)
-    # The reserved output is left out: a large reserve must make no summary longer.
+    # The usual buffer is taken, because a large reserve must make no summary longer.
     summary_tokens = buffer_tokens(window_tokens) // 2
 
     if trigger_tokens is not None and trigger_tokens < full_tokens:
         start_tokens = trigger_tokens
         working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
-        # An eighth: a compaction must bring the request far below the trigger.
+        # A compaction must bring the request far below the trigger, so the summary
+        # takes an eighth of the trigger at most.
         summary_tokens = min(summary_tokens, trigger_tokens // 8)
     else:
         start_tokens = full_tokens
@@ -134,15 +137,20 @@ def plan_budgets(
 
 
 def scale_trigger(trigger_tokens: int) -> int:
-    """Returns the size of the window whose threshold a trigger would be.
+    """Returns the size of the window whose threshold would be equal to a trigger.
 
-    This is the trigger with the usual buffer: a fifth of the window, 20,000 at most.
+    This is the trigger and the usual buffer of the window. A fifth of the window is a
+    quarter of the trigger: a trigger of 80,000 belongs to a window of 100,000.
     """
     return trigger_tokens + min(trigger_tokens // 4, _LARGE_WINDOW_BUFFER_TOKENS)
 
 
 def resolve_size(size: int | float, window_tokens: float) -> int:
-    """Returns a size in tokens: 500 is 500 tokens, 0.1 is a tenth of the window."""
+    """Returns a size in tokens.
+
+    An integer is a number of tokens already. A float is a part of the window: 0.1 is a
+    tenth of the window.
+    """
     if isinstance(size, float):
         return int(size * window_tokens)
     return size
@@ -157,8 +165,10 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
 
     Args:
         text: The text, which is returned unchanged if it is short enough.
-        max_chars: The most characters that are returned; the notice may exceed them.
-        handle: The name under which the whole text can be recalled; "" for none.
+        max_chars: The most characters that are returned. If the notice alone is longer,
+            the result is the notice.
+        handle: The name under which the whole text can be recalled; "" for none. The
+            notice has this name.
     """
     if len(text) <= max_chars:
         return text
@@ -169,14 +179,17 @@ def shorten(text: str, max_chars: int, handle: str = "") -> str:
     head_chars = int(room_chars * _HEAD_RATIO)
     tail_chars = room_chars - head_chars
     tail_start = len(text) - tail_chars
-    # The tail may begin in the middle of a line, so it is quoted again.
+    # Behind the notice the tail begins a new line. Its first words may have stood
+    # within a line before; now they could pass for a line of the guard, unless quoted.
     return text[:head_chars] + notice + quote(text[tail_start:])
 
 
 def shorten_to_tokens(
     text: str, max_tokens: float, count_tokens: TokenCounter, handle: str = ""
 ) -> str:
-    """Cuts the middle out of a text until it fits; "" if it does not fit.
+    """Cuts the middle out of a text, and more of the middle until the text fits.
+
+    Returns "" if the text still does not fit after `_MOST_COUNTS` counts.
 
     Args:
         text: The text, which is returned unchanged if it fits.
@@ -195,7 +208,8 @@ def shorten_to_tokens(
 
         fitting_chars = len(shortened) * max_tokens / tokens
         max_chars = max(1, int(fitting_chars * _CUT_MARGIN))
-        # The whole text is cut each time: a cut of a cut would have two notices.
+        # The whole text is cut each time, because a text that is cut twice would have
+        # two notices.
         shortened = shorten(text, max_chars, handle)
     return ""
 
@@ -205,8 +219,8 @@ def divide_budget(
 ) -> list[float]:
     """Divides a budget among items by their weights.
 
-    An item never gets more than its cost. The rest of its share goes to other items: of
-    a budget of 10, costs of [2, 9, 9] with equal weights get [2, 4, 4].
+    An item never gets more than its cost. What an item cannot use goes to other items:
+    with a budget of 10 and equal weights, costs of [2, 9, 9] get [2, 4, 4].
 
     Args:
         costs: The most that each item can use, in the unit of `room`.
@@ -216,8 +230,8 @@ def divide_budget(
     Returns:
         The share of each item, in the order of `costs`.
     """
-    # An item that is cheap for its weight leaves a rest. Such items come first, so that
-    # the later ones can share the rest.
+    # An item with a low cost for its weight leaves a part of its share unused. Such
+    # items come first, so that the items after them can share the unused part.
     indexes = range(len(costs))
     cheapest_first = sorted(indexes, key=lambda index: costs[index] / weights[index])
 
@@ -225,7 +239,7 @@ def divide_budget(
     left_room = room
     left_weight = sum(weights)
     for index in cheapest_first:
-        # Rounding may leave slightly less than nothing.
+        # The rounding of floats may make the room that is left slightly negative.
         fair_share = max(0.0, left_room) * weights[index] / left_weight
         shares[index] = min(float(costs[index]), fair_share)
         left_room -= shares[index]
@@ -237,9 +251,10 @@ def excerpt(text: str, max_bytes: int) -> str:
     """Keeps head and tail of a text, with an ellipsis between them.
 
     Args:
-        text: The text. Its lone surrogates become question marks.
-        max_bytes: The most UTF-8 bytes of the result. The result is "" if there is no
-            room for one byte before the ellipsis and one behind it.
+        text: The text, which is returned whole if it is short enough. Lone surrogates
+            become question marks.
+        max_bytes: The most UTF-8 bytes of the result. If a text is too long, and the
+            ellipsis leaves less than two bytes of the room, the result is "".
     """
     raw = text.encode("utf-8", "replace")
     if len(raw) <= max_bytes:
@@ -249,11 +264,11 @@ def excerpt(text: str, max_bytes: int) -> str:
     if room_bytes < 2:
         return ""
 
-    # The head says what a text is about, and gets twice as much as the tail.
+    # The head says what a text is about, so the head gets twice as much as the tail.
     tail_bytes = room_bytes // 3
     head_bytes = room_bytes - tail_bytes
     tail_start = len(raw) - tail_bytes
-    # A character that is cut in two is left out.
+    # A character of which the cut leaves only some bytes is left out.
     head = raw[:head_bytes].decode("utf-8", "ignore")
     tail = raw[tail_start:].decode("utf-8", "ignore")
     return f"{head}…{tail}"
@@ -267,14 +282,14 @@ def fit_bytes(
 ) -> int:
     """Returns how many bytes a text may take, so that it fits into a budget of tokens.
 
-    A text is written with as many bytes as a guess allows, and counted. If it has too
-    many tokens, the guess is reduced in proportion.
+    The text is written once with a first guess of bytes, and counted. If the text has
+    too many tokens, the guess is reduced in proportion.
 
     Args:
         budget_tokens: The most tokens that the text may take.
-        correction: Real tokens per estimated token. A correction below 1 does not raise
-            the guess.
-        write: Writes the text with at most so many bytes.
+        correction: The tokens of the model per heuristic token, which is four bytes. A
+            correction below 1 counts as 1.
+        write: Writes the text; the argument is the most bytes that the text may take.
         count: Counts the tokens of a text.
     """
     guess_bytes = int(budget_tokens * _BYTES_PER_TOKEN / max(1.0, correction))

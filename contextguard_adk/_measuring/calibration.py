@@ -1,13 +1,13 @@
 """Turns the measure of a request into an estimate of its prompt tokens.
 
-- The heuristic of a request is its measure: UTF-8 bytes / 4 of all that the model
-  reads.
+- A heuristic token is four UTF-8 bytes of all that the model reads. The heuristic of a
+  request is its number of heuristic tokens.
 - A count is the number of real tokens that a provider has reported for a request.
-- The correction of a model is its real tokens per heuristic token.
+- The correction of a model is the tokens of the model per heuristic token.
 - The density of a text is its estimated tokens for each four bytes; see `density`.
 - The script discount is the number of tokens by which bytes / 4 may be too high for a
   text, because some scripts have characters of two or three bytes.
-- A first estimate is one without any count of the model.
+- A first estimate is an estimate for a model that has reported no count yet.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from contextguard_adk._measuring.tokens import (
 DEFAULT_CORRECTION = 1.5
 """The correction of a model that has counted nothing yet.
 
-A first estimate applies it to media alone, because texts have their density. Where no
-estimate is at hand, as after a rejection, it applies to the whole request."""
+A first estimate applies this correction to media alone, because texts have a density.
+Where no estimate is at hand, as after a rejection, the correction applies to the whole
+request."""
 
 FIRST_MARGIN = 1.15
 """The factor of the texts in a first estimate, which no count has shown to be right."""
@@ -51,8 +52,8 @@ FIRST_MARGIN = 1.15
 _CLAUDE_MARGIN = 1.5
 """The factor of the texts in a first estimate for Claude.
 
-Its vocabularies take up to 1.2 times the tokens of o200k_base, since Opus 4.7 up to
-1.35 times that (Anthropic's release notes)."""
+Claude's vocabularies take up to 1.2 times the tokens of o200k_base. Since Opus 4.7 they
+take up to 1.35 times as many as before (Anthropic's release notes)."""
 
 _MOST_VOCABULARY_RATIO = 1.35
 """The most tokens that another vocabulary is assumed to take for one of o200k_base."""
@@ -65,32 +66,40 @@ _MAX_CORRECTION = 5.0
 
 _LOW_COUNT_RATIO = 0.95
 """A count below this part of the heuristic may be due to the script of the text.
-English prose counts 0.98 of it."""
+English prose has a count of 0.98 of the heuristic."""
 
 _LARGE_GROWTH_RATIO = 0.05
-"""Growth by this part of the counted request or more is weighed by the vocabulary."""
+"""Growth by this part of the counted request or more is corrected by vocabulary."""
 
 _MAX_GROWTH_FACTOR = 2.0
-"""The most that growth is multiplied by for a vocabulary; some take a third more."""
+"""The highest factor that corrects growth for a vocabulary; some take a third more."""
 
 _FIRST_DISCOUNT_RATIO = 0.8
-"""The part of the script's discount that is added to bytes / 4 in a first estimate.
+"""The part of the script discount that is added to bytes / 4 in a first estimate.
 
-Vocabularies differ most in the scripts that take few tokens at best. With this the
-estimate is about 1.5 times bytes / 4 in these scripts."""
+Vocabularies differ most in the scripts with a large discount: a vocabulary that does
+not know such a script takes more than bytes / 4. The added part makes the estimate
+about 1.5 times bytes / 4 in these scripts."""
 
 _BELIEVED_RATIO = 0.75
-"""The part of the fewest tokens, by the scripts of a text, below which no count is
-believed. English, whose fewest are bytes / 4, takes 0.76 of them by o200k_base in the
-Universal Declaration of Human Rights."""
+"""The part of bytes / 4 less the script discount below which no count is believed.
+
+English has no discount. In the Universal Declaration of Human Rights it takes 0.76 of
+bytes / 4 by o200k_base."""
 
 _QUOTED_RATIO = 0.33
-"""The part of the window that a quotation may take by its estimate: 30 %, and a tenth
-more because the estimate may be too high."""
+"""The part of the window that a quotation may take by its estimate.
+
+This is 30 % of the window and a tenth of 30 %, because the estimate may be too high."""
 
 
 def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
-    """Returns the real tokens per heuristic token of the last call, from 1 to 5."""
+    """Returns the correction that follows from a call, limited to the range 1 to 5.
+
+    Args:
+        real_tokens: The count of the call.
+        last_heuristic_tokens: The heuristic of the same call; above 0.
+    """
     correction = real_tokens / last_heuristic_tokens
     raised_correction = max(_MIN_CORRECTION, correction)
     return min(_MAX_CORRECTION, raised_correction)
@@ -99,9 +108,9 @@ def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
 def first_margin(model: str, threshold_ratio: float) -> float:
     """Returns the factor of the texts in a first estimate.
 
-    The factor makes sure that a request that is estimated below the threshold fits into
-    the window, even if the model takes `_MOST_VOCABULARY_RATIO` times the tokens of
-    o200k_base. With a threshold at 0.9 of the window it is 1.35 * 0.9 / 0.97 = 1.25.
+    A request that is estimated below the threshold must fit into the window, even if
+    the model takes `_MOST_VOCABULARY_RATIO` times the tokens of o200k_base. With a
+    threshold at 0.9 of the window this needs a factor of 1.35 * 0.9 / 0.97 = 1.25.
 
     Args:
         model: The name of the model.
@@ -134,14 +143,19 @@ def estimate_prompt_tokens(
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
-    - With a count, the estimate follows from the count and the growth since.
-    - With a correction alone, it is the heuristic multiplied by the correction or by
-      the density of its texts, whichever is larger.
-    - With neither, it is a first estimate, by the density of its texts.
+    The estimate is made in one of three ways:
+
+    - With a count and the heuristic of the counted request: see `estimate_by_count`.
+    - Otherwise, with a correction: the heuristic times the correction or times the
+      density of the texts, whichever is larger.
+    - Otherwise, without a correction: the first estimate of `estimate_by_density`.
+
+    If the heuristic of the counted request is unknown, the estimate is at least the
+    count.
 
     Args:
         request: The request, and its heuristic.
-        last: The provider's last count; None if it has counted nothing.
+        last: The provider's last count; None if the provider has counted nothing.
         correction: The correction of the model; None if unknown.
         margin: The factor of the texts in a first estimate.
     """
@@ -161,7 +175,8 @@ def estimate_prompt_tokens(
         corrected_tokens = int(request.heuristic_tokens * correction)
         estimated_tokens = max(corrected_tokens, dense_tokens)
 
-    # A count without the heuristic of the counted request is a lower bound only.
+    # A count without the heuristic of the counted request is a lower bound only: the
+    # growth since is unknown.
     return max(estimated_tokens, real_tokens)
 
 
@@ -183,7 +198,7 @@ class MeasuredRequest:
     memo: Memo = field(default_factory=Memo)
 
     def newest_parts(self) -> Iterator[SizedText]:
-        """Yields the parts of the messages, the last one first."""
+        """Yields the parts of the messages with their sizes, the last part first."""
         for content in reversed(self.contents):
             for part in reversed(content.parts or ()):
                 measure = self.memo.measure_part(part)
@@ -195,10 +210,16 @@ class MeasuredRequest:
                 )
 
     def estimate_by_density(self, margin: float) -> int:
-        """Returns the first estimate of a request, whose model has no count yet.
+        """Returns the first estimate of the request.
+
+        The estimate is the larger of two sums:
+
+        - the tokens of the texts by density times `margin`, and the tokens of the media
+          times `DEFAULT_CORRECTION`
+        - the heuristic, and `_FIRST_DISCOUNT_RATIO` of the script discount
 
         Args:
-            margin: The factor of its texts.
+            margin: The factor of the texts.
         """
         config_text = b"".join(config_texts(self.config))
         config_part = SizedText(
@@ -209,30 +230,35 @@ class MeasuredRequest:
         )
         parts = [*self.newest_parts(), config_part]
 
-        # Density weighs texts alone, so the tokens of media are in the sum as they are.
+        # `weighted_tokens` leaves the tokens of media as they are, so these tokens can
+        # be taken out of its result.
         all_tokens = weighted_tokens(parts, self.heuristic_tokens)
         media_tokens = sum(part.media_bytes for part in parts) / 4
         text_tokens = all_tokens - media_tokens
         dense_tokens = int(text_tokens * margin + media_tokens * DEFAULT_CORRECTION)
 
-        # Density may be too low for scripts that other vocabularies know less well.
+        # Density is that of o200k_base. Other vocabularies may take more tokens for the
+        # scripts that have a discount.
         discount_tokens = request_script_discount(self.contents, self.config, self.memo)
         added_tokens = int(_FIRST_DISCOUNT_RATIO * discount_tokens)
         least_tokens = self.heuristic_tokens + added_tokens
         return max(dense_tokens, least_tokens)
 
     def estimate_by_count(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
-        """Estimates a request by the count of an earlier request.
+        """Estimates this request by the count of an earlier request.
 
-        The estimate is the larger of two:
+        The estimate is the larger of two numbers:
 
-        - the heuristic of the request, scaled by the ratio of the count to its
-          heuristic
-        - the count plus the growth since, weighed by the density of the newest texts
+        - The scaled heuristic: the heuristic of this request times the correction of
+          the earlier request, or the result of `_scale_down` after a low count.
+        - The count plus the growth. The growth is the heuristic of this request less
+          the heuristic of the earlier request. It is multiplied by the density of the
+          newest texts and, if it is large, by a factor for the model's vocabulary. If
+          the request has shrunk, this number is left out.
 
         Args:
-            real_tokens: The provider's count of the earlier request.
-            counted_heuristic_tokens: The heuristic of the earlier request.
+            real_tokens: The provider's count of the earlier request; above 0.
+            counted_heuristic_tokens: The heuristic of the earlier request; above 0.
         """
         is_low_count = real_tokens < counted_heuristic_tokens * _LOW_COUNT_RATIO
         if is_low_count:
@@ -241,13 +267,14 @@ class MeasuredRequest:
             correction = correction_factor(real_tokens, counted_heuristic_tokens)
             scaled_tokens = int(self.heuristic_tokens * correction)
 
-        # If the request has shrunk, the count is of contents that are gone.
+        # If the request has shrunk, the count includes contents that are gone.
         growth_tokens = self.heuristic_tokens - counted_heuristic_tokens
         if growth_tokens < 0:
             return scaled_tokens
 
-        # The iterator yields the newest parts first. Here the parts that are the growth
-        # are taken; the older parts, which were counted, are left for the call below.
+        # The iterator yields the newest parts first. This call takes as many parts as
+        # the growth has tokens. The call below takes the parts before them, which are
+        # those of the earlier request.
         parts = self.newest_parts()
         weighed_growth_tokens = weighted_tokens(parts, growth_tokens)
 
@@ -255,43 +282,54 @@ class MeasuredRequest:
             growth_tokens >= counted_heuristic_tokens * _LARGE_GROWTH_RATIO
         )
         if is_large_growth:
-            # The model may take more tokens for the counted texts than o200k_base does.
+            # Density is that of o200k_base. The counted texts show by which factor the
+            # model takes more tokens. For small growth the factor would change little,
+            # so these texts are not read.
             dense_counted_tokens = weighted_tokens(parts, counted_heuristic_tokens)
             vocabulary_ratio = real_tokens / dense_counted_tokens
             vocabulary_factor = min(_MAX_GROWTH_FACTOR, max(1.0, vocabulary_ratio))
             weighed_growth_tokens *= vocabulary_factor
 
+        # The growth takes at least its heuristic, even if the density is below 1.
         added_tokens = max(int(weighed_growth_tokens), growth_tokens)
         return max(scaled_tokens, real_tokens + added_tokens)
 
     def _scale_down(self, real_tokens: int, counted_heuristic_tokens: int) -> int:
-        """Estimates a request after a count that was below its heuristic.
+        """Scales the heuristic down, if a low count of an earlier request allows it.
 
-        Either the scripts of the texts explain the low count: then the result is below
-        the heuristic. Or the count leaves something out, such as the contents of a
-        cache: then the result is the heuristic.
+        A count below the heuristic has one of two causes:
+
+        - The scripts of the texts take fewer tokens than bytes / 4. Then this request
+          takes fewer tokens too, and the result may be below the heuristic.
+        - The count leaves something out, such as the contents of a cache. Then the
+          count tells nothing about this request, and the result is the heuristic.
 
         Args:
-            real_tokens: The provider's count of an earlier request.
+            real_tokens: The provider's count of the earlier request.
             counted_heuristic_tokens: The heuristic of the earlier request.
         """
-        # The older part of this request was counted; the rest of it is newer.
+        # The older part of this request was in the earlier request. A request that has
+        # shrunk has only an older part, which takes the count in proportion.
         older_tokens = min(self.heuristic_tokens, counted_heuristic_tokens)
         older_real_tokens = int(real_tokens * older_tokens / counted_heuristic_tokens)
 
-        # By how many tokens scripts may lower the whole, the newer and the older part.
+        # The discount is split between the older part and the newest contents. The
+        # config belongs to the older part.
         discount_tokens = request_script_discount(self.contents, self.config, self.memo)
-        newer_contents = self._newest_contents(self.heuristic_tokens - older_tokens)
-        newer_discount = request_script_discount(newer_contents, None, self.memo)
-        older_discount = discount_tokens - newer_discount
+        newest_contents = self._newest_contents(self.heuristic_tokens - older_tokens)
+        newest_discount = request_script_discount(newest_contents, None, self.memo)
+        older_discount = discount_tokens - newest_discount
 
-        # The scripts explain any count between these fewest tokens and the heuristic.
+        # The scripts are the cause if they have a discount, and if the count is not
+        # even lower than the discount explains.
         fewest_tokens = (older_tokens - older_discount) * _BELIEVED_RATIO
-        is_explained = older_discount > 0 and older_real_tokens >= fewest_tokens
-        if not is_explained:
+        is_due_to_scripts = older_discount > 0 and older_real_tokens >= fewest_tokens
+        if not is_due_to_scripts:
             return self.heuristic_tokens
 
-        # The whole request takes at least what its scripts take at best.
+        # The newest contents were not counted. So this request is taken to have at
+        # least its heuristic less its discount, and the surplus of its texts in ASCII.
+        # It is taken to have at most its heuristic.
         surplus_tokens = self._count_ascii_surplus()
         least_tokens = self.heuristic_tokens - discount_tokens + surplus_tokens
         scaled_tokens = max(least_tokens, older_real_tokens)
@@ -300,8 +338,8 @@ class MeasuredRequest:
     def _count_ascii_surplus(self) -> int:
         """Returns by how many tokens bytes / 4 is too low for the parts in ASCII.
 
-        JSON and base64 take more tokens. They may have replaced contents that were
-        counted.
+        JSON and base64 take more than bytes / 4. Parts with such texts may be new, so
+        that the count of an earlier request does not include them.
         """
         ascii_parts = [part for part in self.newest_parts() if part.is_ascii]
         ascii_bytes = sum(part.text_bytes + part.media_bytes for part in ascii_parts)
@@ -310,7 +348,10 @@ class MeasuredRequest:
         return max(0, dense_ascii_tokens - ascii_tokens)
 
     def _newest_contents(self, heuristic_tokens: int) -> Sequence[types.Content]:
-        """Returns the fewest last contents that have `heuristic_tokens` together."""
+        """Returns the fewest last contents with at least so many heuristic tokens.
+
+        Returns all contents if they have fewer tokens; none for 0 tokens.
+        """
         start = len(self.contents)
         missing_tokens = heuristic_tokens
         while start > 0 and missing_tokens > 0:
@@ -326,7 +367,7 @@ def request_script_discount(
 ) -> int:
     """Returns the script discount of a request.
 
-    The instruction counts if it is a single text. The rest of the config does not.
+    The instruction is read if it is a single text. The rest of the config is not read.
 
     Args:
         contents: The contents of the request.
@@ -341,7 +382,7 @@ def request_script_discount(
     for content in contents:
         for part in content.parts or ():
             text = part.text if part is not None else None
-            # A text in ASCII has no discount, and need not be measured.
+            # A text in ASCII has no discount, so the text need not be measured.
             if text and text.isascii():
                 continue
             discount_tokens += memo.measure_part(part).script_discount_tokens
@@ -369,17 +410,19 @@ def token_counter(correction: float | None) -> TokenCounter:
 def count_quoted_chars(request: str, window_tokens: int) -> int:
     """Returns how many characters of the user's request to quote; -1 for all.
 
-    A quotation takes at most `_QUOTED_RATIO` of the window.
+    A quotation takes at most `_QUOTED_RATIO` of the window. A longer request is
+    shortened, and the characters of the notice are part of the result.
 
     Args:
         request: The text of the user.
         window_tokens: The context window.
     """
-    # The correction of the model is left out: it is that of a whole prompt, and may be
-    # much too high for the request alone.
+    # The correction of the model is left out, because the correction of a whole prompt
+    # may be much too high for the request alone.
     count_by_density = token_counter(None)
 
     def count(text: str) -> int:
+        # Density may be too low. No text takes less than its script discount leaves.
         raw = text.encode("utf-8", "replace")
         fewest_tokens = len(raw) / 4 - script_discount_tokens(raw)
         return max(count_by_density(text), int(fewest_tokens))

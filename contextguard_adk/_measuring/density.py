@@ -4,9 +4,8 @@ This ratio is called the density of a text. English prose has 1.0; digits, compa
 and base64 have two to three times as much.
 
 Each byte of a sample is reduced to its class, a letter such as `v` for a vowel or `C`
-for Cyrillic. One pattern cuts the classes into the pieces into which byte-pair
-tokenizers cut a text, and each piece counts the tokens that such a piece takes on
-average.
+for Cyrillic. One pattern cuts the classes into pieces, as byte-pair tokenizers cut a
+text into pieces. Each piece counts as many tokens as such a piece takes on average.
 """
 
 import re
@@ -21,8 +20,8 @@ from typing import NamedTuple
 
 # Tokens of o200k_base. All numbers down to `_CHARACTER_TOKENS` are one least-squares
 # fit over 2,000 texts: code, markup, JSON, logs, base64, prose in 30 languages. A name
-# says which piece or letter takes the tokens: each letter of a word after the fifth
-# takes `_LETTER_OVER_5`. A lead is one space or mark before a word.
+# says what takes the tokens: `_LETTER_OVER_5` is for each letter of a word after the
+# fifth. A lead is one space or mark before a word.
 _WORD = 0.87
 _WORD_WITHOUT_LEAD = 0.15
 _LETTER_AFTER_MARK = 0.095
@@ -60,7 +59,7 @@ _CHARACTER_TOKENS = {
 }
 
 _VOWELS_PER_LETTER = 0.35
-"""Words have a vowel in three letters; hashes and base64 do not."""
+"""How many vowels a word has for each letter; hashes and base64 have fewer."""
 
 _MIN_DENSITY = 0.1
 """No text takes fewer tokens for each four bytes."""
@@ -74,17 +73,20 @@ _SCRIPT_DISCOUNTS = {
     b"I": 0.75 - 0.27,  # Hindi
     b"E": 0.75 - 0.27,
 }
-"""By how many tokens bytes / 4 of a character exceed the fewest that it may take.
+"""The script discount of one character, by the class of its first byte.
 
-A character has two or three bytes, which is 0.5 or 0.75 tokens. The second number is
-the fewest tokens that o200k_base takes for it in the Universal Declaration of Human
-Rights, in the language and the thousand characters that take fewest. Han, kana and
-Hangul take about bytes / 4, and so have no discount."""
+The first number is bytes / 4 of the character, which has two or three bytes. The second
+number is the fewest tokens that o200k_base takes for a character of the class. It was
+measured in the Universal Declaration of Human Rights, in the language and the thousand
+characters that take the fewest tokens. Han, kana and Hangul take about bytes / 4, so
+they have no discount."""
 
 # --- Classes of bytes, and the pieces that they form ------------------------------
 
-# By the lowest lead byte of a script. S: symbols, L: Latin letters with diacritics,
-# ~: the bytes behind a lead byte.
+# A lead byte is the first byte of a character in UTF-8. Each key is the first byte of a
+# range that ends before the next key. S: symbols, L: Latin letters with diacritics,
+# ~: the bytes of a character after its lead byte. The other letters are those of
+# `_CHARACTER_TOKENS`.
 _NON_ASCII_CLASSES = {
     0x80: b"~", 0xC0: b"S", 0xC3: b"L", 0xCC: b"G", 0xD0: b"C", 0xD4: b"A",
     0xD6: b"H", 0xD8: b"R", 0xDC: b"A", 0xE0: b"I", 0xE1: b"E", 0xE2: b"S",
@@ -100,8 +102,8 @@ def _byte_class(byte: int) -> bytes:
     "p" punctuation mark. Other bytes have the class of `_NON_ASCII_CLASSES`.
     """
     if byte >= 0x80:
-        lowest_lead = max(lead for lead in _NON_ASCII_CLASSES if lead <= byte)
-        return _NON_ASCII_CLASSES[lowest_lead]
+        range_start = max(start for start in _NON_ASCII_CLASSES if start <= byte)
+        return _NON_ASCII_CLASSES[range_start]
 
     char = bytes([byte])
     if char in b"\r\n":
@@ -124,7 +126,8 @@ def _byte_class(byte: int) -> bytes:
 _CLASSES = b"".join(_byte_class(byte) for byte in range(256))
 """The class of each byte, for `bytes.translate`."""
 
-# The pieces of the o200k pattern. Their bounds keep them few and short in the cache.
+# The pieces of the o200k pattern. The bounds keep pieces short, so that the cache of
+# `_piece_tokens` has few and small keys.
 _PIECES = re.compile(
     rb"[sp]?[lve]{1,64}(?:L~[lve]{0,64}){0,16}"  # A word in small letters.
     rb"|d{1,3}"  # Up to three digits.
@@ -135,9 +138,11 @@ _PIECES = re.compile(
 )
 _REPEATED = re.compile(rb"([A-Za-z])\1{31,}+")
 _REPEATED_CLASSES = (b"l" * 32, b"v" * 32, b"e" * 32, b"u" * 32)
-# In these scripts a word takes in the space before it, but not a mark before it.
+# In these scripts a token may begin with a space, but seldom with a mark. So a mark
+# before a word, like an opening quote, takes tokens of its own.
 _QUOTED = re.compile(rb"p(?=[GCAHRIEKZO]~)")
-# JSON in ASCII has Hangul and emoji begin with a letter, which seldom joins the `u`.
+# JSON in ASCII writes Hangul and emoji as escapes with a letter after the `u`, such as
+# \ud55c. That letter seldom joins the `u` in one token.
 _ESCAPE = re.compile(rb"\\u[a-f]")
 
 
@@ -146,9 +151,10 @@ def _piece_tokens(piece: bytes) -> float:
     """Returns the tokens that a piece takes on average.
 
     Args:
-        piece: The classes of its bytes, such as `slvl` for " bad".
+        piece: The classes of the bytes of a piece, such as `slvl` for " bad"; not
+            empty.
     """
-    # In `slvl` the lead is `s`; a piece of marks or spaces alone has no lead.
+    # In `slvl` the lead is `s`. A piece of marks or spaces alone has no lead.
     may_be_lead = piece[:1] in b"sp"
     has_word_behind = len(piece) > 1 and piece[1:2] not in b"spn"
     if may_be_lead and has_word_behind:
@@ -178,7 +184,7 @@ def _piece_tokens(piece: bytes) -> float:
         symbols_over_3 = max(symbol_count - 3, 0)
         return _SYMBOL * min(symbol_count, 3) + _SYMBOL_OVER_3 * symbols_over_3
 
-    # A piece may mix characters of the other scripts.
+    # A piece may mix characters of other scripts. Only their lead bytes count.
     return sum(
         body.count(script) * tokens_per_character
         for script, tokens_per_character in _CHARACTER_TOKENS.items()
@@ -191,41 +197,45 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     Args:
         lead: The class of the byte before the word: `s` for a space, `p` for a mark,
             empty for neither.
-        letters: The classes of the bytes of its letters.
+        letters: The classes of the bytes of the word, without the lead.
     """
     capitals = letters.count(b"u")
     diacritics = letters.count(b"L")
-    length = len(letters) - diacritics  # A letter with a diacritic has two bytes.
+    # A letter with a diacritic has two bytes.
+    length = len(letters) - diacritics
 
-    # Three kinds of words have rules of their own.
+    # Three kinds of words have rules of their own. A single letter after a mark follows
+    # the rules of longer words.
     is_single_letter = length == 1 and lead != b"p"
     if is_single_letter:
         return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
     is_all_capitals = capitals == length
     if is_all_capitals:
         return _WORD + _CAPITAL_OVER_2 * max(length - 2, 0)
-    is_mixed_case = capitals > 1  # Such as "HTTPserver".
+    is_mixed_case = capitals > 1  # For example "HTTPserver".
     if is_mixed_case:
         return _MIXED_CASE + _MIXED_CASE_LETTER_OVER_2 * (length - 2)
 
-    # All other words: long ones take more.
+    # All other words have at most one capital. Long words take more tokens.
     tokens = _WORD
     tokens += _LETTER_OVER_5 * max(length - 5, 0)
     tokens += _LETTER_OVER_9 * max(length - 9, 0)
 
-    # Letters without vowels are random, as in a hash. From no missing vowel to one, the
-    # randomness goes from 0 to 1.
+    # A word with too few vowels is random, like a hash. A word that lacks half a vowel
+    # counts as half random; a word that lacks one vowel or more counts as random.
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
-    missing_vowels = (length - 2) * _VOWELS_PER_LETTER - vowels
-    lacked_vowels = max(missing_vowels, 0.0)
-    randomness = min(lacked_vowels, 1.0)
+    expected_vowels = (length - 2) * _VOWELS_PER_LETTER
+    lacking_vowels = max(expected_vowels - vowels, 0.0)
+    randomness = min(lacking_vowels, 1.0)
     tokens += _RANDOM_LETTER * length * randomness + _DIACRITIC * diacritics
 
-    # English words seldom end in a, i, o or u; those of languages with fewer tokens do.
+    # English words seldom end in a, i, o or u. Words that do are mostly of languages
+    # for which the vocabulary has fewer words.
     if length > 3 and letters[-1:] == b"v":
         tokens += _FINAL_VOWEL
 
-    # Vocabularies hold most words with a space before them.
+    # Vocabularies have most words with a space before the word. Without the space, a
+    # word takes more tokens.
     if lead == b"s":
         return tokens
     tokens += _CAPITAL_WITHOUT_SPACE * capitals
@@ -236,12 +246,14 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
 
 @lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
 def _sample_density(sample: bytes) -> float:
-    """Returns the density of a sample, all of which is read; 1.0 if it is empty."""
+    """Returns the density of a sample, which is read whole; 1.0 for an empty sample."""
     if not sample:
         return 1.0
 
-    # Long runs of one letter take few tokens. They are counted apart and left out. The
-    # quick test on the classes spares most samples the slow pattern.
+    # A run of 32 and more equal letters takes few tokens, so these letters are counted
+    # apart and taken out of the sample. Such a run has equal classes too. To search for
+    # equal classes is quick, and most samples have none, so the slow pattern is seldom
+    # needed.
     repeated_letters = 0
     classes = sample.translate(_CLASSES)
     if any(repeated in classes for repeated in _REPEATED_CLASSES):
@@ -263,7 +275,8 @@ def _sample_density(sample: bytes) -> float:
 
 _SAMPLE_SLICES = 24
 _SLICE_BYTES = 384
-# Discounts of scripts are taken in each call, of each text that is not ASCII.
+# Discounts are computed in each call, for each text that is not ASCII. So their samples
+# are smaller.
 _DISCOUNT_SLICES = 20
 _DISCOUNT_SLICE_BYTES = 48
 
@@ -271,9 +284,11 @@ _DISCOUNT_SLICE_BYTES = 48
 def _sample_ranges(
     size_bytes: int, slices: int = _SAMPLE_SLICES, slice_bytes: int = _SLICE_BYTES
 ) -> list[tuple[int, int]]:
-    """Returns the ranges of bytes to read of a text, each as (start, end).
+    """Returns the ranges of bytes that make the sample of a text, each as (start, end).
 
-    A short text is read whole, and a long one in evenly spaced slices.
+    The sample of a long text is evenly spaced slices, the first one at the beginning
+    and the last one at the end of the text. A text that is not longer than all slices
+    together is its own sample.
 
     Args:
         size_bytes: The size of the text.
@@ -291,7 +306,8 @@ def _sample_ranges(
 def script_discount_tokens(text: bytes) -> float:
     """Returns by how many tokens bytes / 4 may be too high for the script of a text.
 
-    The result is the discount of a sample, in proportion to the size of the text.
+    The discounts of the characters in a sample are added up. The sum is scaled from the
+    size of the sample to the size of the text.
     """
     if text.isascii():
         return 0.0
@@ -309,7 +325,7 @@ def script_discount_tokens(text: bytes) -> float:
 def estimate_text_density(text: str | bytes) -> float:
     """Estimates the tokens of o200k_base for each four UTF-8 bytes; 1.0 for no text.
 
-    Beyond 9 KiB evenly spaced slices are judged, so that the work is bounded.
+    A text of more than 9 KiB is judged by a sample of 9 KiB, so the work is bounded.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     ranges = _sample_ranges(len(raw))
@@ -317,7 +333,7 @@ def estimate_text_density(text: str | bytes) -> float:
 
 
 class SizedText(NamedTuple):
-    """A text of known size, which need not be read to be counted.
+    """A text of a part, and sizes that are known before the text is read.
 
     Attributes:
         text_bytes: The UTF-8 bytes of the text.
@@ -335,13 +351,15 @@ class SizedText(NamedTuple):
 def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
     """Multiplies a heuristic, which is bytes / 4, by the density of its texts.
 
-    A heuristic of 100 with texts of density 2.0 gives 200. Media are not weighed, nor
-    are tokens for which `parts` has no part left.
+    A heuristic of 100 with texts of density 2.0 gives 200. Tokens of media stay as they
+    are. If `parts` has fewer tokens than the heuristic, the rest stays as it is too.
 
     Args:
-        parts: The parts that the heuristic measures. Parts are taken until they have
-            four bytes for each token of the heuristic; an iterator keeps the rest. If
-            the last part is too large, only the end of its text is weighed.
+        parts: The parts that the heuristic measures, the newest part first. Parts are
+            taken until they have four bytes for each token of the heuristic. If `parts`
+            is an iterator, the next call can take the parts that are left. If the last
+            part that is taken is too large, only the end of its text is weighed,
+            because the beginning counts as older.
         heuristic_tokens: The heuristic.
     """
     wanted_bytes = heuristic_tokens * 4
@@ -353,22 +371,26 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
         if taken_bytes >= wanted_bytes:
             break
 
-    # How many bytes of each text are weighed.
+    # All bytes of the texts are weighed, apart from the excess in the last part.
     weighed_bytes = [part.text_bytes for part in taken_parts]
     excess_bytes = taken_bytes - wanted_bytes
     if weighed_bytes and excess_bytes > 0:
         weighed_bytes[-1] = max(weighed_bytes[-1] - excess_bytes, 0)
 
+    # The heuristic has the tokens of the texts for a density of 1 already.
     density = _sample_density(_sample_parts(taken_parts, weighed_bytes))
     added_tokens = sum(weighed_bytes) / 4 * (density - 1)
     return heuristic_tokens + added_tokens
 
 
 def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> bytes:
-    """Returns a sample of several texts, as if they were one joined text.
+    """Returns a sample of several texts, as if the texts were joined into one.
 
-    A text in which no slice of the sample lies is not read. An offset is a position in
-    the joined text.
+    An offset is a position in the joined text. For example, the last 2 bytes of "abcd"
+    and all of "efg" make the joined text "cdefg". The texts end at the offsets 2 and 5.
+    A slice with the offsets 1 to 4 is "d" of the first text and "ef" of the second one.
+
+    Texts that lie between two slices are not read.
 
     Args:
         parts: The texts.
@@ -377,25 +399,29 @@ def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> b
     text_end_offsets = list(accumulate(weighed_bytes))
     slices = list[bytes]()
     text = b""
-    text_index = None
+    read_index = None  # The index in `parts` of `text`; None before the first read.
 
     for slice_start, slice_end in _sample_ranges(sum(weighed_bytes)):
-        # A slice may begin in one text and end in another one.
+        # A slice may have pieces of several texts. The first of these texts is the
+        # first one that ends behind the start of the slice.
         pieces = list[bytes]()
         offset = slice_start
         index = bisect_right(text_end_offsets, slice_start)
 
         while offset < slice_end:
             # Neighboring slices often lie in the same text, which is read once.
-            if index != text_index:
+            if index != read_index:
                 text = parts[index].read()
-                text_index = index
+                read_index = index
 
-            # The text ends at `text_end`, whether all of it is joined or only its end.
-            # It may have become shorter since it was measured.
+            # If only the end of a text is joined, the text has bytes before its joined
+            # part. So its start is computed from its end.
             text_end = text_end_offsets[index]
             text_start = text_end - len(text)
             piece_end = min(slice_end, text_end)
+
+            # A text may have become shorter since it was measured. Then the offsets may
+            # lie before its start.
             start_position = max(0, offset - text_start)
             end_position = max(0, piece_end - text_start)
             pieces.append(text[start_position:end_position])
@@ -403,6 +429,7 @@ def _sample_parts(parts: Sequence[SizedText], weighed_bytes: Sequence[int]) -> b
             offset = piece_end
             index += 1
 
+        # The line break keeps words of two texts apart.
         slices.append(b"\n".join(pieces))
 
     return b"".join(slices)

@@ -1,7 +1,8 @@
 """Measures contents and requests by a heuristic: UTF-8 bytes / 4 of all texts.
 
-A payload is the arguments of a call, or the result of a tool. Media are images and
-files: each of their tokens counts as four bytes, so that bytes / 4 holds for them too.
+A payload is the arguments of a call, or the result of a tool. To spell a payload is to
+write it as the text that a client sends. Media are images and files. Each token of a
+medium counts as four bytes, so that bytes / 4 gives the tokens of media too.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ _AUDIO_TOKENS_PER_SECOND = 32
 _VIDEO_TOKENS_PER_SECOND = 263
 _PDF_TOKENS_PER_PAGE = 560
 _OTHER_MEDIUM_TOKENS = 1_000
-# The length of a medium is assumed from its bytes.
+# The length of a medium is estimated from its size in bytes.
 _RAW_AUDIO_BYTES_PER_SECOND = 32_000
 _AUDIO_BYTES_PER_SECOND = 8_000
 _VIDEO_BYTES_PER_SECOND = 125_000
 _PDF_BYTES_PER_PAGE = 50_000
 _MOST_PDF_PAGES = 1_000
-# The assumed length of a medium whose bytes are unknown.
+# The length that a medium of unknown size is assumed to have.
 _UNKNOWN_RECORDING_SECONDS = 60
 _UNKNOWN_PDF_PAGES = 10
 
 _MOST_WALKED_VALUES = 100_000
-"""Bounds the work for a value that cannot be written as JSON."""
+"""How many values are written of a value that `to_json` refuses, at most."""
 
 _RAW_AUDIO = re.compile(r"audio/(x-|vnd\.)?(wav|l16|l24|pcm|aiff)")
 _TEXT_FILE = re.compile(
@@ -75,7 +76,8 @@ _UNREAD_FIELDS = {
     "video_metadata",
 }
 
-# `pydantic_core.to_json` makes a serializer on every call, a fifth of its time.
+# `pydantic_core.to_json` makes a serializer in every call, which takes a fifth of the
+# call's time. This one is made once.
 _TO_JSON = SchemaSerializer(
     core_schema.any_schema(),
     core_schema.CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64"),
@@ -90,12 +92,16 @@ def text_bytes(text: str) -> int:
 
 
 def json_text(value: object) -> bytes:
-    """Returns any value as compact JSON, and a text as it is; never raises."""
+    """Returns a text as it is, and any other value as compact JSON; never raises.
+
+    A value that `to_json` refuses is written in a form close to JSON.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     try:
         return _TO_JSON(value, exclude_none=True)
-    except ValueError:  # Lone surrogates, cycles, deep nesting, unknown classes.
+    except ValueError:
+        # The value has lone surrogates, cycles, deep nesting or unknown classes.
         return _walk_text(value)
 
 
@@ -108,15 +114,19 @@ def safe_repr(value: object) -> str:
 
 
 def _walk_text(value: object) -> bytes:
-    """Returns a value that `to_json` refuses in a form close to JSON.
+    """Writes a value in a form close to JSON.
 
-    For example, {"a": [1]} becomes {,'a',{,1,},}. A container is written only where it
-    is found first, so that cycles end.
+    For example, {"a": [1]} becomes {,'a',{,1,},}. The names of a dict come before its
+    values. A container is a dict, list, tuple or set. Each container is written only
+    once, so that cycles end. At most `_MOST_WALKED_VALUES` texts are written.
     """
     texts = list[str]()
-    walked = dict[int, object]()  # The containers, by their `id`.
+    # The containers that were written, by their `id`. They are kept here, so that no
+    # other object gets the same `id`.
+    walked = dict[int, object]()
     end_of_container = object()
-    stack = [value]  # What is still to be written; the last item comes first.
+    # The values that are still to be written; the last one is written next.
+    stack = [value]
 
     while stack and len(texts) < _MOST_WALKED_VALUES:
         item = stack.pop()
@@ -140,9 +150,9 @@ def media_tokens(mime_type: str | None, size_bytes: int | None) -> int:
     """Estimates the tokens that a provider takes for a medium.
 
     Args:
-        mime_type: Its MIME type; None if unknown.
-        size_bytes: Its size; None if unknown. Then a recording counts as a minute, and
-            a PDF as ten pages.
+        mime_type: The MIME type of the medium; None if unknown.
+        size_bytes: The size of the medium; None if unknown. A recording of unknown size
+            counts as a minute, and a PDF of unknown size as ten pages.
     """
     if size_bytes == 0:
         return 0
@@ -195,19 +205,23 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
 
 
 def media_bytes(part: types.Part) -> int:
-    """Returns four bytes for each token of the media in a part or its result."""
+    """Returns four bytes for each token of the media in a part.
+
+    Files in a tool's result are media of the part too.
+    """
     return _read_part(part, COMPACT).media_bytes
 
 
 def _spell(payload: object, speller: Callable[[Any], str] | None) -> object:
     """Returns the text that a client sends for a payload.
 
-    Returns the payload itself if it is to be measured as JSON, or is empty. An empty
-    payload has no text.
+    - Without a speller, returns the payload itself, which is then measured as JSON.
+    - An empty payload has no text, so it is returned as it is.
+    - If the speller fails, returns the `repr` of the payload.
 
     Args:
-        payload: The arguments of a call, or the result of a tool.
-        speller: A function of `JsonForm`.
+        payload: The payload; None if the part has none.
+        speller: A function of `JsonForm`; None for compact JSON.
     """
     if speller is None or not payload:
         return payload
@@ -222,8 +236,8 @@ class _ReadPart(NamedTuple):
     """All of a part that the model reads.
 
     Attributes:
-        values: Texts, and values that are sent as JSON; an empty value has no text.
-        media_bytes: Four bytes for each token of its media.
+        values: Texts, and values that are sent as JSON. An empty value has no text.
+        media_bytes: Four bytes for each token of the media in the part.
     """
 
     values: Sequence[object]
@@ -233,7 +247,11 @@ class _ReadPart(NamedTuple):
 def _read_part(part: types.Part | None, form: JsonForm) -> _ReadPart:
     """Returns all of a part that the model reads.
 
-    A part holds data of one kind, so the first kind that is found is the only one.
+    A part has data of one kind, so the first kind that is found is the only one.
+
+    Args:
+        part: The part; None, which a plugin may put into a content, has no data.
+        form: The functions by which the client spells payloads.
     """
     if part is None:
         return _ReadPart(())
@@ -272,11 +290,11 @@ class PartMeasure(NamedTuple):
     """The size of a part.
 
     Attributes:
-        text_bytes: The UTF-8 bytes of its text.
-        media_bytes: Four bytes for each token of its media.
+        text_bytes: The UTF-8 bytes of the part's text.
+        media_bytes: Four bytes for each token of the part's media.
         script_discount_tokens: By how many tokens bytes / 4 may be too high for the
-            script of its text.
-        is_ascii: Whether all of its text is ASCII.
+            script of the text.
+        is_ascii: Whether all of the text is ASCII.
     """
 
     text_bytes: int
@@ -286,7 +304,7 @@ class PartMeasure(NamedTuple):
 
 
 def measure_part(part: types.Part | None, form: JsonForm = COMPACT) -> PartMeasure:
-    """Measures a part as its client spells it."""
+    """Measures a part as a client with a given form of JSON spells the part."""
     read = _read_part(part, form)
     text = b"".join([json_text(value) for value in read.values if value])
     return PartMeasure(
@@ -311,7 +329,8 @@ def estimate_contents_tokens(contents: Iterable[types.Content]) -> int:
 def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
     """Yields the texts in a config that the model reads.
 
-    These are the instruction, the declared functions and the response schema.
+    These are the texts of the instruction, the declared functions and the response
+    schema. None has no texts.
     """
     if config is None:
         return
@@ -325,10 +344,10 @@ def config_texts(config: types.GenerateContentConfig | None) -> Iterator[bytes]:
 
 
 def _declaration_texts(tool: types.Tool) -> Iterator[bytes]:
-    """Yields the fields of the functions that a tool declares."""
+    """Yields the texts of the fields of all functions that a tool declares."""
     for declaration in tool.function_declarations or ():
         for name, value in declaration.__dict__.items():
-            # `behavior` says how the function is called, and is not in the prompt.
+            # The field `behavior` is for the client alone, and is not in the prompt.
             if value is not None and name != "behavior":
                 yield json_text(value)
 
@@ -353,8 +372,10 @@ def _instruction_texts(instruction: Any) -> Iterator[bytes]:
 def _schema_texts(schema: object) -> Iterator[bytes]:
     """Yields the texts of a schema.
 
-    A schema is JSON, a Pydantic class, or a generic type such as `list[Answer]`, whose
-    arguments are read. Other classes, such as `int`, have no text.
+    - A Pydantic class has the text of its JSON schema.
+    - A generic type such as `list[Answer]` has the texts of its arguments.
+    - Another class, such as `int`, has no text. None has no text either.
+    - Any other schema is measured as JSON.
     """
     type_arguments = get_args(schema)
     if type_arguments:
@@ -386,9 +407,10 @@ def estimate_config_tokens(config: types.GenerateContentConfig | None) -> int:
 class Memo:
     """Measures contents, and remembers the measures of earlier runs' payloads.
 
-    Measures are remembered by the identity of the payload. Payloads of this run are not
-    remembered: a tool may still change its arguments, or a result that it has returned.
-    Results with files are not remembered either.
+    A payload is recognized by its identity, not by its value. Measures of this run's
+    payloads are not remembered, because a tool may still change the arguments of a call
+    or a result that the tool has returned. Measures of results with files are not
+    remembered either.
 
     Attributes:
         events: The events of the session.
@@ -405,7 +427,8 @@ class Memo:
     def _old_payloads(self) -> dict[int, object]:
         """The payloads of earlier runs by their `id`.
 
-        An `id` is unique only while its object exists, so the objects are held here.
+        The payloads are kept as well, because another object may get the `id` of an
+        object that no longer exists.
         """
         old_payloads = dict[int, object]()
         for event in self.events:
@@ -424,16 +447,18 @@ class Memo:
         parts: Sequence[types.Part | None],
         role: str | None = None,
     ) -> V:
-        """Returns `compute(value)`, from memory if none of the parts can still change.
+        """Returns `compute(value)`; remembers the result if no part can still change.
 
-        A part cannot change if it is a text, or if its payload is one of an earlier
-        run. If any other part is among them, the result is not remembered.
+        A part with a text cannot change, nor can a part whose payload is one of an
+        earlier run. If `parts` has any other part, such as a file or None, the result
+        is computed each time.
 
         Args:
-            compute: Depends on texts, payloads and names in the parts, and on the role.
+            compute: The function. Its result must depend on nothing but the role, and
+                the texts, payloads and names of calls and results in the parts.
             value: A part, or a content.
             parts: The part itself, or the parts of the content.
-            role: The role of the content; None for a part.
+            role: The role of the content; None if the result does not depend on a role.
         """
         key_items: list[object] = [compute, role]
         for part in parts:
@@ -443,6 +468,7 @@ class Memo:
                 key_items.append(part.text)
                 continue
 
+            # None, for a part without a payload, is not among the old payloads.
             payload = _payload_of(part)
             may_change = id(payload) not in self._old_payloads
             if may_change:
@@ -459,30 +485,31 @@ class Memo:
         return result
 
     def measure_part(self, part: types.Part | None) -> PartMeasure:
-        """Measures a part as the client spells it."""
+        """Measures a part as the client spells the part, from memory if possible."""
         if part is None:
             return measure_part(part)
         return self.remember(self._measure, part, (part,))
 
     @cached_property
     def _measure(self) -> Callable[[types.Part], PartMeasure]:
-        """Measures a part as the client spells it.
+        """A function that measures a part as the client spells the part.
 
-        It is cached, because `remember` needs the same function each time for its key.
+        The function is cached, because it is part of the key in `remember`: a new
+        function would find no remembered result.
         """
         return partial(measure_part, form=self.form)
 
     def part_bytes(self, part: types.Part | None) -> int:
-        """Returns the UTF-8 bytes of a part, with four bytes a token for its media."""
+        """Returns the UTF-8 bytes of a part, and four bytes for each token of media."""
         measure = self.measure_part(part)
         return measure.text_bytes + measure.media_bytes
 
     def part_text(self, part: types.Part | None) -> bytes:
-        """Returns the text of a part as the client spells it, in UTF-8."""
+        """Returns the text of a part as the client spells the part, in UTF-8."""
         return part_text(part, self.form)
 
     def estimate_tokens(self, contents: Iterable[types.Content]) -> int:
-        """Estimates the tokens of contents: all of their bytes / 4, rounded up."""
+        """Estimates the tokens of contents: the bytes of all parts / 4, rounded up."""
         size_bytes = 0
         for content in contents:
             for part in content.parts or ():
@@ -490,8 +517,8 @@ class Memo:
                 if not text:
                     size_bytes += self.part_bytes(part)
                 elif text.isascii():
-                    # Most parts are ASCII. To call `text_bytes` for each of them would
-                    # triple the time.
+                    # `text_bytes` would return the same number. Most texts are ASCII,
+                    # and a call for each of them would triple the time.
                     size_bytes += len(text)
                 else:
                     size_bytes += text_bytes(text)
@@ -499,10 +526,10 @@ class Memo:
 
 
 def _payload_of(part: types.Part) -> dict[str, Any] | None:
-    """Returns the payload of a part, by which its measure can be remembered.
+    """Returns the payload of a part, if the part can be recognized by its payload.
 
-    Returns None for a result with files, as the files are not in the payload, and for a
-    part without a payload.
+    Returns None for a part without a payload. Returns None also for a result with
+    files, because the files are not in the payload.
     """
     if part.function_call is not None:
         return part.function_call.args
