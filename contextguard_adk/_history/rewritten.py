@@ -83,7 +83,8 @@ def find_rewritten(
     # The role is "" for an event from which ADK makes no text.
     text_positions = [position for position, role in enumerate(roles) if role]
 
-    # If each event has an unchanged content, then all changed contents are inserted.
+    # If each event has an unchanged content, then no event is left for the changed
+    # contents: all of them are inserted.
     unchanged = [contents[i] for i in text_indexes if i not in changed_indexes]
     if _have_all(unchanged, [events[position].content for position in text_positions]):
         return {}
@@ -102,7 +103,7 @@ def find_rewritten(
     for gap in _find_gaps(links, text_positions, candidates):
         order_links += _link_by_order(gap)
 
-    # A plugin changes words, but not the role. So a link of two roles is wrong.
+    # A plugin changes words, but not the role. So a link between two roles is wrong.
     return {
         index: events[position]
         for position, index in [*word_links, *order_links]
@@ -193,17 +194,17 @@ def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
     returned. The algorithm finds a longest increasing subsequence by patience sorting.
 
     Args:
-        links: Links in the order of their events, each with another content index.
+        links: Links in the order of their events; no two have the same content index.
     """
-    # `chains[n]` is a chain of n + 1 links that were read. Of all such chains it ends
-    # with the smallest content index, because most later links can follow such a chain.
-    # So a longer chain ends with a larger index. In the example, the chains end with:
-    # [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
+    # `chains[n]` is a chain of n + 1 of the links read so far. Of all such chains, it is
+    # the one that ends with the smallest content index: most later links can follow it.
+    # A longer chain ends with a larger index, so `chains` is sorted. In the example,
+    # the chains end with: [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
     chains: list[_Chain] = []
     for link in links:
-        # The chains that the link can follow are the first ones. It follows the longest
-        # of them. The next chain has as many links as the new one, but ends later, so
-        # the new chain replaces it.
+        # The link can follow the chains that end with a smaller index: the first ones.
+        # It makes the longest of them longer by one. The next chain, if there is one,
+        # has this length, too, but ends with a larger index. So it is replaced.
         followed_count = bisect_left(
             chains, link.content_index, key=lambda chain: chain.last.content_index
         )
@@ -324,7 +325,8 @@ class _Traits:
     def find_most_alike(self, others: Sequence[_Traits]) -> int | None:
         """Returns the position in `others` of the content that is most like this one.
 
-        None if no content is like this one. Of equally alike contents, the first.
+        Of equally alike contents, the first is chosen. Returns None if no content is
+        like this one.
         """
         likenesses = [self._measure_likeness(other) for other in others]
         highest = max(likenesses, default=0.0)

@@ -211,8 +211,8 @@ class Pins(Section):
         The last texts get their room first. A text that has no room is left out, and a
         warning is logged. Returns "" if no text is shown.
         """
-        # The bytes of a token are guessed as in `fit_bytes`: three, or fewer if the model
-        # counts more tokens than the estimate.
+        # The bytes of a token are guessed as in `fit_bytes`: three, or fewer if the
+        # model counts more tokens than the estimate.
         bytes_a_token = 3 / max(1.0, turn.correction)
         share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         most_bytes = min(MAX_PINNED_BYTES, share_bytes)

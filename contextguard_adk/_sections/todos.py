@@ -167,8 +167,10 @@ class Todos(Section):
         return render_todos(read_todos(turn.state), budget_tokens, turn.count)
 
     def brief(self, turn: Turn) -> str:
-        """Returns the list for the summarizer: at most 8,000 characters; "" for none."""
-        # Here the budget is in characters, so `len` counts.
+        """Returns the list for the summarizer, or the tasks that have room.
+
+        The list has at most 8,000 characters. Returns "" if there is no task.
+        """
         return render_todos(read_todos(turn.state), MAX_BRIEF_CHARS, len)
 
     def describe(self, state: AgentState) -> str:

@@ -200,8 +200,8 @@ class UserMessages(Section):
             count=turn.count,
         )
 
-        # A token of the room counts as four bytes, so this is half of the room. As JSON,
-        # texts may take twice as many bytes, because some characters are escaped.
+        # A token of the room counts as four bytes, so this is half of the room. As
+        # JSON, texts may take twice as many bytes, because some characters are escaped.
         half_room_bytes = 2 * room_tokens
         excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
         excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
@@ -232,7 +232,7 @@ class UserMessages(Section):
         stored = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
 
-        # Several messages may equal the request. The continuation quotes the newest one.
+        # Several messages may equal the request. The continuation quotes the newest.
         quoted_indexes = [
             index
             for index in user_indexes

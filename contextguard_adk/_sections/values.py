@@ -344,7 +344,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
 
 
 class _Gathered(NamedTuple):
-    """The values of some messages, by the text of the value, and all sources in order."""
+    """What some messages have: values by their text, and all sources in order."""
 
     values: dict[str, _Value]
     sources: list[_Source]
