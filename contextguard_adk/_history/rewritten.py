@@ -196,10 +196,10 @@ def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
     Args:
         links: Links in the order of their events; no two have the same content index.
     """
-    # `chains[n]` is a chain of n + 1 of the links read so far. Of all such chains, it is
-    # the one that ends with the smallest content index: most later links can follow it.
-    # A longer chain ends with a larger index, so `chains` is sorted. In the example,
-    # the chains end with: [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
+    # `chains[n]` is a chain of n + 1 of the links read so far. Of all such chains, it
+    # ends with the smallest content index, so most later links can follow it. A longer
+    # chain ends with a larger index, so `chains` is sorted. In the example, the chains
+    # end with: [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
     chains: list[_Chain] = []
     for link in links:
         # The link can follow the chains that end with a smaller index: the first ones.

@@ -44,7 +44,7 @@ MAX_HEADING_BYTES = 100
 """Only an excerpt of this size of a heading is repeated before the sentences below."""
 
 MAX_READ_BYTES = 16 * 1024
-"""Of a longer text only an excerpt of this size is split: such a text is pasted."""
+"""Only an excerpt of this size is read of a longer text, which is mostly pasted."""
 
 LINE_BYTES = 3
 """In the list, a text has a dash and a space before it, and a line break after it."""
@@ -55,8 +55,8 @@ MARGIN_BYTES = 2
 FIRST_MARKS_BYTES = 8
 """The room for the marks around the first sentence that is chosen of a text.
 
-There may be a mark before and a mark after this sentence. The mark takes 3 bytes, and a
-space beside it one byte.
+There may be a mark before and a mark after this sentence. Each mark takes 3 bytes, and
+the space beside the mark one byte.
 """
 
 NEXT_MARK_BYTES = 5 - LINE_BYTES
@@ -100,6 +100,8 @@ _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
 """The beginning of a list item, such as "-" or "2)"."""
 
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
+"""A word that may be rare: three and more characters without digits and marks."""
+
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
 """A sign that a sentence names something exactly: a digit, a path, a quotation mark."""
 
@@ -186,7 +188,8 @@ class UserMessages(Section):
         older_texts: list[str] = []
         if history.is_partial:
             # Some messages of the last summary may not be loaded: only their excerpts
-            # are known. So the excerpts stand for all messages of that summary.
+            # are known. So the excerpts stand for all messages of that summary, but the
+            # excerpt of the current request is left out here, too.
             stored = _read(known)
             if stored.excerpts:
                 older_texts = stored.excerpts_without(request.fingerprint)
@@ -223,9 +226,9 @@ class UserMessages(Section):
 
         The list has one of these:
 
-        - The covered messages themselves, if they are all that were covered when the
-          value was written.
-        - Otherwise the stored excerpts: some messages are missing or have other words.
+        - The covered messages themselves, if none is missing since the value was
+          written, and none has other words.
+        - Otherwise the stored excerpts.
 
         Returns "" if there is no message.
         """
@@ -241,6 +244,7 @@ class UserMessages(Section):
         quoted_index = max(quoted_indexes, default=None)
         texts = _read_texts(history, user_indexes - {quoted_index})
 
+        # A digest was stored only if later requests would have all messages unchanged.
         # After a rewind the session itself has fewer messages, so none is missing.
         had_all = stored.digest != ""
         has_all_left = had_all and history.is_rewound and not history.is_partial
@@ -249,8 +253,8 @@ class UserMessages(Section):
         elif quoted_index is not None:
             shown = stored.excerpts_without(stored.request_fingerprint)
         else:
-            # The request is not loaded, so no continuation quotes it. The excerpts have
-            # its excerpt, if there was a request.
+            # No continuation quotes the request, because its message is not loaded. So
+            # the excerpt of the request, if there was one, is shown, too.
             shown = stored.excerpts
 
         if not shown:
@@ -315,6 +319,7 @@ def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
 
 
 def _digest(texts: Sequence[str]) -> str:
+    """Returns a hash of texts, in hex; it is never ""."""
     joined = b"\0".join(text.encode("utf-8", "replace") for text in texts)
     return hashlib.blake2b(joined, digest_size=8).hexdigest()
 
