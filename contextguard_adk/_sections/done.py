@@ -125,6 +125,7 @@ class DoneCalls(Section):
             beside: The sections whose `listed_tools` are left out of this list.
         """
         listed_tools = {tool for section in beside for tool in section.listed_tools}
+        # The results of the recall tool are copies of older messages.
         self._unlisted = listed_tools | {RECALL_TOOL}
 
     def write(
@@ -175,7 +176,7 @@ class DoneCalls(Section):
     def _find_completed(self, parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
         """Returns the calls whose results are among these parts, in order of results.
 
-        Calls of `_unlisted` tools are left out: tools of another section, and recall.
+        Calls of the tools in `_unlisted` are left out.
         """
         calls = []
         for placed in parts:
@@ -267,7 +268,7 @@ def _flatten(
 
 
 def _one_line(value: object) -> str:
-    """Writes the beginning of a value in one line, without its end; "" for None."""
+    """Writes the first `MAX_TEXT_CHARS` of a value in one line; "" for None."""
     if value in (None, ""):
         return ""
     text = value if isinstance(value, str) else payload_text(value)
@@ -275,14 +276,15 @@ def _one_line(value: object) -> str:
 
 
 def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
-    """Returns the longest list of calls that fits.
+    """Returns the first of the ever shorter lists that fits, with the heading.
 
-    Returns "" for no calls, and if even the shortest list does not fit.
+    Returns "" if there are no calls, or if even the shortest list does not fit.
     """
     if not calls:
         return ""
 
     for lines in _write_ever_shorter(calls):
+        # A lone surrogate could not be sent to a model.
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= max_tokens:
             return text
@@ -317,8 +319,8 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         with_telling_args = _shorten_args(with_telling_args, most_bytes)
         yield _write_groups(with_telling_args)
 
-    # Each list drops the oldest eighth of the calls that are left. So there are few
-    # lists to count, and the first list that fits has nearly all calls that fit.
+    # Each list drops about an eighth of the calls that are left, the oldest ones. So
+    # there are few lists to count, and the first list that fits lacks only few calls.
     newest = with_telling_args
     while len(newest) > 1:
         dropped_count = len(newest) // 8 + 1

@@ -60,7 +60,7 @@ BYTES_A_TOKEN = 3
 MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
 """A larger number in session state is read as this number.
 
-A list takes fewer bytes.
+A list takes fewer bytes, and a summary covers fewer messages.
 """
 
 LEAST_COST_BYTES = 12
@@ -237,6 +237,8 @@ class Values(Section):
         "" if there is no line.
         """
         stored = _read(value)
+        # With `loads_part`, later requests may have fewer messages. Then the stored
+        # lines are returned, which stay the same.
         has_all = len(covered) >= stored.covered_count and not history.loads_part
         # After a rewind, the session has fewer covered messages, and all are loaded.
         if has_all or history.is_rewound:
@@ -371,7 +373,8 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         if only_repeats_values or is_too_old:
             continue
 
-        # A call and its result have one source. Any other part has its own source.
+        # A call and its result have one source. Any other part has its own source. Two
+        # calls may be equal, so the key is the object of the call.
         call = placed.part.function_call or placed.call
         source_key = id(call) if call else (placed.content_index, part_number)
         if source_key not in sources:
@@ -433,7 +436,7 @@ def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
 
     Args:
         placed: The part.
-        call: The call that the part is or answers; None for another part.
+        call: The call in the part, or the call that the part answers; None for neither.
     """
     if call is None:
         return "code" if placed.part.code_execution_result else placed.author
