@@ -62,7 +62,7 @@ class Entry:
     Attributes:
         heading: The line that names the author.
         body: The text below the heading, not indented; "" for none.
-        weight: The share of the body when tokens are divided among the bodies.
+        weight: The weight of the body when tokens are divided among the bodies.
         is_required: Whether the entry is never dropped.
         handle: The name under which the recall tool finds the whole text; "" for none.
     """
@@ -78,7 +78,7 @@ class Entry:
         """The heading, and the indented body below it."""
         if not self.body:
             return self.heading
-        # Unlike a replacement of "\n", `textwrap` finds every kind of line break.
+        # `textwrap` indents the line after every kind of line break, not only "\n".
         return f"{self.heading}\n{textwrap.indent(self.body, _MARGIN)}"
 
 
@@ -130,7 +130,7 @@ def render_entries(
 def _write_heading(placed: PlacedPart) -> str:
     """Writes the heading of a part: "model: [called tool: grep]".
 
-    Returns "" for an empty part, and for any other kind of part: it gets no entry.
+    Returns "" for a part that gets no entry: an empty part, or an unknown kind of part.
     """
     part = placed.part
     author = placed.author

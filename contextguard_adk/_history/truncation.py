@@ -108,7 +108,12 @@ class Truncation:
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
-        """Leaves out the middle of strings, so that `length` characters stay."""
+        """Returns settings that leave out the middle of each string.
+
+        Args:
+            length: How many characters of a string stay, head and tail together.
+            result_length: See `Truncation.result_length`.
+        """
         head_length = int(length * _HEAD_RATIO)
         return cls(
             max_length=length,
@@ -164,8 +169,8 @@ def fit_results(
         How results are shortened, and how many tokens the contents take then. If the
         contents cannot fit, both are those of the shortest form.
     """
-    # A heuristic token is four bytes. So no string is longer than `chars` at first, and
-    # the first attempt shortens next to nothing.
+    # A heuristic token is four bytes, so this is about the size of all contents. The
+    # first attempt shortens next to nothing.
     chars = 4 * estimate_contents_tokens(contents)
     while True:
         for_all_tools = Truncation.in_the_middle(chars, result_length=chars)
@@ -553,7 +558,7 @@ class Preview:
     ) -> _Attempt:
         """Shortens a result ever more, until it fits or is as short as possible.
 
-        Returns `start` if the result fits already, or has no string that is too long.
+        Returns `start` if the result fits already, or if nothing can be shortened.
 
         Args:
             start: The result before it is shortened.
@@ -578,7 +583,7 @@ class Preview:
 
             shown = _truncate_part(start.part, truncation, whole, values)
             if shown is start.part:
-                # No string is longer than `max_chars`. Numbers and names of fields,
+                # Nothing is longer than `max_chars`: numbers and the names of fields,
                 # which are not shortened, take the tokens.
                 return start
             attempt = _Attempt(shown, max_chars, self._count(self._text(shown)))

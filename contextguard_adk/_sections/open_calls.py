@@ -92,7 +92,8 @@ class OpenCalls(Section):
         history = turn.history
         lines = {listed.call_id: listed.line for listed in _find_open(history, covered)}
         for call_id, line in _read_listed(known):
-            # Only an id shows whether the event of a call is loaded.
+            # A line is kept if the event of its call is not loaded. Only an id can show
+            # this, so lines without an id are not kept.
             has_id = call_id != "" and not call_id.startswith(_HANDLE_MARK)
             if has_id and call_id not in history.calls.ids:
                 lines[call_id] = line
