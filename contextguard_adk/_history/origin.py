@@ -28,12 +28,14 @@ def find_history(
     Args:
         contents: The contents of a request.
         known_events: The events of the session.
-        transient: Contents that the caller added to this run alone.
+        transient: Contents that the caller added to this run alone. A content that
+            equals one of them is found only if an event has one of its parts.
     """
     indexes = []
     for index, content in enumerate(contents):
-        # ADK and other plugins only insert texts in the user's role. So a content of
-        # another kind comes from an event, even if a plugin has changed its words.
+        # ADK and other plugins insert only texts in the user's role. So a content of
+        # the model or of a tool comes from an event, even if a plugin has changed its
+        # words. A relay of another agent comes from an event of that agent.
         has_event_kind = (
             content.role == "model" or has_tool(content) or known_events.relays(content)
         )
@@ -48,23 +50,25 @@ def find_history(
 class KnownEvents:
     """The texts and the data of the session's events.
 
-    They tell whether a content of a request comes from an event. Two kinds of events
-    look different in a request:
+    With them, the methods tell whether a content of a request comes from an event. Two
+    kinds of events look different in a request:
 
-    - Speech: ADK transcribes it in several consecutive events, and joins their texts
-      into one content.
+    - Speech: several consecutive events have its transcription, and ADK joins their
+      texts into one content.
     - Code and the output of code: ADK shows each as a text between two fences.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        # All parts as `_key_of` writes them, and the joined texts of speech.
+        # The keys of all parts, by `_key_of`, and the joined texts of speech.
         self._keys: set[Hashable] = set()
         self._user_texts: set[str] = set()
+        # The code that was executed, and the texts that this code has printed. Neither
+        # set has "".
         self._code: set[str] = set()
-        self._outputs: set[str] = set()  # What executed code has printed.
+        self._outputs: set[str] = set()
         self._authors: set[str] = set()
 
-        # What the user and the model have said in the latest consecutive events.
+        # What the user and the model have said in the consecutive events up to here.
         user_speech = ""
         model_speech = ""
         for event in events:
@@ -82,13 +86,13 @@ class KnownEvents:
             compaction = event.actions.compaction if event.actions else None
             if compaction and compaction.compacted_content:
                 self._add_content(compaction.compacted_content)
-                # ADK shows the text of its compaction as words of this author.
+                # ADK shows the text of its compaction as words of the author "model".
                 self._authors.add("model")
 
     def _add_content(self, content: types.Content, author: str = "") -> None:
         """Adds the parts of an event's content.
 
-        A text of the user, code, and an output of code go to sets of their own, too.
+        Texts of the user, code, and outputs of code are also added to separate sets.
         """
         for part in parts_of(content):
             self._keys.add(_key_of(part))
@@ -104,16 +108,19 @@ class KnownEvents:
     def _add_speech(
         self, speech: str, event: Event, transcription: types.Transcription | None
     ) -> str:
-        """Adds the speech of one speaker up to this event; returns this speech.
-
-        Returns "" if the event ends the speech.
+        """Adds what one speaker has said up to an event, as one text.
 
         Args:
-            speech: What the speaker has said in the consecutive events before.
+            speech: What the speaker has said in the consecutive events before the
+                event; "" for nothing.
             event: The event.
-            transcription: The words of the speaker in this event.
+            transcription: The words of the speaker in the event; None for none.
+
+        Returns:
+            The text that was added. "" if the event ends the speech: the event has a
+            content, or no words of this speaker.
         """
-        # ADK joins only events without a content.
+        # ADK joins only consecutive events without a content.
         if event.content is not None or not transcription or not transcription.text:
             return ""
 
@@ -127,6 +134,7 @@ class KnownEvents:
         if key and key in self._keys:
             return True
 
+        # Most sessions have no code. Then no text has to be read for fences.
         if not (self._code or self._outputs):
             return False
         unfenced = _unfence(part.text or "")
@@ -135,21 +143,23 @@ class KnownEvents:
     def is_unchanged(self, content: types.Content) -> bool:
         """Whether a content is as ADK writes it from the events.
 
-        Calls, results and empty parts are not compared: they have no key.
+        Calls, results and empty parts are not compared, because they have no key. A
+        relay counts as unchanged: ADK itself puts its texts together.
         """
         compared = [part for part in parts_of(content) if _key_of(part)]
         return all(self.holds(part) for part in compared) or self.relays(content)
 
     def relays(self, content: types.Content) -> bool:
-        """Whether a content is ADK's rendering of another agent's event.
+        """Whether a content is ADK's rendering of another agent's event: a relay.
 
         An example of its texts: "For context:", "[planner] said: Yes".
         """
         if not is_relay(content):
             return False
 
-        # A user can type ADK's prefix, but not name an author of the session by chance.
-        _prefix, *texts = [part.text for part in parts_of(content) if part.text]
+        # The form alone is no proof: a user may type it. But the user will hardly type
+        # the name of an author of the session.
+        _for_context, *texts = [part.text for part in parts_of(content) if part.text]
         openings = tuple(f"[{author}] " for author in self._authors)
         return any(text.startswith(openings) for text in texts)
 
@@ -159,7 +169,7 @@ class KnownEvents:
             return False
 
         text = content_text(content)
-        # A user may type the same fences and the same output.
+        # A user may have typed the same text, with its fences.
         is_typed = text in self._user_texts
         return not is_typed and _unfence(text) in self._outputs
 
@@ -170,8 +180,9 @@ def _key_of(part: types.Part) -> Hashable:
     - For a text: the text.
     - For a file in the part: its bytes.
     - For a file with an address: "file" and the address.
-    - For code and the output of code: "code" and its text.
-    - For a call, a result and an empty part: None or another empty key.
+    - For code and the output of code: "code" and the text.
+    - For a call and a result: None.
+    - For an empty part: an empty key, such as None.
     """
     if part.text:
         return part.text
@@ -193,9 +204,10 @@ def keys_of(content: types.Content | None) -> list[Hashable]:
 
 
 def _unfence(text: str) -> str:
-    """Returns code without the fences that ADK writes around it.
+    """Returns code, or an output of code, without the fences around it.
 
-    The first and the last word are left out, whatever they are; "" if no text is left.
+    Each fence is a word, so the first and the last word of the text are left out,
+    whatever they are. Returns "" if no text is left.
     An example: "```python\nprint(1)\n```" -> "print(1)".
     """
     first_and_rest = text.split(None, 1)

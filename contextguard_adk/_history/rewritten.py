@@ -1,8 +1,8 @@
 """Finds the events of contents whose texts another plugin has rewritten.
 
 An event position is a position among the events that ADK shows the agent. A content
-index is a position among the contents of the request. A link joins the two: ADK has
-made this content of this event.
+index is a position among the contents of the request. A link has one of each: ADK has
+made the content with this index from the event at this position.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _WORD = re.compile(r"\w+")
 _MOVED_INSTRUCTION = "<<<BEGIN_SYSTEM_INSTRUCTION>>>"
 """ADK writes this mark into a content that it makes of an instruction."""
 
-_MAX_MOVED = 64
-"""An event is compared with at most this many contents.
+_MAX_COMPARED = 64
+"""An event is compared by its words with at most this many contents.
 
 If each event was compared with all contents, the time would be quadratic.
 """
 
 
 class _Link(NamedTuple):
-    """The position of an event, and the index of the content that ADK made of it."""
+    """The position of an event, and the index of the content made from this event."""
 
     event_position: int
     content_index: int
@@ -57,14 +57,21 @@ def find_rewritten(
 ) -> dict[int, Event]:
     """Finds the events of contents that another plugin has changed.
 
-    A changed content is linked with an event between the events of its unchanged
-    neighbors. The contents and events in between are linked by their common words. If
-    as many contents as events have no link yet, they are linked in their order.
+    Links are made in three steps:
+
+    1. Events and contents that are equal are linked.
+    2. Between two neighboring links, each other event is linked with the content that
+       is most like the event by its words.
+    3. If there are still events and contents without a link between two neighboring
+       links, and as many events as contents, they are linked in their order.
 
     Args:
         contents: The contents of the request.
-        text_indexes: The contents that may come from an event with a text.
-        changed_indexes: The contents that another plugin has changed or inserted.
+        text_indexes: The indexes of the contents that may come from an event with a
+            text, in order.
+        changed_indexes: Those of `text_indexes` whose content no event has in this
+            form. Another plugin has changed the content, or ADK or a plugin has
+            inserted the content.
         invocation: The run, whose session has the events.
         memo: Remembers fingerprints.
 
@@ -73,18 +80,19 @@ def find_rewritten(
     """
     events = find_shown_events(invocation)
     roles = [role_of(event, invocation) for event in events]
-    # ADK makes no text of an event without a role.
+    # The role is "" for an event from which ADK makes no text.
     text_positions = [position for position, role in enumerate(roles) if role]
 
-    # If each event has its content unchanged, the changed contents are all inserted.
+    # If each event has an unchanged content, then no event is left for the changed
+    # contents: all of them are inserted.
     unchanged = [contents[i] for i in text_indexes if i not in changed_indexes]
     if _have_all(unchanged, [events[position].content for position in text_positions]):
         return {}
 
     candidates = _without_inserted(contents, text_indexes, invocation)
     equal_links = _link_equal(
-        [_spell(event.content or types.Content(), memo) for event in events],
-        [_spell(content, memo) for content in contents],
+        [_fingerprint(event.content or types.Content(), memo) for event in events],
+        [_fingerprint(content, memo) for content in contents],
     )
     word_links: list[_Link] = []
     for gap in _find_gaps(equal_links, text_positions, candidates):
@@ -95,7 +103,7 @@ def find_rewritten(
     for gap in _find_gaps(links, text_positions, candidates):
         order_links += _link_by_order(gap)
 
-    # A plugin changes words, but not the role. So links with another role are wrong.
+    # A plugin changes words, but not the role. So a link between two roles is wrong.
     return {
         index: events[position]
         for position, index in [*word_links, *order_links]
@@ -106,13 +114,16 @@ def find_rewritten(
 def _have_all(
     contents: Sequence[types.Content], wanted: Sequence[types.Content | None]
 ) -> bool:
-    """Whether contents have each text and file of the wanted ones at least as often."""
+    """Whether the contents have all texts and files of the wanted contents.
+
+    A text that the wanted contents have twice must be there at least twice.
+    """
     surplus_counts: Counter[Hashable] = Counter()
     for content in contents:
         surplus_counts.update(keys_of(content))
     for wanted_content in wanted:
         surplus_counts.subtract(keys_of(wanted_content))
-    # The count of a text or file that is missing is negative now.
+    # A text or file that is missing has a negative count now.
     return min(surplus_counts.values(), default=0) >= 0
 
 
@@ -121,9 +132,9 @@ def _without_inserted(
     text_indexes: Sequence[int],
     invocation: InvocationContext,
 ) -> list[int]:
-    """Returns the indexes of texts, except the texts that ADK inserts without an event.
+    """Returns `text_indexes` without the texts that ADK inserts without an event.
 
-    ADK inserts the task of an isolated agent as the first content, and moves
+    ADK inserts the task of an isolated agent as the first content. It also moves some
     instructions among the contents.
     """
     # ADK before 2.0 has no isolation scopes.
@@ -137,7 +148,7 @@ def _without_inserted(
     ]
 
 
-def _spell(content: types.Content, memo: Memo) -> bytes:
+def _fingerprint(content: types.Content, memo: Memo) -> bytes:
     return memo.remember(fingerprint, content, content.parts or (), content.role)
 
 
@@ -146,8 +157,9 @@ def _link_equal(
 ) -> list[_Link]:
     """Links as many equal events and contents as possible without a change of order.
 
-    A fingerprint counts only if as many events as contents have it. Then the first
-    event belongs to the first content, and so on.
+    Only fingerprints are used that as many events as contents have. The first of these
+    events then belongs to the first of these contents, and so on. With another
+    fingerprint it is not known which event belongs to which content.
     """
     event_counts = Counter(event_fingerprints)
     content_counts = Counter(content_fingerprints)
@@ -164,53 +176,61 @@ def _link_equal(
 
 
 class _Chain(NamedTuple):
-    """Links with rising content indexes: the last link, and the chain before it."""
+    """Links with rising content indexes.
+
+    Attributes:
+        last: The last link.
+        before: The links before the last one; None for a chain of one link.
+    """
 
     last: _Link
     before: _Chain | None
 
 
 def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
-    """Selects as many links as possible, so that their content indexes rise.
+    """Returns as many of the links as possible, in order, with rising content indexes.
 
     For example, of links with the content indexes 0, 5, 1, 2 the links with 0, 1, 2 are
-    returned. The algorithm is patience sorting.
+    returned. The algorithm finds a longest increasing subsequence by patience sorting.
 
     Args:
-        links: Links in the order of their events.
+        links: Links in the order of their events; no two have the same content index.
     """
-    # Of all chains of n + 1 links, `chains[n]` is the one whose last content index is
-    # smallest: it is the easiest to extend. `last_indexes` has these last indexes.
+    # `chains[n]` is a chain of n + 1 of the links read so far. Of all such chains, it
+    # ends with the smallest content index, so most later links can follow it. A longer
+    # chain ends with a larger index, so `chains` is sorted. In the example, the chains
+    # end with: [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
     chains: list[_Chain] = []
-    last_indexes: list[int] = []
     for link in links:
-        # The link extends the longest chain that ends with a smaller index. The result
-        # is the best chain of its length, because the next chain ends no earlier.
-        chain_number = bisect_left(last_indexes, link.content_index)
-        extended = chains[chain_number - 1] if chain_number > 0 else None
-        chain = _Chain(link, extended)
-
-        if chain_number == len(chains):
-            chains.append(chain)
-            last_indexes.append(link.content_index)
+        # The link can follow the chains that end with a smaller index: the first ones.
+        # It makes the longest of them longer by one. The next chain, if there is one,
+        # has this length, too, but ends with a larger index. So it is replaced.
+        followed_count = bisect_left(
+            chains, link.content_index, key=lambda chain: chain.last.content_index
+        )
+        longest_followed = chains[followed_count - 1] if followed_count > 0 else None
+        new_chain = _Chain(link, longest_followed)
+        if followed_count < len(chains):
+            chains[followed_count] = new_chain
         else:
-            chains[chain_number] = chain
-            last_indexes[chain_number] = link.content_index
+            chains.append(new_chain)
 
-    newest_first = []
+    last_first = []
     rest = chains[-1] if chains else None
     while rest is not None:
-        newest_first.append(rest.last)
+        last_first.append(rest.last)
         rest = rest.before
-    return newest_first[::-1]
+    return last_first[::-1]
 
 
 class _Gap(NamedTuple):
-    """The events and the contents without a link between two neighboring links.
+    """The events and the contents that stand between two neighboring links.
+
+    None of them has a link.
 
     Attributes:
-        positions: The positions of the events.
-        indexes: The indexes of the contents.
+        positions: The positions of the events, in order; at least one.
+        indexes: The indexes of the contents, in order; at least one.
     """
 
     positions: Sequence[int]
@@ -220,15 +240,17 @@ class _Gap(NamedTuple):
 def _find_gaps(
     links: Sequence[_Link], text_positions: Sequence[int], candidates: Sequence[int]
 ) -> Iterator[_Gap]:
-    """Yields the gaps between links in which there are events as well as contents.
+    """Yields the gaps between links that have both events and contents.
 
-    There may also be a gap before the first link, and after the last one.
+    There may also be a gap before the first link, and one after the last link.
 
     Args:
         links: The links, in order.
         text_positions: The positions of the events with a text, in order.
-        candidates: The indexes of the contents that may belong to them, in order.
+        candidates: The indexes of the contents that may belong to these events, in
+            order.
     """
+    # With these two links, each gap is between two links.
     before_all = _Link(-1, -1)
     after_all = _Link(sys.maxsize, sys.maxsize)
     for before, after in itertools.pairwise([before_all, *links, after_all]):
@@ -241,7 +263,7 @@ def _find_gaps(
 
 
 def _between(numbers: Sequence[int], low: int, high: int) -> Sequence[int]:
-    """Returns the numbers above `low` and below `high`; `numbers` are in order."""
+    """Returns the numbers above `low` and below `high`; `numbers` are sorted."""
     start = bisect_right(numbers, low)
     end = bisect_left(numbers, high)
     return numbers[start:end]
@@ -250,33 +272,40 @@ def _between(numbers: Sequence[int], low: int, high: int) -> Sequence[int]:
 def _link_by_words(
     events: Sequence[Event], contents: Sequence[types.Content], gap: _Gap
 ) -> Iterator[_Link]:
-    """Links events of a gap, in order, with the contents that are most like them.
+    """Links each event of a gap with the content that is most like the event.
 
-    An event that is like no content gets no link.
+    The links are in the order of events as well as of contents. An event gets no link
+    if no content that it may belong to is like the event.
     """
     content_traits = [_Traits(contents[index]) for index in gap.indexes]
-    spare_contents = max(0, len(gap.indexes) - len(gap.positions))
-    spare_events = max(0, len(gap.positions) - len(gap.indexes))
+    more_contents_count = max(0, len(gap.indexes) - len(gap.positions))
+    more_events_count = max(0, len(gap.positions) - len(gap.indexes))
 
-    # Events and contents are numbered from the beginning of the gap. With equal counts,
-    # event 3 belongs to content 3. With spare contents it may belong to a later one,
-    # and with spare events, which have no content, to an earlier one.
-    next_number = 0
+    # Events and contents are numbered from the beginning of the gap. Event 3 belongs to
+    # content 3 if there are as many contents as events. If there are two contents more,
+    # two are inserted, and event 3 belongs to content 3, 4 or 5. If there are two
+    # events more, two have no content, and event 3 belongs to content 1, 2, 3 or none.
+    first_free_number = 0
     for event_number, position in enumerate(gap.positions):
-        first_number = max(next_number, event_number - spare_events)
-        last_number = event_number + spare_contents
-        compared = content_traits[first_number : last_number + 1][:_MAX_MOVED]
+        first_number = max(first_free_number, event_number - more_events_count)
+        last_number = event_number + more_contents_count
+        # Empty if the last of these contents has been linked already.
+        possible = content_traits[first_number : last_number + 1]
 
         event_traits = _Traits(events[position].content)
-        offset = event_traits.find_most_alike(compared)
+        offset = event_traits.find_most_alike(possible[:_MAX_COMPARED])
         if offset is not None:
             content_number = first_number + offset
             yield _Link(position, gap.indexes[content_number])
-            next_number = content_number + 1
+            # The next events come later, so their contents do, too.
+            first_free_number = content_number + 1
 
 
 def _link_by_order(gap: _Gap) -> list[_Link]:
-    """Links the events of a gap with its contents in order; [] if the counts differ."""
+    """Links the events of a gap with its contents in order.
+
+    Returns [] if the counts differ: then any event may belong to any content.
+    """
     if len(gap.positions) != len(gap.indexes):
         return []
     return [
@@ -296,7 +325,8 @@ class _Traits:
     def find_most_alike(self, others: Sequence[_Traits]) -> int | None:
         """Returns the position in `others` of the content that is most like this one.
 
-        None if no content is like this one. Of equally alike contents, the first.
+        Of equally alike contents, the first is chosen. Returns None if no content is
+        like this one.
         """
         likenesses = [self._measure_likeness(other) for other in others]
         highest = max(likenesses, default=0.0)
@@ -307,8 +337,8 @@ class _Traits:
 
         - 1.0 if they have a text or a file in common.
         - 0.0 if they have so few words in common that this may be chance.
-        - Otherwise the number of common words, divided by the number of words of both
-          contents: from 0.05 to 0.5.
+        - Otherwise the number of common words, divided by the sum of both contents'
+          numbers of words: from 0.05 to 0.5.
         """
         if not self._keys.isdisjoint(other._keys):
             return 1.0
@@ -317,8 +347,9 @@ class _Traits:
         fewer_count = min(len(self._words), len(other._words))
         total_count = len(self._words) + len(other._words)
 
-        # Any long text has a few given words by chance. So the contents must have more
-        # than half of the words of the shorter one in common, and 5 % of all words.
+        # Two contents may have a few words in common by chance. So more than half of
+        # the words of the content with fewer words must be common. A long text has most
+        # words of a very short text by chance. So 5 % of all words must be common, too.
         has_most_words = 2 * common_count > fewer_count
         has_enough_words = 20 * common_count >= total_count
         is_alike = has_most_words and has_enough_words

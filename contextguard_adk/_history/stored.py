@@ -20,41 +20,50 @@ from contextguard_adk._history.fingerprints import (
 from contextguard_adk._history.truncation import Length, Truncation
 
 VERSION = 2
-"""The version of the records that are written; older records are ignored."""
+"""The version of the records that this release writes; older ones are ignored."""
 
 MAX_MODELS = 8
-"""How many models of one agent have their limits remembered; the newest stay."""
+"""The record of an agent has the limits of at most this many models; the newest stay.
+"""
 
 MAX_RECORD_BYTES = 16 * 1024
 """The most that a record takes as JSON, however long the session is.
 
-Sections that have room of their own are not counted.
+The values of sections with `has_own_room` are not counted.
 """
 
 _OTHER_FIELDS_BYTES = 200
-"""A reserve for the fields of `AgentRecord` around the summary."""
+"""The room that is reserved for the fields of `AgentRecord` around the summary."""
 
 MAX_SUMMARY_CHARS = 256 * 1024
-"""Summaries of ours take 20,000 tokens at most; longer ones of others are cut."""
+"""The most characters of a stored summary.
+
+The guard's own summarizer writes at most 20,000 tokens. A longer summary of a custom
+summarizer is shortened before it is stored.
+"""
 
 MAX_TODOS = 1_000
+"""The most tasks of a todo list."""
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` means too many messages."""
 
 MAX_SHRINK = 4
-"""The last step by which a summary and the texts beside it are shortened."""
+"""The last of the steps in which a summary and the texts beside it are shortened.
+
+See `Draft.shrink`.
+"""
 
 V = TypeVar("V")
 
 
 def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
-    """Adds the value of a model; keeps the newest `MAX_MODELS` values.
+    """Returns the known values and a new one: the newest `MAX_MODELS` of them.
 
     Args:
         known: The values by the models' names, the oldest first.
-        model: The name of the model.
-        value: Its new value, which replaces an older value of this model.
+        model: The name of the model with the new value.
+        value: The new value, which replaces an older value of this model.
 
     Returns:
         The values by the models' names; the new value is the last.
@@ -69,10 +78,10 @@ class Draft:
     """The decision of a strategy: which text replaces which contents.
 
     Attributes:
-        text: The summary; "" if contents are only left out.
+        text: The summary; "" if the covered contents are left out without a summary.
         covered: The indexes of the contents that the text replaces.
-        model_covered: The indexes of the replaced contents that a model summarized.
-        model_chars: How many characters of the text, from its beginning, a model wrote.
+        model_covered: Those of the covered indexes whose contents a model summarized.
+        model_chars: How many characters at the beginning of the text a model wrote.
         reason: Why the history is compacted.
         truncation: How tool results are shortened; None leaves them whole.
         truncated_upto: The index of the last content whose tool results are shortened;
@@ -92,7 +101,7 @@ class Draft:
 
     @property
     def is_mechanical(self) -> bool:
-        """Whether a part of the text was written without a model."""
+        """Whether there are covered contents that no model summarized."""
         return self.model_covered != self.covered
 
 
@@ -115,24 +124,25 @@ class StoredSummary(_Stored):
         text: The summary; it has a key of its own in session state.
         covered: The fingerprints of the contents that the summary replaces.
         beside: The values of sections, by the section's name.
-        scope: The branch or isolation scope in which the summary may be used.
+        scope: The branch or isolation scope in which the summary may be used; "" for
+            neither.
         invocation: The id of the invocation that made the summary.
         last_event: The id of the newest event that the summary replaces.
         reason: Why the history was compacted; the continuation tells the reason.
         request: The fingerprint, in hex, of the request that the continuation quotes.
-        request_chars: How many characters of that request are quoted; -1 for all.
+        request_chars: How many characters of this request are quoted; -1 for all.
         has_continuation: Whether a continuation stands after the summary.
-        model_chars: How many characters of the text, from its beginning, a model wrote.
+        model_chars: How many characters at the beginning of the text a model wrote.
         model_covered_count: How many of the oldest covered contents a model summarized.
         truncation: How tool results after the summary are shortened; None leaves them
             whole.
-        truncated_upto: The name of the last content with shortened results, by
-            `History.name_content`.
-        has_recall: Whether the request declared the recall tool.
+        truncated_upto: The name of the last content with shortened results, as
+            `History.name_content` returns it; "" for none.
+        has_recall: Whether the compacted request declared the recall tool.
         has_older: Whether the summary also replaces all contents before those of
             `covered`.
-        left_tokens: The size of the request once the summary was in place.
-        edits: The `AgentRecord.edits` when the summary was made.
+        left_tokens: The tokens of the request once the summary was in place.
+        edits: The value of `AgentRecord.edits` when the summary was made.
     """
 
     text: str = Field(default="", exclude=True)
@@ -156,19 +166,23 @@ class StoredSummary(_Stored):
 
     @property
     def model_text(self) -> str:
+        """The beginning of the text, which a model wrote."""
         return self.text[: self.model_chars]
 
     def room_bytes(self, uncounted: Collection[str]) -> int:
-        """Returns how many bytes of JSON the record can still take; 0 if it is full.
+        """Returns how many bytes of JSON can still be added to this summary.
+
+        Returns 0 if the record is full.
 
         Args:
-            uncounted: Names in `beside` whose values have room of their own.
+            uncounted: The names of values in `beside` that are not counted: the
+                sections with `has_own_room`.
         """
         counted_json = self.model_dump_json(exclude={"beside": {*uncounted}})
         taken_bytes = len(counted_json.encode())
 
-        # A later summary may have up to `RECENT_COUNT` fingerprints, stored as base64,
-        # which takes four bytes for three. Their room is reserved.
+        # A later summary may have up to `RECENT_COUNT` recent fingerprints. Room is
+        # reserved for the missing ones. Base64 writes three bytes as four.
         missing_count = RECENT_COUNT - len(self.covered.recent)
         reserved_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
 
@@ -183,10 +197,10 @@ class Learned(_Stored):
         window_tokens: The window that its provider has named in a rejection.
         output_tokens: The output limit of a model that has refused a request because
             input and output together were too large.
-        correction: The real tokens for each estimated token, if the provider reports no
-            usage.
-        is_used: Whether a process that learned these limits only from session state has
-            compacted for them.
+        correction: The tokens of the model per heuristic token (4 bytes), learned from
+            rejections of a provider that reports no usage; None for unknown.
+        is_used: Whether a process that has these limits only from session state has
+            compacted a history because of them.
     """
 
     window_tokens: int | None = Field(default=None, ge=1, le=2**53)
@@ -196,15 +210,19 @@ class Learned(_Stored):
 
 
 class AgentRecord(_Stored):
-    """The stored facts on an agent in one scope; JSON that begins with `{"version":`.
+    """The stored facts on an agent in one scope.
+
+    The JSON of a record begins with `{"version":`.
 
     Attributes:
-        version: The version of this form.
+        version: The version of the form of this record.
         learned: The limits of models, by the model's name.
         summary: The summary without its text; None for no summary.
-        has_recall: Whether the agent's requests declare the recall tool.
-        helped: The forms that a provider accepted after it had refused another one.
-        edits: How many changes were made by hand.
+        has_recall: Whether the agent's requests declare the recall tool; None for
+            unknown.
+        helped: The forms of contents that a provider accepted after it had refused
+            another form; None for none.
+        edits: How many times a summary was edited by hand.
     """
 
     version: int = Field(default=VERSION, ge=VERSION, le=2**53)
@@ -220,19 +238,26 @@ class AgentRecord(_Stored):
 
     @property
     def is_newer(self) -> bool:
-        """Whether a later release has written the record; then it is not changed."""
+        """Whether a later release has written the record.
+
+        Such a record is read, but never changed.
+        """
         return self.version > VERSION
 
     def of(self, model: str) -> Learned:
+        """Returns the limits of a model; an empty `Learned` if none are known."""
         return self.learned.get(model) or Learned()
 
 
 class StateValues(_Stored):
-    """The values under the keys of an agent; values over these limits are not read."""
+    """The values under an agent's keys in session state.
+
+    A value that exceeds one of these limits is ignored.
+    """
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
-    # The limit has room for the record, for sections that have room of their own, and
-    # for `helped`.
+    # The limit leaves room for what `MAX_RECORD_BYTES` does not count: sections with
+    # room of their own, and `helped`.
     record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
     summarized_at: float = Field(default=1, ge=1, le=2**53)
     real_tokens: float = Field(default=1, ge=1, le=2**53)

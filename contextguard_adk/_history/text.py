@@ -56,19 +56,19 @@ files.
 """
 
 _MAX_FILE_NAME_CHARS = 120
-"""How many characters of a file's name are written, from its end.
+"""Only this many characters at the end of a file's name or address are written.
 
-The address of a file may hold the whole file as base64.
+An address may be a "data:" URL, which has the whole file as base64.
 """
 
 _MIN_LISTED_CALL_CHARS = 300
 """A call with shorter arguments has no line in lists of items."""
 
 _HINT_CHARS = 60
-"""The most characters of an item's beginning that its title shows."""
+"""A hint is shortened to this many characters and an ellipsis."""
 
 _ITEM_ARGS_CHARS = 1_000
-"""How many characters of the call's arguments are searched to find a result."""
+"""A search reads only this many characters of the arguments of a result's call."""
 
 _CHARSET = re.compile(r"""charset=["']?([\w-]{1,40})""", re.IGNORECASE)
 """The charset in a MIME type, such as "text/csv; charset=latin1"."""
@@ -79,7 +79,7 @@ def payload_text(payload: object) -> str:
 
     A result that is one text is written as it is: {"result": "Done."} -> "Done."
     """
-    # ADK wraps everything but a dict as `{"result": …}`.
+    # A tool may return any value. If it is no dict, ADK makes it `{"result": value}`.
     if isinstance(payload, dict) and len(payload) == 1:
         value = payload.get("result")
         if isinstance(value, str):
@@ -97,8 +97,9 @@ def payload_text(payload: object) -> str:
 def _odd_payload_text(payload: object) -> str:
     """Writes a payload that pydantic refuses to write as JSON.
 
-    The standard library may still write JSON. If not, each field gets a line with its
-    value, or only with its type if the value is no text and no number: "size: 3".
+    The standard library may still write JSON. If not, each field gets a line: with the
+    value of a text or a number, and otherwise with the type of the value. For example:
+    "size: 3" and "data: <class 'list'>".
     """
     try:
         text = json.dumps(payload, ensure_ascii=False, default=safe_repr)
@@ -116,7 +117,11 @@ def _odd_payload_text(payload: object) -> str:
 
 
 def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
-    """Describes an image or a file without its bytes; "" for other parts."""
+    """Describes an image or a file in one line, without its bytes.
+
+    For example: "[attached image/png 'cat.png', 2048 bytes]". Returns "" for a part
+    that is no file.
+    """
     name = name_media(part)
     return ATTACHED.format(name) if name else ""
 
@@ -124,8 +129,12 @@ def describe_media(part: types.Part | types.FunctionResponsePart) -> str:
 def name_media(part: types.Part | types.FunctionResponsePart) -> str:
     """Returns the MIME type, the name and the size of an image or a file, in one line.
 
-    For example: "image/png 'cat.png', 2048 bytes". Facts that are not known are left
-    out. Returns "" for a part that is no file.
+    For example: "image/png 'cat.png', 2048 bytes". Returns "" for a part that is no
+    file.
+
+    - An unknown MIME type is written as "file".
+    - An unknown name is left out, or replaced by the address of the file.
+    - The size is only known if the file is in the part itself.
     """
     if part.inline_data:
         blob = part.inline_data
@@ -147,7 +156,7 @@ def file_text(part: types.Part) -> str:
     """Returns the text of a file that is in the part itself.
 
     Returns "" for other parts, and for an empty or a binary file. A file is binary if
-    its MIME type is not that of a text, or if its text has a zero character.
+    its MIME type is not that of a text, or if the decoded text has a null character.
     """
     blob = part.inline_data
     if blob is None or not blob.data:
@@ -188,8 +197,10 @@ def _decode(data: bytes, mime_type: str) -> str:
 def _find_codec(mime_type: str) -> str:
     """Returns the name of Python's codec for the charset that a MIME type names.
 
-    For example: "text/csv; charset=latin1" -> "iso8859-1". Returns "" if the type names
-    no charset, one that Python does not know, or one of `_UNUSED_CODECS`.
+    For example: "text/csv; charset=latin1" -> "iso8859-1".
+
+    Returns "" if the MIME type names no charset, a charset that Python does not know,
+    or a charset of `_UNUSED_CODECS`.
     """
     charset = _CHARSET.search(mime_type)
     if charset is None:
@@ -209,9 +220,10 @@ class PlacedPart:
     Attributes:
         content_index: The index of the content.
         part: The part.
-        author: "user", "model" or "other agent".
-        whole: The part before it was shortened; None if it gets no handle.
-        call: For a result, the call that it answers.
+        author: The author of the content: "user", "model" or "other agent".
+        whole: The part before it was shortened; None if the part gets no handle.
+        call: For a result, the call that the result answers, if there is one. None for
+            other parts.
     """
 
     content_index: int
@@ -222,12 +234,15 @@ class PlacedPart:
 
     @property
     def handle(self) -> str:
-        """The handle of the whole part; "" if the part cannot be read back."""
+        """The handle of the whole part; "" if the part gets none."""
         return handle_of(self.whole) if self.whole else ""
 
     @property
     def text(self) -> str:
-        """The text of the part, a tool's arguments or result as JSON; "" for a file."""
+        """The text of the part: for a call or a result, the JSON of the payload.
+
+        "" for a file, and for a call or a result whose payload is empty.
+        """
         payload = payload_of(self.part)
         if payload:
             return payload_text(payload)
@@ -240,15 +255,20 @@ def walk_parts(
     outputs: Collection[int] = (),
     wholes: Sequence[types.Content] | None = None,
 ) -> Iterator[PlacedPart]:
-    """Yields the parts of contents, oldest first, without thoughts and credentials.
+    """Yields the parts of contents, each with the facts of `PlacedPart`.
+
+    Two kinds of parts are left out: parts that nobody may read (see `_is_private`), and
+    the text "For context:" that ADK puts before the words of another agent.
 
     Args:
         contents: The contents of a request.
-        indexes: The indexes of the contents that are read.
-        outputs: The indexes of contents whose text is an output of executed code.
-        wholes: The same contents before they were shortened, for the handles of the
-            parts; None for no handles.
+        indexes: The indexes of the contents that are read, in rising order.
+        outputs: The indexes of the contents whose text is an output of executed code.
+            Such a text is yielded as an output of code.
+        wholes: The same contents before they were shortened. The handle of each part is
+            made from the whole part; None for no handles.
     """
+    # The calls that were read so far and have no result yet.
     waiting: list[PlacedCall] = []
     for index in indexes:
         content = contents[index]
@@ -259,31 +279,35 @@ def walk_parts(
         author = content.role or "user"
         if is_relay(content):
             author = "other agent"
-            # The first part is ADK's "For context:", which nobody has said.
+            # The first part of a relay is always "For context:".
             del parts_with_wholes[0]
 
         for part, whole in parts_with_wholes:
-            # Private calls wait for their results as well: otherwise their results
-            # could take other calls.
+            # A private call is added to `waiting`, too. Otherwise its private result
+            # could count as the answer to another call.
             answered_call = _update_waiting(waiting, index, part)
             if _is_private(part):
                 continue
 
-            # ADK shows an output of code as a text.
             is_output = index in outputs and bool(part.text)
-            written = _as_output(part) if is_output else part
-            yield PlacedPart(index, written, author, whole, answered_call)
+            shown_part = _as_output(part) if is_output else part
+            yield PlacedPart(index, shown_part, author, whole, answered_call)
 
 
 def _update_waiting(
     waiting: list[PlacedCall], index: int, part: types.Part
 ) -> types.FunctionCall | None:
-    """Keeps `waiting`, the calls without a result, up to date with the next part.
+    """Updates `waiting`, the list of calls without a result, with the next part.
 
-    - A call is added.
-    - A result removes the call that it answers. The call is returned; None if no call
-      matches.
-    - For any other part nothing changes, and None is returned.
+    - If the part is a call, the call is added to the list. Returns None.
+    - If the part is a result, the call that it answers is removed from the list.
+      Returns this call; None if no call matches.
+    - For any other part, the list stays as it is. Returns None.
+
+    Args:
+        waiting: The calls before the part that have no result yet, oldest first.
+        index: The index of the content that has the part.
+        part: The part.
     """
     if part.function_call:
         waiting.append(PlacedCall(index, part.function_call))
@@ -294,17 +318,21 @@ def _update_waiting(
 
 
 def _is_private(part: types.Part) -> bool:
-    """Whether nobody may read a part: a thought, or a call of ADK with credentials."""
+    """Whether nobody may read a part.
+
+    This holds for thoughts, and for the calls and results of ADK itself: they may have
+    credentials.
+    """
     tool = part.function_call or part.function_response
     if tool is not None and tool.name in INTERNAL_CALLS:
         return True
 
-    # A signed call may be marked as a thought, but it is still a call.
+    # A call with a signature may be marked as a thought. It is a call all the same.
     return bool(part.thought) and not part.function_call
 
 
 def _as_output(part: types.Part) -> types.Part:
-    """Returns the text in `part`, which code has printed, as an output of code."""
+    """Returns a text, which ADK made from an output of code, as an output again."""
     result = types.CodeExecutionResult(output=part.text)
     return types.Part(code_execution_result=result)
 
@@ -319,8 +347,8 @@ class Item:
         handle: The short name of the item.
         label: "user message", "grep call", "grep result" and the like. For a file, its
             description.
-        hint: The beginning of a message in quotes, or of the arguments of a result's
-            call: one line of at most 60 characters.
+        hint: For a message, its beginning in quotes. For a result, the beginning of its
+            call's arguments. "" for other items. One line of about 60 characters.
         text: The text of the item; "" for a file that has none.
         content_index: The index of the content that has the item.
         args: For a result, the first 1,000 characters of its call's arguments.
@@ -341,13 +369,13 @@ class Item:
     def is_listed(self) -> bool:
         """Whether the item has a line in lists.
 
-        A short call has none: the line of its result shows the arguments.
+        A short call has no line, because the line of its result shows the arguments.
         """
         return not self.is_call or len(self.text) >= _MIN_LISTED_CALL_CHARS
 
     @property
     def title(self) -> str:
-        """The item in one line, without its text."""
+        """The line that stands for the item in lists."""
         described = quote_line(f"{self.label} {self.hint}")
         return f"{self.handle} {described}".strip() + self._extent
 
@@ -360,6 +388,7 @@ class Item:
 
     @property
     def _extent(self) -> str:
+        """The end of a title, such as ", 2,048 characters"; "" for a binary file."""
         is_file_without_text = self.media is not None and not self.text
         return "" if is_file_without_text else f", {len(self.text):,} characters"
 
@@ -372,14 +401,14 @@ def list_items(
 ) -> list[Item]:
     """Lists the items of some contents, oldest first.
 
-    A result may have an item for its text, and one for each of its files.
+    A result has an item for its text, and an item for each of its files.
 
     Args:
         contents: The contents of a request.
-        indexes: The indexes of the contents whose items are listed.
-        outputs: The indexes of contents whose text is an output of executed code.
+        indexes: The indexes of the contents whose items are listed, in rising order.
+        outputs: The indexes of the contents whose text is an output of executed code.
         wholes: The same contents before they were shortened, for the handles of the
-            items; None if the contents are whole.
+            items; None if `contents` are not shortened.
     """
     items: list[Item] = []
     for placed in walk_parts(contents, indexes, outputs, wholes or contents):
@@ -388,19 +417,22 @@ def list_items(
         if tool is not None and tool.name == RECALL_TOOL:
             continue
 
-        # A file has no text here: `_list_files` makes its item. An empty result is
-        # listed all the same.
+        # A part without a text is a file, an empty call or an empty result. A file gets
+        # its item below. An empty call is not listed. An empty result is listed: its
+        # line tells that the call has an answer.
         result = placed.part.function_response
         if placed.text or result:
             items.append(_make_item(placed))
 
+        # `_list_files` passes over parts that are no files.
         possible_files = result_media(result) if result else [placed.part]
         items += _list_files(possible_files, placed.content_index)
     return items
 
 
 def _make_item(placed: PlacedPart) -> Item:
-    """Makes the item of a text, a call or a result."""
+    """Makes the item of a text, of code, of a call or of a result."""
+    # Only a result has `placed.call`, so `args` is "" for all other parts.
     args = payload_text(placed.call.args) if placed.call and placed.call.args else ""
     hint = _hint(placed, args)
     return Item(
@@ -409,7 +441,8 @@ def _make_item(placed: PlacedPart) -> Item:
         hint=hint,
         text=placed.text,
         content_index=placed.content_index,
-        # Arguments that are blank give no hint, and are no help in a search.
+        # The hint of a result is "" if the arguments are blank. Blank arguments do not
+        # help a search.
         args=args[:_ITEM_ARGS_CHARS] if hint else "",
         is_call=placed.part.function_call is not None,
     )
@@ -431,9 +464,9 @@ def _list_files(parts: Iterable[types.Part], content_index: int) -> Iterator[Ite
 
 
 def _label(placed: PlacedPart) -> str:
-    """Returns the author of a message, or the name of a tool.
+    """Returns the label of an item that is no file.
 
-    For example: "user message", "grep call", "output of code".
+    For example: "user message", "grep call", "grep result", "output of code".
     """
     part = placed.part
     if part.function_call:
@@ -446,13 +479,15 @@ def _label(placed: PlacedPart) -> str:
 
 
 def _hint(placed: PlacedPart, args: str) -> str:
-    """Returns the beginning of a message, or of the arguments of a result's call.
+    """Returns the hint of an item that is no file, in one line.
 
-    Returns "" for a call and for code.
+    - For a message: the beginning of the message, in quotes.
+    - For a result: the beginning of `args`.
+    - For a call and for code: "".
 
     Args:
         placed: The part.
-        args: For a result, the arguments of the call that it answers; else "".
+        args: For a result, the arguments of the call that the result answers.
     """
     part = placed.part
     if part.function_response:
@@ -463,7 +498,10 @@ def _hint(placed: PlacedPart, args: str) -> str:
 
 
 def _clip(text: str) -> str:
-    """Returns the beginning of a text in one line, at most `_HINT_CHARS` characters."""
+    """Returns the beginning of a text in one line.
+
+    At most `_HINT_CHARS` characters are kept. If the line goes on, "…" follows them.
+    """
     # Several blanks become one, so more characters are read than are kept.
     beginning = text[: 4 * _HINT_CHARS]
     line = " ".join(beginning.split()).encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
 """Signed thoughts in contents: their names, and digests of the contents before them.
 
-A provider signs a thought of its model, and may check the signature when the thought is
-sent back.
+A provider signs a thought of its model. When the thought is sent back, the provider may
+check the signature, and whether the contents before the thought are unchanged.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ def find_signed(content: types.Content | None) -> list[types.Part]:
 
 
 def name_thoughts(content: types.Content) -> str:
-    """Returns a digest of the signatures of a content's thoughts; "" for none."""
+    """Returns a digest of the signatures of a content's thoughts; "" without any."""
     signatures = [part.thought_signature or b"" for part in find_signed(content)]
     return digest(signatures) if signatures else ""
 
 
 def newest_thoughts(contents: Sequence[types.Content]) -> str:
-    """Returns `name_thoughts` of the newest content with signed thoughts; "" if none.
+    """Returns `name_thoughts` of the newest content with signed thoughts.
 
-    Each request is searched, and most have no thoughts. So `is_signed` and `parts_of`
-    are written out here: to call them would double the time.
+    Returns "" if no content has signed thoughts.
+
+    All contents of each request may be searched. So the code of `is_signed` and
+    `parts_of` is repeated here: calls of these functions would double the time.
     """
     for content in reversed(contents):
         for part in content.parts or ():
@@ -55,11 +57,13 @@ def change_thoughts(
 
     Args:
         content: The content.
-        change: Returns the new part for a thought; None to drop the thought.
+        change: Returns the new part for a thought; None to drop the thought. The
+            thought may have a signature or not.
 
     Returns:
-        The changed content; the content itself if nothing changes, None if no part is
-        left.
+        - A copy with the new parts.
+        - The content itself, if no part changes.
+        - None, if all its parts are dropped.
     """
     new_parts: list[types.Part] = []
     for part in parts_of(content):
@@ -67,37 +71,40 @@ def change_thoughts(
         if new_part is not None:
             new_parts.append(new_part)
 
+    # A content that had no part before stays.
     is_emptied = not new_parts and bool(parts_of(content))
     return None if is_emptied else with_parts(content, new_parts)
 
 
 def digest_before(contents: Sequence[types.Content], memo: Memo) -> Iterator[str]:
-    """Yields for each content a digest of all parts before its last signed thought.
+    """Yields for each content a digest of what stands before its last signed thought.
 
-    The parts of the earlier contents count as well. If the content has no signed
-    thought, only the earlier contents count. Signed thoughts are left out.
+    These are the earlier contents, and the parts of the content before the thought. If
+    the content has no signed thought, the digest is of the earlier contents alone. The
+    digests do not depend on signed thoughts.
     """
-    digest_so_far = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    earlier_contents = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for content in contents:
         parts = parts_of(content)
-        thought_offset = 0
-        for offset, part in enumerate(parts):
+        last_signed = 0  # Without a signed thought, no part of the content counts.
+        for position, part in enumerate(parts):
             if is_signed(part):
-                thought_offset = offset
-        parts_before = parts[:thought_offset]
+                last_signed = position
+        parts_before = parts[:last_signed]
 
-        digest_before_thought = digest_so_far.copy()
-        digest_before_thought.update(_spell_message(content.role, parts_before, memo))
-        yield digest_before_thought.hexdigest()
+        before_thought = earlier_contents.copy()
+        before_thought.update(_spell_message(content.role, parts_before, memo))
+        yield before_thought.hexdigest()
 
-        digest_so_far.update(_spell_message(content.role, parts, memo))
+        earlier_contents.update(_spell_message(content.role, parts, memo))
 
 
 def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) -> bytes:
-    """Returns the fingerprint of a message, followed by the ids of its tool calls.
+    """Returns the bytes of a message for a digest, without its signed thoughts.
 
-    The ids are spelled because a fingerprint does not contain them. Signed thoughts are
-    left out; a message that has nothing else is b"".
+    The bytes are the fingerprint of the message and the ids of its calls and results: a
+    fingerprint does not depend on ids. Returns b"" if no part but signed thoughts is
+    left.
     """
     unsigned = [part for part in parts if not is_signed(part)]
     if not unsigned:
@@ -116,6 +123,6 @@ def _spell_message(role: str | None, parts: Sequence[types.Part], memo: Memo) ->
 
 def digest(texts: Iterable[bytes]) -> str:
     """Returns a short digest of several texts; ("ab", "c") and ("a", "bc") differ."""
-    # With the length before each text, such as "2:ab1:c".
+    # Each text stands after its length: "2:ab1:c" and "1:a2:bc".
     spelled = b"".join(b"%d:%b" % (len(text), text) for text in texts)
     return hashlib.blake2b(spelled, digest_size=_DIGEST_BYTES).hexdigest()

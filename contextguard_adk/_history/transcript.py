@@ -2,8 +2,8 @@
 
 The text has an entry for each message, call, result and file. The heading of an entry
 is not indented and names the author. The body is indented, so no text in the body can
-pass for another entry. An entry has the handle under which the agent's recall tool
-finds the whole text.
+be taken for another entry. An entry has the handle under which the agent's recall tool
+finds the whole text, if the agent has this tool.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from contextguard_adk._measuring.budgets import (
 from contextguard_adk._support.phrases import ATTACHED, LEFT_OUT, quote
 
 MIN_BODY_TOKENS = 40
-"""The least size of a body. A shorter excerpt says nothing: the entry is dropped."""
+"""A body is not shortened to less than this, because a shorter excerpt says nothing.
+
+Entries that are not required are dropped instead.
+"""
 
 _NOTE_TOKENS = MIN_BODY_TOKENS
-"""The room for the note that tells how many entries were dropped."""
+"""The room for the note that tells how many entries are dropped."""
 
 _MESSAGE_WEIGHT = 1.0
-"""When tokens are divided among entries, a message's entry has this weight."""
+"""The weight of a message's entry when tokens are divided among entries."""
 
 _TOOL_WEIGHT = 0.2
 """The weight of the entry of a call, a result, code or a file."""
@@ -58,8 +61,8 @@ class Entry:
 
     Attributes:
         heading: The line that names the author.
-        body: The text below the heading.
-        weight: If the bodies are shortened, they share the tokens by their weights.
+        body: The text below the heading, not indented; "" for none.
+        weight: The weight of the body when tokens are divided among the bodies.
         is_required: Whether the entry is never dropped.
         handle: The name under which the recall tool finds the whole text; "" for none.
     """
@@ -75,7 +78,7 @@ class Entry:
         """The heading, and the indented body below it."""
         if not self.body:
             return self.heading
-        # `textwrap` knows every separator of lines.
+        # `textwrap` indents the line after every kind of line break, not only "\n".
         return f"{self.heading}\n{textwrap.indent(self.body, _MARGIN)}"
 
 
@@ -86,15 +89,17 @@ def render_entries(
     wholes: Sequence[types.Content] | None = None,
     outputs: Collection[int] = (),
 ) -> list[Entry]:
-    """Renders contents, one entry for each part.
+    """Renders contents: one entry for each part that `walk_parts` yields, in order.
+
+    Empty parts get no entry.
 
     Args:
-        contents: The contents of a request.
-        indexes: The indexes of the contents that are rendered.
-        required: The indexes of contents whose entries are never dropped.
-        wholes: The same contents before they were shortened, for the handles of the
-            parts; None for no handles.
-        outputs: The indexes of contents whose text is an output of executed code.
+        contents: The contents of a request, perhaps with shortened results.
+        indexes: The indexes of the contents that are rendered, in rising order.
+        required: The indexes of the contents whose entries are never dropped.
+        wholes: The same contents before they were shortened. The handle of an entry is
+            made from the whole part; None for entries without handles.
+        outputs: The indexes of the contents whose text was printed by executed code.
     """
     entries = []
     for placed in walk_parts(contents, indexes, outputs, wholes):
@@ -125,7 +130,7 @@ def render_entries(
 def _write_heading(placed: PlacedPart) -> str:
     """Writes the heading of a part: "model: [called tool: grep]".
 
-    Returns "" for a part that gets no entry, such as an empty one.
+    Returns "" for a part that gets no entry: an empty part, or an unknown kind of part.
     """
     part = placed.part
     author = placed.author
@@ -145,7 +150,8 @@ def _write_heading(placed: PlacedPart) -> str:
     file_name = name_media(part)
     if not file_name:
         return ""
-    # Other entries name their handle if their body is shortened. A file has no body.
+    # If a body is shortened, a notice in the body names the handle. A file has no body,
+    # so its heading names the handle.
     item = f"; item {placed.handle}" if placed.handle else ""
     return f"{author}: {ATTACHED.format(file_name + item)}"
 
@@ -153,15 +159,20 @@ def _write_heading(placed: PlacedPart) -> str:
 def fit_entries(
     entries: Sequence[Entry], budget_tokens: int, count_tokens: TokenCounter
 ) -> list[Entry]:
-    """Drops the oldest entries and shortens the bodies of the others until they fit.
+    """Fits entries into a budget: drops the oldest ones, and shortens other bodies.
 
-    If entries are dropped, the first of the returned entries is a note that says so.
-    If all entries fit, they are returned as they are.
+    - If all entries fit, they are returned as they are.
+    - Otherwise the newest entries stay, with bodies that may be shortened. If entries
+      are dropped, the first of the returned entries is a note that says so.
+
+    Required entries always stay. If there are too many of them, their headings alone
+    may exceed the budget.
     """
     count_body = partial(_count_body, count_tokens=count_tokens)
     sized = []
     for entry in entries:
-        heading_tokens = count_tokens(entry.heading) + 1  # One for the line break.
+        # One token more for the line break after the entry.
+        heading_tokens = count_tokens(entry.heading) + 1
         body_tokens = count_body(entry.body)
         least_body_tokens = min(body_tokens, MIN_BODY_TOKENS)
         sized.append(_Sized(entry, heading_tokens, body_tokens, least_body_tokens))
@@ -170,6 +181,7 @@ def fit_entries(
     if whole_tokens <= budget_tokens:
         return list(entries)
 
+    # Whether an entry is dropped is not known yet, so the note always has room.
     entries_tokens = budget_tokens - _NOTE_TOKENS
     kept, dropped = _choose_kept(sized, entries_tokens)
 
@@ -185,7 +197,7 @@ def fit_entries(
 
 
 def _count_body(body: str, count_tokens: TokenCounter) -> int:
-    """Counts the tokens of a body as it is written, below a heading and indented."""
+    """Counts the tokens of a body in the form in which it stands below a heading."""
     return count_tokens("\n" + textwrap.indent(body, _MARGIN)) if body else 0
 
 
@@ -196,7 +208,8 @@ class _Sized(NamedTuple):
         entry: The entry.
         heading_tokens: The tokens of the heading.
         body_tokens: The tokens of the whole body.
-        least_body_tokens: The tokens of the body once it is as short as it may become.
+        least_body_tokens: The tokens to which the body may be shortened: at most
+            `MIN_BODY_TOKENS`.
     """
 
     entry: Entry
@@ -210,16 +223,23 @@ def _choose_kept(
 ) -> tuple[list[_Sized], list[Entry]]:
     """Chooses the required entries, and the newest of the others as long as they fit.
 
-    Each body counts with the least tokens that it may have, because the kept bodies can
-    still be shortened. Returns the kept and the dropped entries, both in their order.
+    A body counts only with its `least_body_tokens`, because it can still be shortened.
+
+    Returns:
+        The kept and the dropped entries, both in their order.
     """
     least_tokens = [each.heading_tokens + each.least_body_tokens for each in sized]
-    required = [i for i, each in enumerate(sized) if each.entry.is_required]
-    others = [i for i, each in enumerate(sized) if not each.entry.is_required]
+    required_positions = []
+    other_positions = []
+    for position, each in enumerate(sized):
+        if each.entry.is_required:
+            required_positions.append(position)
+        else:
+            other_positions.append(position)
 
-    kept_positions = set(required)
-    used_tokens = sum(least_tokens[position] for position in required)
-    for position in reversed(others):
+    kept_positions = set(required_positions)
+    used_tokens = sum(least_tokens[position] for position in required_positions)
+    for position in reversed(other_positions):
         used_tokens += least_tokens[position]
         if used_tokens > budget_tokens:
             break
@@ -233,31 +253,33 @@ def _choose_kept(
 def _divide_among_bodies(kept: Sequence[_Sized], budget_tokens: float) -> list[float]:
     """Returns how many tokens the body of each entry gets.
 
-    First each body gets the least tokens that it may have, whatever its weight. Then
-    the rest of the budget is divided by weight.
+    First each body gets its `least_body_tokens`, whatever its weight. Then the rest of
+    the budget is divided by weight. If the budget is too small for the first step, all
+    bodies have equal shares of it; a budget below 0 counts as 0.
     """
     least = [each.least_body_tokens for each in kept]
     equal_weights = [1.0] * len(kept)
     first_shares = divide_budget(least, equal_weights, budget_tokens)
 
-    missing = [
+    missing_tokens = [
         each.body_tokens - share for each, share in zip(kept, first_shares, strict=True)
     ]
     weights = [each.entry.weight for each in kept]
     rest_tokens = budget_tokens - sum(first_shares)
-    rest_shares = divide_budget(missing, weights, rest_tokens)
+    rest_shares = divide_budget(missing_tokens, weights, rest_tokens)
     return [first + rest for first, rest in zip(first_shares, rest_shares, strict=True)]
 
 
 def _note_dropped(dropped: Sequence[Entry]) -> Entry:
-    """Returns an entry that tells how many entries are dropped, and names the newest.
+    """Returns a note on the dropped entries: an entry with their number.
 
-    For example: "[5 earlier messages left out; the newest are items 3c1d, 9f0a]". Only
-    entries with a body and a handle are named: others cannot be read back.
+    For example: "[5 earlier messages left out; the newest are items 3c1d, 9f0a]". The
+    newest of the entries that can be read back are named, the newest one first. Such an
+    entry has a handle, and a body to read.
     """
     handles = [entry.handle for entry in dropped if entry.handle and entry.body]
-    newest = handles[-_MAX_NAMED:]
+    newest_first = handles[::-1][:_MAX_NAMED]
     names = ""
-    if newest:
-        names = f"; the newest are items {', '.join(reversed(newest))}"
+    if newest_first:
+        names = f"; the newest are items {', '.join(newest_first)}"
     return Entry(LEFT_OUT.format(len(dropped), names))

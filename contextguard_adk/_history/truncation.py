@@ -1,14 +1,15 @@
-"""Shortens tool results: in a compaction, or from their first request on.
+"""Shortens tool results: in a compaction, or from their first request on (`Preview`).
 
-Each long string of a result becomes "<head> <notice> <tail>". A result that is still
-too long becomes one such excerpt of its JSON. A notice tells how many characters of the
-whole text are kept.
+Each long string of a result becomes "<head> <notice> <tail>". If the result is still
+too long, it becomes a single string of this form, made from its JSON. A notice tells
+how many characters of the whole text are kept.
 
 A shortened result may have two more fields:
 
 - `HANDLE_KEY`: a handle, the short name under which the recall tool finds the whole
-  result. There is one if the caller passes the `whole` content or part.
-- `NAMES_KEY`: values of the whole result, such as ids and paths, that no longer show.
+  result. The result gets a handle if the caller passes the `whole` content or part.
+- `NAMES_KEY`: values of the whole result, such as ids and paths, that the shortened
+  result does not show.
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ NAMES_KEY = "not_shown"
 """The field of a shortened result for values that are only in the omitted text."""
 
 NAMES_RATIO = 0.5
-"""The values of `NAMES_KEY` take at most this many bytes for each character of
-`Truncation.max_length`.
+"""For each character of `Truncation.max_length`, the values of `NAMES_KEY` may take
+this many bytes.
 """
 
 MAX_NAMES_BYTES = 16_000
 """The values of `NAMES_KEY` never take more bytes than this."""
 
 _MIN_CHARS = 100
-"""To fit a result, its strings are never made shorter than this."""
+"""Until a result fits, its strings are shortened again, but never to less than this."""
 
 _NOTICE_CHARS = 100
-"""A result that is no longer than this is not replaced by a notice of its size."""
+"""Only a longer result is replaced by a notice of its size."""
 
 _HEAD_RATIO = 0.6
-"""The part of a shortened string that is its beginning; the rest is its end."""
+"""How much of a shortened string is head; the rest is tail."""
 
 _MOST_KEPT_RATIO = 0.8
-"""Each attempt to fit results makes the strings shorter by a fifth at least.
+"""Each attempt to fit results allows the strings at most this part of their length.
 
 Tokens do not fall as fast as characters, so smaller steps could take many attempts.
 """
 
 _STRINGS_RATIO = 0.95
-"""The part of a result that is left for its strings.
+"""The part of a result's tokens that its strings may take.
 
 The notice, the handle and the other fields take about a twentieth.
 """
@@ -82,12 +83,13 @@ class Truncation:
     """How the strings in tool results are shortened. All lengths are in characters.
 
     Attributes:
-        max_length: Strings that are longer are shortened to their first `max_length`
-            characters. With 0, a result is replaced by a notice of its size.
+        max_length: A longer string is shortened. With 0, a whole result is replaced by
+            a notice of its size.
         show_truncation_notice: Whether a shortened string has a notice, and a shortened
-            result the field `NAMES_KEY`.
-        smart_truncate: Whether a shortened string keeps `head_length` characters of its
-            beginning and `tail_length` of its end instead.
+            result has the field `NAMES_KEY`.
+        smart_truncate: If true, a shortened string keeps its first `head_length` and
+            its last `tail_length` characters. If false, it keeps its first `max_length`
+            characters.
         head_length: See `smart_truncate`.
         tail_length: See `smart_truncate`.
         result_length: If the JSON of a result is more than twice as long as this, the
@@ -106,7 +108,12 @@ class Truncation:
 
     @classmethod
     def in_the_middle(cls, length: int, result_length: int) -> Self:
-        """Leaves out the middle of strings, so that `length` characters stay."""
+        """Returns settings that leave out the middle of each string.
+
+        Args:
+            length: How many characters of a string stay, head and tail together.
+            result_length: See `Truncation.result_length`.
+        """
         head_length = int(length * _HEAD_RATIO)
         return cls(
             max_length=length,
@@ -120,7 +127,9 @@ class Truncation:
 def truncate_content(
     content: types.Content, truncation: Truncation, whole: types.Content | None = None
 ) -> types.Content:
-    """Returns a copy with shortened tool results; the content itself if none is long.
+    """Returns a copy of a content with shortened tool results.
+
+    Returns the content itself if no result has to be shortened.
 
     Args:
         content: The content, which may be a preview.
@@ -151,16 +160,17 @@ def fit_results(
 
     Args:
         contents: The contents with the results.
-        most_tokens: How many tokens the contents may take.
+        most_tokens: The most tokens that the contents may take together.
         measure: Counts the tokens of contents.
         has_recall: Whether shortened results get a handle.
-        tools: The tools whose results stay as they are.
+        tools: The names of the tools whose results stay as they are.
 
     Returns:
-        How results are shortened, and how many tokens the contents take in this form.
-        If no form fits, it is the shortest one.
+        How results are shortened, and how many tokens the contents take then. If the
+        contents cannot fit, both are those of the shortest form.
     """
-    # A token has about four characters, so the first attempt shortens next to nothing.
+    # A heuristic token is four bytes, so this is about the size of all contents. The
+    # first attempt shortens next to nothing.
     chars = 4 * estimate_contents_tokens(contents)
     while True:
         for_all_tools = Truncation.in_the_middle(chars, result_length=chars)
@@ -187,15 +197,15 @@ def _truncate_part(
 ) -> types.Part:
     """Returns a copy of a part with a shortened result.
 
-    Returns the part itself if it has no result, or the result needs no shortening.
+    Returns the part itself if it has no result, if `truncation` excludes the tool, or
+    if nothing in the result is too long.
 
     Args:
         part: The part.
         truncation: How the result is shortened.
         whole: The part before it was shortened, for the handle of the result; None for
             no handle.
-        values: The values that `NAMES_KEY` may name; None for the values of the result
-            itself.
+        values: The values that `NAMES_KEY` may name; None for the values of `part`.
     """
     # Another plugin may put None among the parts.
     response = part.function_response if part is not None else None
@@ -206,7 +216,8 @@ def _truncate_part(
 
     result = response.response
     if truncation.max_length == 0:
-        # The part may be a preview, so the notice tells the size of the whole result.
+        # `part` may be a preview. The notice tells the size of the whole result if that
+        # is known.
         whole_result = payload_of(whole or part)
         shortened = _replace_by_notice(result, len(payload_text(whole_result)))
     else:
@@ -214,7 +225,7 @@ def _truncate_part(
     if shortened is result:
         return part
 
-    # A result of the recall tool is a copy: the original has a handle already.
+    # The recall tool copies items that have a handle, so its results get none.
     if whole and response.name != RECALL_TOOL:
         with_handle = {**shortened, HANDLE_KEY: handle_of(whole)}
         return _with_response(part, response, with_handle)
@@ -222,7 +233,12 @@ def _truncate_part(
 
 
 def _replace_by_notice(result: dict[str, Any], size_chars: int) -> dict[str, Any]:
-    """Replaces a result by a notice of its size; returns a small result itself."""
+    """Returns a notice in place of a result; the result itself if it is small.
+
+    Args:
+        result: The result.
+        size_chars: The size of the whole result, which the notice tells.
+    """
     if size_chars <= _NOTICE_CHARS:
         return result
     return {"result": TRUNCATED.format(0, size_chars)}
@@ -231,6 +247,7 @@ def _replace_by_notice(result: dict[str, Any], size_chars: int) -> dict[str, Any
 def _with_response(
     part: types.Part, response: types.FunctionResponse, result: dict[str, Any]
 ) -> types.Part:
+    """Returns a copy of a part with another result; `response` is that of the part."""
     copied = response.model_copy(update={"response": result})
     return part.model_copy(update={"function_response": copied})
 
@@ -238,22 +255,22 @@ def _with_response(
 def _name_and_truncate(
     result: dict[str, Any], truncation: Truncation, values: Sequence[str] | None
 ) -> dict[str, Any]:
-    """Shortens a result, and names values that it does not show any more.
+    """Shortens a result, and adds the field `NAMES_KEY` with values that it omits.
 
-    Returns the result itself if it needs no shortening.
+    Returns the result itself if nothing in it is too long.
 
     Args:
         result: The result.
         truncation: How the result is shortened.
-        values: The values that may be named; None for the values of the result itself.
+        values: The values that may be named; None for the values of `result`.
     """
     if _truncate_result(result, truncation) is result:
         return result
 
-    # A shortened result has notices. The tool's own text is quoted first, so that no
-    # text in it can pass for a notice.
+    # A shortened result has notices of the guard. The tool's own text is quoted first,
+    # so that it cannot be taken for such a notice.
     shortened = _truncate_result(quote_value(result), truncation)
-    # The tool may have a field of this name, or the result may be a preview with names.
+    # The field may be one of the tool, or the result is a preview that has names.
     has_names = NAMES_KEY in result
     if has_names or not truncation.show_truncation_notice:
         return shortened
@@ -263,15 +280,16 @@ def _name_and_truncate(
     possible_names = list_names(result) if values is None else values
     named = name_rest(possible_names, shortened, max_bytes)
 
-    # With the names, the result may be as long as it was before.
+    # The names may make the result as long as it was before.
     is_shorter = len(payload_text(named)) < len(payload_text(result))
     return named if is_shorter else shortened
 
 
 def list_names(result: dict[str, Any]) -> list[str]:
-    """Lists the values of a result that look like a name or are a number.
+    """Lists the values of a result that look like an id, a path or a name.
 
-    Texts that are values only because they are short are left out.
+    `read_values` finds more values: numbers, and short texts that fill a field. Of
+    these only the numbers without a sign or a point are listed.
     """
     return [
         value
@@ -283,24 +301,28 @@ def list_names(result: dict[str, Any]) -> list[str]:
 def name_rest(
     values: Sequence[str], shown: dict[str, Any], max_bytes: int
 ) -> dict[str, Any]:
-    """Adds values that a shortened result does not show, in the field `NAMES_KEY`.
+    """Adds the field `NAMES_KEY` with values that a shortened result does not show.
 
     For example: {"result": "ab…", "not_shown": "ord-81, src/a.py"}. Returns the result
-    itself if it shows all values.
+    itself if it shows all values, or if no value fits.
 
     Args:
-        values: The values that may be added.
+        values: The values of the whole result.
         shown: The shortened result.
-        max_bytes: The most bytes that the added values take.
+        max_bytes: The most bytes that the added values may take.
     """
     names = name_hidden(values, payload_text(shown), max_bytes)
     return {**shown, NAMES_KEY: quote_line(names)} if names else shown
 
 
 def without_names(shown: types.Content, whole: types.Content) -> types.Content:
-    """Returns a shortened content without the field `NAMES_KEY` in its results.
+    """Returns a shortened content without the guard's field `NAMES_KEY`.
 
-    `whole` is the content before it was shortened.
+    Returns the content itself if no result has this field from the guard.
+
+    Args:
+        shown: The shortened content.
+        whole: The same content before it was shortened.
     """
     unnamed_parts = [
         _drop_names(part, whole_part)
@@ -310,9 +332,13 @@ def without_names(shown: types.Content, whole: types.Content) -> types.Content:
 
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
-    """Leaves out the field `NAMES_KEY` of a result, unless it is the tool's own field.
+    """Returns a part without the guard's field `NAMES_KEY` in its result.
 
-    `whole` is the part before it was shortened.
+    Returns the part itself if the result has no such field, or has it from the tool.
+
+    Args:
+        part: The part, perhaps with a shortened result.
+        whole: The same part before it was shortened.
     """
     response = part.function_response if part is not None else None
     if response is None or not response.response:
@@ -328,10 +354,13 @@ def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
 
 
 def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
-    """Shortens the strings of a result, and then its JSON if that is still too long.
+    """Shortens the long strings of a result, and its JSON if that is still too long.
 
-    A result with shortened JSON is {"result": "<excerpt of the JSON>"}. Returns the
-    result itself if nothing is too long.
+    Returns one of these:
+
+    - The result itself, if nothing in it is too long.
+    - A copy with shortened strings.
+    - {"result": "<head> <notice> <tail>"} with the shortened JSON.
     """
     short_strings: dict[str, Any] = truncate_value(result, truncation)
     excerpt_chars = truncation.result_length
@@ -339,7 +368,8 @@ def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str
         return short_strings
 
     text = json_text(short_strings).decode("utf-8", "surrogatepass")
-    # Names of fields and notices stand around the strings, so the JSON may be longer.
+    # The JSON also has notices and the names of fields. So it may be twice as long as
+    # the shortened JSON before it is cut.
     if len(text) <= 2 * excerpt_chars:
         return short_strings
     excerpt_settings = replace(truncation, max_length=excerpt_chars)
@@ -347,14 +377,14 @@ def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
-    """Shortens the strings in a JSON value.
+    """Shortens the long strings in a JSON value.
 
-    Returns the value itself if no string in it is too long.
+    Returns the value itself if no string in it becomes shorter.
 
     Args:
         value: A JSON value.
         truncation: How strings are shortened.
-        depth: How many dicts and lists the value is nested in.
+        depth: The number of dicts and lists around the value; 0 for none.
     """
     if isinstance(value, str):
         return truncate_text(value, truncation)
@@ -363,6 +393,7 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
 
     items = list(value.values()) if isinstance(value, dict) else value
     new_items = [truncate_value(item, truncation, depth + 1) for item in items]
+    # An item that stays as it is has been returned itself.
     if [id(item) for item in new_items] == [id(item) for item in items]:
         return value
     if isinstance(value, dict):
@@ -371,9 +402,11 @@ def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
 
 
 def truncate_text(text: str, truncation: Truncation) -> str:
-    """Shortens a string that is too long to "<head> <notice> <tail>".
+    """Shortens a string if it is longer than `max_length`.
 
-    Returns the string itself if it is short, or would become longer by the notice.
+    The shortened string is "<head> <notice> <tail>". It has a tail only with
+    `smart_truncate`, and a notice only with `show_truncation_notice`. If it is not
+    shorter than the string, the string itself is returned.
     """
     if len(text) <= truncation.max_length:
         return text
@@ -383,7 +416,8 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     if truncation.smart_truncate:
         head = text[: truncation.head_length]
         tail_start = len(text) - truncation.tail_length
-        # The cut begins a line, which must not pass for a line of the guard.
+        # After the notice, the tail begins a new line. It is quoted again, so that this
+        # line cannot be taken for a line of the guard.
         tail = quote(text[tail_start:])
 
     notice = ""
@@ -396,11 +430,11 @@ def truncate_text(text: str, truncation: Truncation) -> str:
 
 
 class _Attempt(NamedTuple):
-    """An attempt to shorten a result.
+    """A shortened result, of which it is not known yet whether it is short enough.
 
     Attributes:
-        part: The part with the result.
-        max_chars: The most characters of each string, or of the JSON.
+        part: The part with the shortened result.
+        max_chars: The most characters that each string may have, or the JSON.
         tokens: The tokens of the part.
     """
 
@@ -413,21 +447,23 @@ class _Attempt(NamedTuple):
 class Preview:
     """The settings of previews: the form in which a model reads large tool results.
 
-    The model reads a preview in every request. It is made in up to three steps:
+    The model reads the preview of a result in every request, in place of the result. A
+    preview is made in up to three steps:
 
-    1. Long strings are shortened as `strings` says.
-    2. If the result takes more than `max_tokens`, its long strings keep only head and
-       tail.
-    3. If this is not enough, the JSON of the result keeps only head and tail.
+    1. Long strings of the result are shortened as `strings` says.
+    2. If the result takes more than `max_tokens`, its long strings are shortened to
+       head and tail.
+    3. If this is not enough, the JSON of the result is shortened to head and tail.
 
-    Tokens are estimated from the text alone, so a result has the same bytes in every
-    request.
+    Tokens are estimated from the text alone, without the correction of a model. So the
+    preview of a result has the same bytes in every request.
 
     Attributes:
         max_tokens: How many tokens a result may take; None for any number.
-        strings: How strings are shortened in the first step; None for not at all.
+        strings: How strings are shortened in the first step; None skips this step.
         with_handles: Whether a preview gets a handle.
-        exclude_tools: The tools whose results stay whole up to `excluded_tokens`.
+        exclude_tools: The names of tools whose results stay whole, unless a result
+            takes more than `excluded_tokens`.
         excluded_tokens: See `exclude_tools`.
         form: The form of JSON in which results are measured.
     """
@@ -446,19 +482,23 @@ class Preview:
         return None if preview is content else preview
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether a content of this size is certainly shown whole."""
-        # A string has no more characters than the content has bytes.
+        """Whether a content of this size is shown whole, whatever stands in it.
+
+        If the result is False, the content may be shown whole all the same.
+        """
+        # A string has at most as many characters as the content has bytes.
         has_short_strings = not self.strings or size_bytes <= self.strings.max_length
         return has_short_strings and self._is_small(size_bytes)
 
     def _is_small(self, size_bytes: int) -> bool:
-        # Four bytes of text take three tokens at most.
+        """Whether a text of this size takes at most `max_tokens` in any case."""
+        # No text takes more than three tokens for four bytes.
         return self.max_tokens is None or size_bytes * 3 <= self.max_tokens * 4
 
     def _show(self, part: types.Part) -> types.Part:
-        """Returns the preview of a part; the part itself if it is read whole."""
+        """Returns the preview of a part; the part itself if it is shown whole."""
         response = part.function_response if part is not None else None
-        # The recall tool keeps its results short itself.
+        # The recall tool itself keeps its results short.
         if response is None or not response.response or response.name == RECALL_TOOL:
             return part
 
@@ -472,13 +512,14 @@ class Preview:
         if self._is_small(size_bytes):
             return shown
 
-        # A shorter result hides more values, so the values are named anew. Only `part`
-        # still has all of them.
+        # The next steps hide more values than the first one, so they name the values
+        # again. Only `part` still has all values.
         values = list_names(payload_of(part) or {})
         unnamed = _drop_names(shown, part)
         return self._fit(unnamed, whole, values)
 
     def _count(self, text: str) -> int:
+        """Estimates the tokens of a text, without the correction of a model."""
         return token_counter(None)(text)
 
     def _text(self, part: types.Part) -> str:
@@ -489,7 +530,8 @@ class Preview:
     ) -> types.Part:
         """Shortens the strings of a result; if this is not enough, its JSON.
 
-        If nothing is enough, the JSON is as short as possible.
+        If no length of the JSON is enough, the JSON is as short as possible. A part
+        that fits is returned itself.
 
         Args:
             part: The part with the result.
@@ -498,7 +540,7 @@ class Preview:
         """
         text = self._text(part)
         start = _Attempt(part, len(text), self._count(text))
-        # It is never None here: without a limit, each result is small enough.
+        # `max_tokens` is not None here: `_is_small` holds for every size without it.
         most_tokens = self.max_tokens or 0
 
         with_short_strings = self._shorten(start, whole, values, shortens_json=False)
@@ -516,24 +558,33 @@ class Preview:
     ) -> _Attempt:
         """Shortens a result ever more, until it fits or is as short as possible.
 
+        Returns `start` if the result fits already, or if nothing can be shortened.
+
         Args:
             start: The result before it is shortened.
             whole: See `_fit`.
             values: See `_fit`.
-            shortens_json: Whether the JSON may be shortened, and not the strings alone.
+            shortens_json: Whether not only the strings are shortened, but also the JSON
+                if it is too long.
         """
-        most_tokens = self.max_tokens or 0  # It is never None, as in `_fit`.
+        # `max_tokens` is not None here: see `_fit`.
+        most_tokens = self.max_tokens or 0
         attempt = start
         while attempt.tokens > most_tokens and attempt.max_chars > _MIN_CHARS:
+            # The last attempt had too many tokens, so the length is reduced in
+            # proportion, and by the part that does not belong to strings.
             chars_for_strings = attempt.max_chars * _STRINGS_RATIO
             fitting_chars = int(chars_for_strings * most_tokens / attempt.tokens)
             max_chars = max(_MIN_CHARS, fitting_chars)
-            # JSON is shortened if it is more than twice as long as `result_length`.
+            # JSON that is longer than twice `result_length` is shortened to head and
+            # tail, which have `max_chars` together.
             result_length = max_chars // 2 if shortens_json else 0
             truncation = Truncation.in_the_middle(max_chars, result_length)
 
             shown = _truncate_part(start.part, truncation, whole, values)
             if shown is start.part:
-                return start  # No string is so long: the size lies in other values.
+                # Nothing is longer than `max_chars`: numbers and the names of fields,
+                # which are not shortened, take the tokens.
+                return start
             attempt = _Attempt(shown, max_chars, self._count(self._text(shown)))
         return attempt

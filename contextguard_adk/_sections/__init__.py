@@ -17,6 +17,7 @@ _BEFORE_CALLS: tuple[Section, ...] = (
     Todos(),
     Values(),
 )
+"""Their `listed_tools` are left out of the list of done calls."""
 
 SECTIONS: tuple[Section, ...] = (
     *_BEFORE_CALLS,
@@ -24,4 +25,4 @@ SECTIONS: tuple[Section, ...] = (
     OpenCalls(),
     RecallNote(),
 )
-"""In the order in which they stand after the summary."""
+"""All sections, in the order in which their texts stand after the summary."""

@@ -1,10 +1,10 @@
 """The list of the running turn's calls that the summary replaces.
 
-The running turn is the agent's work since the user's current request. A completed call
-is a call with its result.
+The running turn is the agent's work since the user's current request. A call is
+completed if it has a result.
 
-Telling arguments are those that tell the calls of one tool apart: two calls of
-`read_file` differ in `path`, and share `encoding`. So `path` is telling.
+A telling argument tells the calls of one tool apart. An example: two calls of
+`read_file` differ in `path`, and have the same `encoding`. So `path` is telling.
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 DONE_RATIO = 0.10
-"""The list takes at most this part of the window."""
+"""The list takes at most this part of `Budgets.working_tokens`."""
 
 MAX_TEXT_CHARS = 1_000
 """Only this many characters of an argument or a result are read."""
 
 MAX_TEXT_BYTES = 80
-"""In a line for each call, an argument or an outcome takes at most this."""
+"""In a list with a line for each call, an argument or an outcome takes at most this.
+
+Telling arguments are an exception.
+"""
 
 MAX_TELLING_BYTES = 200
 """A telling argument, such as a path or a URL, takes at most this."""
 
 EVER_FEWER_BYTES = (MAX_TELLING_BYTES, 48, 16)
-"""In a line for each tool, a telling argument takes at most one of these.
+"""The most that a telling argument takes in a list with a line for each tool.
 
-The smaller ones are tried while the list is too long.
+The next limit is tried if the list is too long with the one before.
 """
 
 MAX_FLAT_FIELDS = 20
-"""A dict in arguments with more fields than this is a single text."""
+"""A dict in the arguments with more fields than this is shown as a single text."""
 
 MAX_FLAT_DEPTH = 3
-"""A dict that is nested in this many others is a single text."""
+"""A dict in the arguments that is nested in this many dicts is shown as a single text.
+"""
 
 _FAILURE = re.compile(
     r'^"?error\b|"(is_?)?error\w*": ?+(?!null|false|0|""|\[\]|\{\})|'
@@ -78,20 +82,20 @@ _NO_ERROR: tuple[object, ...] = (
     "success",
     "no error",
 )
-"""A field such as "error" with one of these values denies an error."""
+"""A field such as "error" with one of these values says that there was no error."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A completed call; each of its texts is one line.
+    """A completed call. Each text in these fields is a single line.
 
     Attributes:
         name: The name of the tool.
-        args: The arguments as texts, by name; small dicts among them are taken apart.
+        args: The arguments as texts, by name, as `_flatten` takes them apart.
         outcome: The beginning of the result; "" for an empty result.
         handle: The short name under which the recall tool finds the whole result; ""
             if the agent does not have that tool.
-        is_failed: Whether the result tells of an error.
+        is_failed: Whether the call has failed, by the words of its result.
     """
 
     name: str
@@ -104,8 +108,7 @@ class _Call:
 class DoneCalls(Section):
     """Lists the completed calls of the running turn, so that none is made twice.
 
-    Some tools have a section of their own, which shows what their calls did. Calls of
-    these tools are not listed.
+    The calls of some tools are not listed, because another section shows what they did.
     """
 
     name = "done"
@@ -116,17 +119,22 @@ class DoneCalls(Section):
     is_told_anew = True
 
     def __init__(self, beside: Sequence[Section] = ()) -> None:
-        """Creates the section; `beside` are the sections that may have own tools."""
+        """Creates the section.
+
+        Args:
+            beside: The sections whose `listed_tools` are left out of this list.
+        """
         listed_tools = {tool for section in beside for tool in section.listed_tools}
+        # The results of the recall tool are copies of older messages.
         self._unlisted = listed_tools | {RECALL_TOOL}
 
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Lists the calls of the running turn among all covered messages.
+        """Lists the completed calls of the running turn among the covered messages.
 
-        Calls that an earlier summary has replaced are listed again. Returns "" if there
-        are no calls, or no list of them fits.
+        The list is written from the messages each time, so `known` is not read. Returns
+        "" if there are no such calls, or if even the shortest list does not fit.
         """
         history = turn.history
         indexes = sorted(covered.intersection(history.running_turn))
@@ -137,7 +145,10 @@ class DoneCalls(Section):
             return ""
 
         def count_if_storable(text: str) -> int:
-            """Counts a text; one that is too large for session state never fits."""
+            """Counts the tokens of a text.
+
+            A text that is too large for session state counts as too large here, too.
+            """
             stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
             if stored_bytes > 4 * room_tokens:
                 return sys.maxsize
@@ -154,14 +165,18 @@ class DoneCalls(Section):
         count: TokenCounter,
         memo: Memo,
     ) -> str:
-        """Lists the completed calls among messages that are left out; "" for none."""
+        """Lists the completed calls among messages that are left out.
+
+        Returns "" if there are no such calls, or if even the shortest list does not
+        fit.
+        """
         calls = self._find_completed(walk_parts(contents, indexes), memo)
         return _write_within(calls, max_tokens, count)
 
     def _find_completed(self, parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
-        """Returns the calls whose results are among these parts, in their order.
+        """Returns the calls whose results are among these parts, in order of results.
 
-        Calls that another section lists, and calls of the recall tool, are left out.
+        Calls of the tools in `_unlisted` are left out.
         """
         calls = []
         for placed in parts:
@@ -172,7 +187,8 @@ class DoneCalls(Section):
 
             part = placed.part
             outcome, is_failed = memo.remember(_read_result, part, (part,))
-            # The part may be shortened. The handle leads to the whole result.
+            # `part` may be shortened, but the handle leads to the whole result. Without
+            # the recall tool, there is neither a whole part nor a handle.
             whole = placed.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {
@@ -185,10 +201,12 @@ class DoneCalls(Section):
 
 
 def _read_result(part: types.Part) -> tuple[str, bool]:
-    """Returns the outcome of a call in one line, and whether the call failed.
+    """Reads the part with the result of a call.
 
-    A failed call is found by the words of its result. If the result is JSON, fields
-    that deny an error are left out first.
+    Returns:
+        - The outcome of the call in one line: the beginning of the result.
+        - Whether the call failed: whether the result has words such as `Error: …`. If
+          the result is JSON, fields that deny an error are left out before the search.
     """
     payload = payload_of(part)
     outcome = _one_line(payload)
@@ -200,15 +218,18 @@ def _read_result(part: types.Part) -> tuple[str, bool]:
         json_text = json.dumps(without_denials, ensure_ascii=False)
         searched = json_text[:MAX_TEXT_CHARS]
     except (ValueError, RecursionError):
-        searched = outcome  # The result is no JSON.
+        # The result is no JSON, but a text.
+        searched = outcome
     return outcome, _FAILURE.search(searched) is not None
 
 
 def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Returns a JSON object without the fields that deny an error.
 
-    An example of such a field: `"error": "none"`. The object is given as pairs of names
-    and values.
+    An example of such a field: `"error": "none"`.
+
+    Args:
+        pairs: The names and values of the object's fields.
     """
     kept = {}
     for name, value in pairs:
@@ -222,14 +243,14 @@ def _leave_out_no_error(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _flatten(
     args: Mapping[str, object], prefix: str = ""
 ) -> Iterator[tuple[str, object]]:
-    """Yields names and values of arguments, with small dicts taken apart.
+    """Yields the names and values of arguments; takes small dicts apart.
 
-    For example, {"file": {"path": "a"}} yields "file.path" and "a": such a value may
-    tell calls apart. Empty, large and deep dicts are yielded whole.
+    For example, {"file": {"path": "a"}} yields "file.path" and "a". So the path alone
+    may be a telling argument. Empty, large and deep dicts are not taken apart.
 
     Args:
-        args: The arguments, or a dict that is nested in them.
-        prefix: The names of the dicts around `args`, such as "file.".
+        args: The arguments, or a dict that is nested in the arguments.
+        prefix: The names of the dicts around `args`, such as "file."; "" for none.
     """
     for key, value in args.items():
         name = f"{prefix}{key}"
@@ -238,6 +259,7 @@ def _flatten(
             continue
 
         is_small = 0 < len(value) <= MAX_FLAT_FIELDS
+        # Each dict around `value` has added a dot to the name.
         is_deep = name.count(".") >= MAX_FLAT_DEPTH
         if is_small and not is_deep:
             yield from _flatten(value, prefix=f"{name}.")
@@ -246,6 +268,7 @@ def _flatten(
 
 
 def _one_line(value: object) -> str:
+    """Writes the first `MAX_TEXT_CHARS` of a value in one line; "" for None."""
     if value in (None, ""):
         return ""
     text = value if isinstance(value, str) else payload_text(value)
@@ -253,14 +276,15 @@ def _one_line(value: object) -> str:
 
 
 def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
-    """Returns the longest list of calls that fits.
+    """Returns the first of the ever shorter lists that fits, with the heading.
 
-    Returns "" for no calls, and if even the shortest list does not fit.
+    Returns "" if there are no calls, or if even the shortest list does not fit.
     """
     if not calls:
         return ""
 
     for lines in _write_ever_shorter(calls):
+        # A lone surrogate could not be sent to a model.
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
         if count(text) <= max_tokens:
             return text
@@ -268,12 +292,17 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
 
 
 def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
-    """Yields the lines of ever shorter lists.
+    """Yields ever shorter lists, each as lines.
 
-    - The first list has a line for each call, with its outcome.
-    - The next lists have a line for each tool, with the telling arguments of its calls.
-      Instead of outcomes they show which calls failed.
-    - The last lists have the newest calls in such lines, and the number of the others.
+    1. The first list has a line for each call, with its arguments and outcome.
+    2. Each of the next lists has a line for each tool, with the telling arguments of
+       its calls. The line tells which calls failed, but has no outcomes. From list to
+       list the arguments are shorter (`EVER_FEWER_BYTES`).
+    3. Each of the last lists has such lines for the newest calls alone, and a line with
+       the number of older calls.
+
+    Args:
+        calls: The calls, the oldest first; at least one.
     """
     telling_names = {
         group[0].name: _find_telling_names(group) for group in _by_tool(calls)
@@ -290,8 +319,8 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         with_telling_args = _shorten_args(with_telling_args, most_bytes)
         yield _write_groups(with_telling_args)
 
-    # Each list drops an eighth of the calls, the oldest ones. So little is lost with
-    # one step, and there are only few steps.
+    # Each list drops about an eighth of the calls that are left, the oldest ones. So
+    # there are few lists to count, and the first list that fits lacks only few calls.
     newest = with_telling_args
     while len(newest) > 1:
         dropped_count = len(newest) // 8 + 1
@@ -301,9 +330,10 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 
 
 def _write_line(call: _Call) -> str:
-    """Writes one call, with its handle if the outcome is not shown whole.
+    """Writes the line of one call.
 
-    An example: "- read_file(path=a.txt) → The first words … [item 1f3c]".
+    An example: "- read_file(path=a.txt) → The first words … [item 1f3c]". The line has
+    the handle only if the outcome is shortened.
     """
     head = f"- {call.name}({', '.join(_name_args(call.args))})"
     if not call.outcome:
@@ -322,38 +352,49 @@ def _write_groups(calls: Iterable[_Call]) -> list[str]:
 def _write_group(group: Sequence[_Call]) -> str:
     """Writes the calls of one tool in one line.
 
-    The arguments that all calls share are written once, in the head of the line. Each
-    call has an item with its other arguments. An example with two calls:
-    "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
+    The arguments that are equal in all calls are written once, in the head of the line.
+    After the head stands an item for each call, with its other arguments. An example
+    with two calls: "- read_file(encoding=utf-8, path=…): a.txt; b.txt → error".
+
+    Args:
+        group: The calls; at least one.
     """
     head_args: dict[str, str] = {}
     differing_names: list[str] = []
-    for name in dict.fromkeys(name for call in group for name in call.args):
+    # A dict instead of a set, because a dict keeps the order of the names.
+    names = dict.fromkeys(name for call in group for name in call.args)
+    for name in names:
+        # None stands for a call without this argument.
         texts = {call.args.get(name) for call in group}
         if len(texts) == 1:
             head_args[name] = group[0].args[name]
         else:
             differing_names.append(name)
 
-    # If one argument differs, the items leave out its name. So the head has the name.
+    # If only one argument differs, its name stands in the head and not in each item.
     if len(differing_names) == 1:
         head_args[differing_names[0]] = "…"
 
     head = f"- {group[0].name}({', '.join(_name_args(head_args))})"
     items = [_write_item(call, differing_names) for call in group]
     if len(group) == 1:
-        # All arguments are in the head. The item only tells of a failure.
+        # All arguments are in the head, so the item is "" or " → error".
         return f"{head}{items[0]}"
     if not any(items):
+        # The calls are equal, and none has failed.
         return f"{head}: {len(group)} times"
     return f"{head}: {'; '.join(items)}"
 
 
 def _write_item(call: _Call, names: Sequence[str]) -> str:
-    """Writes the named arguments of a call, and whether the call failed.
+    """Writes some arguments of a call, and whether the call failed.
 
-    For example: "path=a.txt, line=3 → error". The name of a single argument is left
-    out: "a.txt".
+    For example: "path=a.txt, line=3 → error". If there is only one name in `names`, the
+    name is not written: "a.txt → error".
+
+    Args:
+        call: The call.
+        names: The names of the arguments; the call may lack some of them.
     """
     args = {name: call.args[name] for name in names if name in call.args}
     texts = _name_args(args) if len(names) > 1 else args.values()
@@ -366,6 +407,7 @@ def _name_args(args: Mapping[str, str]) -> list[str]:
 
 
 def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
+    """Groups calls by their tools; the tool that was called first comes first."""
     groups = defaultdict[str, list[_Call]](list)
     for call in calls:
         groups[call.name].append(call)
@@ -375,9 +417,16 @@ def _by_tool(calls: Iterable[_Call]) -> list[list[_Call]]:
 def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     """Returns the names of the telling arguments of one tool's calls.
 
-    - A single call has nothing to be told apart from: all its arguments are returned.
-    - Of several calls, an argument is telling if more calls differ with it than with
-      the telling arguments before it. Arguments with short texts are tried first.
+    The arguments are tried one after the other, those with short texts first. An
+    argument is telling if calls differ in it that are equal in all telling arguments
+    before it. For example, of `read(line=1, path=src/a)` and `read(line=2, path=src/b)`
+    only `line` is telling: its texts are shorter, and it leaves no equal calls that
+    `path` could tell apart.
+
+    All arguments of a single call are returned.
+
+    Args:
+        group: The calls; at least one.
     """
     if len(group) == 1:
         return frozenset(group[0].args)
@@ -386,20 +435,24 @@ def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     for call in group:
         for name, text in call.args.items():
             total_chars[name] += len(text)
+    # Of equally long arguments, the name decides: the list must not change by chance.
+    shortest_first = sorted(total_chars, key=lambda name: (total_chars[name], name))
 
-    telling: list[str] = []
-    distinct_count = 1  # How many calls differ in the telling arguments so far.
-    for name in sorted(total_chars, key=lambda name: (total_chars[name], name)):
-        wider = [*telling, name]
-        distinct = {tuple(call.args.get(each) for each in wider) for call in group}
-        if len(distinct) > distinct_count:
-            telling = wider
-            distinct_count = len(distinct)
-    return frozenset(telling)
+    telling_names: list[str] = []
+    variant_count = 1  # Without any argument, all calls look the same.
+    for name in shortest_first:
+        tried_names = [*telling_names, name]
+        variants = {
+            tuple(call.args.get(each) for each in tried_names) for call in group
+        }
+        if len(variants) > variant_count:
+            telling_names = tried_names
+            variant_count = len(variants)
+    return frozenset(telling_names)
 
 
 class _Argument(NamedTuple):
-    """An argument of a tool: the names of both."""
+    """The name of a tool, and the name of an argument of this tool."""
 
     tool: str
     name: str
@@ -414,17 +467,17 @@ def _shorten_args(
 
     Args:
         calls: The calls.
-        most_bytes: The most that one argument may take.
-        telling_names: The names of each tool's telling arguments, which may take
-            `MAX_TELLING_BYTES`. None if `most_bytes` is for all arguments.
+        most_bytes: The most bytes of an argument.
+        telling_names: The names of the telling arguments, by tool. These arguments may
+            have `MAX_TELLING_BYTES` instead. None if `most_bytes` is for all arguments.
     """
     texts_by_argument = defaultdict[_Argument, list[str]](list)
     for call in calls:
         for name, text in call.args.items():
             texts_by_argument[_Argument(call.name, name)].append(text)
 
-    # The texts of all calls are shortened at once, so that different texts stay
-    # different.
+    # The texts of an argument in all calls are shortened together, so that different
+    # texts stay different if possible.
     short_texts: dict[_Argument, dict[str, str]] = {}
     for argument, texts in texts_by_argument.items():
         argument_bytes = most_bytes
@@ -443,20 +496,24 @@ def _shorten_args(
 
 
 def _shorten_alike(texts: Iterable[str], most_bytes: int) -> dict[str, str]:
-    """Returns an excerpt of each text, by the text.
+    """Returns the excerpts of texts, by the text.
 
-    If two excerpts would be equal, every excerpt leaves out the beginning and the end
-    that all texts share. An example: in 7 bytes, "data/2024/a.csv" and
+    If two excerpts are equal, all excerpts are made without the beginning and the end
+    that the texts have in common. An example: in 7 bytes, "data/2024/a.csv" and
     "data/2024/b.csv" become "…a…" and "…b…".
+
+    Args:
+        texts: The texts of one argument; repeated texts count once.
+        most_bytes: The most bytes of an excerpt.
     """
     excerpts = {text: excerpt(text, most_bytes) for text in texts}
     if len(set(excerpts.values())) == len(excerpts):
         return excerpts
 
-    # Despite its module, this function takes any texts, not only paths.
+    # Despite its module, `commonprefix` takes any texts, not only paths.
     find_shared_start = os.path.commonprefix
     start_chars = len(find_shared_start(list(excerpts)))
-    # A shared end is a shared start of the texts read backwards.
+    # The shared end is the shared start of the reversed texts.
     backwards = [text[start_chars:][::-1] for text in excerpts]
     end_chars = len(find_shared_start(backwards))
 

@@ -1,7 +1,9 @@
 """The list of calls without an answer among the messages that a summary replaces.
 
-Such calls are open: a person has to approve one, or a tool runs long. Their id is that
-of the session's events: ADK does not show a model the ids that ADK itself has made.
+Such calls are open: a person has to approve the call, or the tool runs long. A call has
+its id only in the session's events, if ADK has made the id: ADK shows no such ids to a
+model, so the contents of a request lack them. Covered messages are those that the
+summary replaces.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 OPEN_RATIO = 0.05
-"""The list takes at most this part of the window."""
+"""The list takes at most this part of `Budgets.working_tokens`."""
 
 MAX_VALUE_BYTES = 80
 """An argument takes at most this in a line."""
@@ -35,7 +37,7 @@ MAX_READ_CHARS = 1_000
 """Only this many characters of an argument are read; its excerpt is far shorter."""
 
 _HANDLE_MARK = "#"
-"""Stands before a handle in place of an id, if the id of a call is not known.
+"""If no id of a call is known, this mark and the handle of the call are its id.
 
 The handle is a hash of the call.
 """
@@ -45,9 +47,9 @@ class _Listed(NamedTuple):
     """An open call in the list.
 
     Attributes:
-        call_id: The id of the call, or a handle after `_HANDLE_MARK`; "" for the last
-            line, which counts the calls that have no room.
-        line: The line that describes the call.
+        call_id: The id of the call, or `_HANDLE_MARK` and the handle of the call. "" if
+            the line stands for no call, but counts the calls that have no room.
+        line: The line of the list.
     """
 
     call_id: str
@@ -55,7 +57,12 @@ class _Listed(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A call as the session has it, and the redacted form for the list."""
+    """A call of a content.
+
+    Attributes:
+        part: The part with the call, as the request has it.
+        told: The redacted call, for the list.
+    """
 
     part: types.Part
     told: types.FunctionCall
@@ -65,8 +72,8 @@ class OpenCalls(Section):
     """Lists the open calls that the summary replaces.
 
     The stored value is a list of pairs, the newest call first: `_Listed.call_id` and
-    `_Listed.line`. Once a call has an answer, ADK shows call and answer again. Then the
-    line is not rendered any more.
+    `_Listed.line`. Once a call has an answer, ADK shows the call and the answer after
+    the summary. So the line of the call is not rendered any more.
     """
 
     name = "open"
@@ -77,23 +84,29 @@ class OpenCalls(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Lists open calls of the covered messages, then calls that are not loaded."""
+        """Returns the pairs of the open calls that the summary replaces.
+
+        They are the open calls of the covered messages, and after them the calls of the
+        last stored list whose events are not loaded any more.
+        """
         history = turn.history
-        lines = {call.call_id: call.line for call in _find_open(history, covered)}
+        lines = {listed.call_id: listed.line for listed in _find_open(history, covered)}
         for call_id, line in _read_listed(known):
+            # A line is kept if the event of its call is not loaded. Only an id can show
+            # this, so lines without an id are not kept.
             has_id = call_id != "" and not call_id.startswith(_HANDLE_MARK)
             if has_id and call_id not in history.calls.ids:
                 lines[call_id] = line
 
         left_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
-        left_bytes = 4 * room_tokens
+        left_bytes = 4 * room_tokens  # A token of this room counts as four bytes.
         pairs: list[JsonValue] = []
         for call_id, line in lines.items():
             stored = json.dumps([call_id, line], ensure_ascii=False)
             left_bytes -= len(stored.encode())
             left_tokens -= turn.count(line)
             is_full = left_tokens < 0 or left_bytes < 0
-            # The newest call is listed in any case, however little room there is.
+            # The newest call, which comes first, is listed even without room.
             if is_full and pairs:
                 pairs.append(["", f"- … and {len(lines) - len(pairs)} older ones"])
                 break
@@ -103,7 +116,7 @@ class OpenCalls(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the lines of the calls that are still open; "" if there are none."""
+        """Returns the lines of the calls that are still open; "" without any line."""
         lines = [
             quote_stored(listed.line)
             for listed in _read_listed(value)
@@ -113,7 +126,10 @@ class OpenCalls(Section):
 
 
 def _read_listed(value: JsonValue) -> list[_Listed]:
-    """Reads a stored value; pairs that are malformed are left out."""
+    """Reads a stored value, which anybody may have written to session state.
+
+    Items that are no pair of texts are left out.
+    """
     pairs = value if isinstance(value, list) else []
     listed: list[_Listed] = []
     for pair in pairs:
@@ -124,38 +140,39 @@ def _read_listed(value: JsonValue) -> list[_Listed]:
 
 
 def _find_open(history: History, covered: Collection[int]) -> Iterator[_Listed]:
-    """Yields each covered call that is open, newest first.
+    """Yields each open call of the covered contents, the newest first.
 
-    The session's events know which calls are open: a content may have several calls, of
-    which some have an answer.
+    A content may have several calls, of which some have an answer. The events tell
+    which calls of the content are open.
     """
-    # Equal calls have the same handle, but each has an id of its own.
+    # The ids of the open calls by handle, oldest first. Equal calls have the same
+    # handle, but each call has its own id.
     unused_ids: dict[str, list[str]] = {}
     for call_id, part in history.calls.open.items():
         unused_ids.setdefault(handle_of(part), []).append(call_id)
 
     for index in sorted(history.pairs.open_calls, reverse=True):
-        # Contents that are not covered use up their ids, too. So no older call that is
-        # equal gets these ids.
+        # The calls of a content that is not covered also use up their ids. Otherwise an
+        # older equal call would get these ids.
         listed = _list_by_id(history, index, unused_ids)
         if index not in covered:
             continue
 
-        # No event has the calls if another plugin has rewritten them, or if the model
-        # has used their id again.
+        # The list is empty if no open call of the events equals a call of the content:
+        # another plugin has rewritten the calls, or the model has used an id twice.
         yield from listed or _list_by_handle(history, index)
 
 
 def _list_by_id(
     history: History, index: int, unused_ids: dict[str, list[str]]
 ) -> list[_Listed]:
-    """Lists the open calls of a content, newest first; uses up their ids.
+    """Lists the calls of a content that are open by the events, the newest first.
 
     Args:
         history: The history of the request.
         index: The index of the content.
-        unused_ids: The ids of open calls, by handle, the newest last. The ids of the
-            listed calls are removed.
+        unused_ids: The ids of the open calls that are not listed yet, by handle, oldest
+            first. The ids of the calls that are listed here are removed.
     """
     listed: list[_Listed] = []
     for call in reversed(_read_calls(history, index)):
@@ -167,14 +184,16 @@ def _list_by_id(
 
 
 def _list_by_handle(history: History, index: int) -> list[_Listed]:
-    """Lists the calls of a content without a result, newest first, by their handles."""
-    unanswered_ids = {
+    """Lists the calls of a content that no content answers, the newest first."""
+    # Calls may be equal, so the objects are compared. Both come from
+    # `history.contents`.
+    unanswered_objects = {
         id(call) for call_index, call in history.pairs.unanswered if call_index == index
     }
     return [
         _Listed(_HANDLE_MARK + handle_of(call.part), _write_line(call.told))
         for call in reversed(_read_calls(history, index))
-        if id(call.part.function_call) in unanswered_ids
+        if id(call.part.function_call) in unanswered_objects
     ]
 
 
@@ -190,15 +209,18 @@ def _read_calls(history: History, index: int) -> list[_Call]:
 
 
 def _is_open(history: History, call_id: str) -> bool:
-    """Whether a listed call has no answer among the events that are loaded.
+    """Whether a line of the list is still to be shown: its call has no answer yet.
 
-    A call that is not loaded counts as open.
+    Args:
+        history: The history of the request.
+        call_id: See `_Listed.call_id`. A call whose event is not loaded counts as open.
+            So does "", because no event has this id.
     """
     if not call_id.startswith(_HANDLE_MARK):
         is_loaded = call_id in history.calls.ids
         return call_id in history.calls.open or not is_loaded
 
-    # The events do not have this call: the contents tell whether it is open.
+    # No event has a call with this handle, so the contents tell whether it is open.
     open_handles = {
         _HANDLE_MARK + handle_of(part)
         for index in history.pairs.open_calls

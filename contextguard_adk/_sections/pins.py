@@ -20,13 +20,14 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
 MAX_PINNED_BYTES = 4 * 1024
-"""The most that all lines of one agent take."""
+"""The most that all lines for one agent take together."""
 
 MAX_KEY_CHARS = 64
+"""The most characters of a key that an app or an agent gives to a text."""
 
 ROOM_RATIO = 0.5
-"""The lines take at most this part of what instruction and tools leave below the
-threshold.
+"""The lines take at most this part of `Turn.room_tokens`: of the threshold less the
+tokens of instruction and tools.
 """
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -36,9 +37,9 @@ class _PinName(NamedTuple):
     """The name of a pinned text in session state.
 
     Attributes:
-        owner: The agent that is shown the text, or an agent with its scope, such as
+        owner: The agent that is shown the text, or the agent with its scope, such as
             "writer@branch"; "" for every agent.
-        key: The key that `pin` got for the text, or made from the text.
+        key: The key of the text, as `pin` returns it.
     """
 
     owner: str
@@ -48,15 +49,16 @@ class _PinName(NamedTuple):
 def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) -> str:
     """Has a text stand word for word beside every summary, from the next one on.
 
-    Works with the state of a tool context, of a callback context, or a plain dict that
-    is sent as a `state_delta`. Such a dict does not show what the session holds, so the
-    limit may be exceeded; the last texts in the order of the state are shown then.
+    The state may be that of a tool context or a callback context, or a plain dict that
+    is sent as a `state_delta`. A plain dict does not have the texts that the session
+    has already, so all texts together may exceed the limit. Then the agent is shown the
+    last ones in the order of the state.
 
     Args:
         state: The state that keeps the text.
         text: The text to pin.
-        key: A name to replace the text or take it back: at most 64 characters, no
-            colon; "" derives one from the text.
+        key: A name with which the text can be replaced or taken back: at most 64
+            characters, without a colon. "" derives a key from the text.
         agent: The agent that is shown the text; None for every guarded agent of the
             session.
 
@@ -64,9 +66,12 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
         The key.
 
     Raises:
-        ValueError: The text is empty or no string, or the key is not as above. Or an
-            agent would be shown more than 4,096 bytes of UTF-8 in all; each text counts
-            three bytes more than it has. Nothing is changed then.
+        ValueError: Nothing is pinned, for one of these reasons:
+
+            - The text is empty or no string.
+            - The key is too long, has a colon, or is no string.
+            - An agent would be shown more than 4,096 bytes of UTF-8 in all. Each text
+              counts with its bytes and three more.
     """
     if not isinstance(text, str) or not text.strip():
         raise ValueError("The text to pin is empty, or no string.")
@@ -89,9 +94,9 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
 
 
 def _largest_view_bytes(pinned: dict[_PinName, str], pinning_owner: str) -> int:
-    """Returns the most bytes that an agent is shown, once a text is pinned.
+    """Returns how many bytes the agent is shown that is shown the most.
 
-    Agents that are not shown the texts of `pinning_owner` do not count.
+    Only agents count that are shown the texts of `pinning_owner`.
 
     Args:
         pinned: All pinned texts, the new text of `pinning_owner` included.
@@ -102,21 +107,28 @@ def _largest_view_bytes(pinned: dict[_PinName, str], pinning_owner: str) -> int:
         bytes_by_owner[name.owner] += _line_bytes(text)
 
     view_bytes = []
+    # An agent without texts of its own is shown no more than one of these owners.
     for viewer in bytes_by_owner:
         shown_owners = _shown_owners(viewer)
         if pinning_owner in shown_owners:
             view_bytes.append(sum(bytes_by_owner[owner] for owner in shown_owners))
+    # The list is not empty: `pinning_owner` is shown its own texts.
     return max(view_bytes)
 
 
 def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
-    """Takes back what `pin` has pinned for the same agent; the next summary lacks it.
+    """Takes a pinned text back: the next summary stands without it.
 
-    An unknown key is no error. Arguments are as for `pin`.
+    An unknown key is no error.
+
+    Args:
+        state: See `pin`.
+        key: The key that `pin` returned.
+        agent: The agent for which the text was pinned, as for `pin`.
     """
     name = f"{agent or ''}:{key}"
-    # A plain dict does not show which texts the session has, so an unknown key cannot
-    # be told from a known one.
+    # A plain dict does not have the texts of the session. So the key is written even if
+    # the session may not have it.
     is_plain_dict = not hasattr(state, "to_dict")
     if is_plain_dict or name in AgentState(state, "").find(PIN_KEY):
         # ADK's state cannot delete a key, but None counts as absent.
@@ -124,9 +136,10 @@ def unpin(state: StateOrDict, key: str, agent: str | None = None) -> None:
 
 
 class PinTool(BaseTool):
-    """A tool named `pin`: pins a text for its agent, takes one back, or lists them.
+    """A tool named `pin`: pins a text, takes a text back, or lists the pinned texts.
 
-    In a branch or an isolation scope it pins for that scope only.
+    The texts are those of the agent that calls the tool. In a branch or an isolation
+    scope, they are those of the agent in this scope alone.
     """
 
     def __init__(self) -> None:
@@ -143,19 +156,18 @@ class PinTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
-        """Pins, unpins or lists, by the arguments that are given.
+        """Pins, unpins or lists, depending on the arguments.
 
         - `text`, with or without `key`: pins the text, and returns its key.
-        - `key` alone: unpins the text with this key, and returns the texts that are
-          left.
+        - `key` alone: unpins the text with this key, and returns the other texts.
         - Neither: returns the pinned texts, by key.
 
-        If `pin` refuses the text, returns the reason as `error`.
+        If `pin` refuses the text, the result has the reason as `error`.
         """
         text = args.get("text")
         key = str(args.get("key") or "")
         state = tool_context.state
-        # In a branch, or in an isolation scope, the owner is the agent with its scope.
+        # In a branch or an isolation scope, the owner is the agent with this scope.
         scope = branch_scope(tool_context.get_invocation_context())
         agent_state = AgentState(state, tool_context.agent_name, scope=scope)
         owner = agent_state.owner
@@ -174,7 +186,7 @@ class PinTool(BaseTool):
 
 
 class Pins(Section):
-    """Shows what is pinned for all agents, for this one, and in its scope."""
+    """Shows what is pinned for all agents, for this agent, and for its scope."""
 
     name = "pins"
     label = "what is pinned"
@@ -187,15 +199,20 @@ class Pins(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the lines of `brief`; the record always has room for them."""
+        """Returns the text of `brief`.
+
+        `room_tokens` does not matter: the value has its own room in the record.
+        """
         return self.brief(turn)
 
     def brief(self, turn: Turn) -> str:
-        """Returns a line for each text, in the order of the state; "" for no texts.
+        """Returns the heading and a line for each text, in the order of the state.
 
-        If not all texts have room, the last texts stay, and a warning is logged.
+        The last texts get their room first. A text that has no room is left out, and a
+        warning is logged. Returns "" if no text is shown.
         """
-        # `fit_bytes` guesses the size of a token in the same way.
+        # The bytes of a token are guessed as in `fit_bytes`: three, or fewer if the
+        # model counts more tokens than the estimate.
         bytes_a_token = 3 / max(1.0, turn.correction)
         share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)
         most_bytes = min(MAX_PINNED_BYTES, share_bytes)
@@ -220,7 +237,7 @@ class Pins(Section):
         return "\n".join([PINS, *reversed(last_first)]) if last_first else ""
 
     def describe(self, state: AgentState) -> str:
-        """Counts the texts that are pinned for an agent."""
+        """Returns the number of texts that an agent is shown, such as "3 pins"."""
         shown_owners = _shown_owners(state.owner)
         owners = [name.rpartition(":")[0] for name in state.find(PIN_KEY)]
         count = sum(1 for owner in owners if owner in shown_owners)
@@ -228,6 +245,7 @@ class Pins(Section):
 
 
 def _line_bytes(text: str) -> int:
+    """Returns the size of the line of a text, with its dash and line break."""
     return len(f"- {text}\n".encode("utf-8", "replace"))
 
 
@@ -242,7 +260,10 @@ def _shown_owners(viewer: str) -> set[str]:
 
 
 def _find(state: AgentState) -> dict[_PinName, str]:
-    """Finds all pinned texts; values that are no text are left out."""
+    """Finds the pinned texts of all agents, in the order of the state.
+
+    Values that are empty or no text are left out: an app may have written them.
+    """
     found = {}
     for name, text in state.find(PIN_KEY).items():
         if isinstance(text, str) and text.strip():

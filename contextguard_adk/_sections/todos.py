@@ -27,13 +27,13 @@ SHARED_TODOS_KEY = "todos"
 """The key of an app's own list, for all agents; an agent's own list has priority."""
 
 MAX_CHARS = 100_000
-"""Only this many characters of all tasks are read; later tasks are left out."""
+"""Only this many characters of all tasks together are read; the first tasks stay."""
 
 MAX_LINE_CHARS = 500
-"""If not all tasks have room, the line of a task is cut to this."""
+"""If not all tasks have room, each line is cut to this length."""
 
 MAX_SECTION_TOKENS = 2_500
-"""The list beside a summary takes at most this, whatever the window."""
+"""The list beside a summary takes at most this, however large the window is."""
 
 MAX_BRIEF_CHARS = 8_000
 """The list for the summarizer takes at most this."""
@@ -54,7 +54,13 @@ class Task(NamedTuple):
 
 
 class TodoItem(BaseModel):
-    """One task; `active_form` is its content while it is being done."""
+    """A task as an agent gives it to the tool.
+
+    Attributes:
+        content: The text of the task: "Run the tests".
+        status: The status of the task.
+        active_form: The text while the task is in progress: "Running the tests".
+    """
 
     content: str = Field(min_length=1)
     status: Literal["pending", "in_progress", "completed"] = "pending"
@@ -65,9 +71,10 @@ _TODOS = TypeAdapter(Annotated[list[TodoItem], Field(max_length=MAX_TODOS)])
 
 
 class TodosTool(BaseTool):
-    """A tool named `todos`: writes the whole list when given one, else reads it.
+    """A tool named `todos`: replaces the agent's todo list, or reads it.
 
-    The list, in session state under the agent's name, stands beside each summary.
+    The list is kept in session state under the agent's name, and stands beside each
+    summary.
     """
 
     def __init__(self) -> None:
@@ -85,9 +92,10 @@ class TodosTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any]:
-        """Stores the list if there is one in `args`, and reads the list otherwise.
+        """Replaces the stored list if `args` has a list; otherwise reads the list.
 
-        If the list is malformed, returns what is wrong as `error`.
+        If the list in `args` is malformed, the stored list stays, and the result has
+        the reason as `error`.
         """
         is_namespaced = _needs_namespaced_keys(tool_context)
         name = tool_context.agent_name
@@ -102,8 +110,8 @@ class TodosTool(BaseTool):
         except ValidationError as error:
             return {"error": _explain_malformed(error)}
 
-        # An empty list is stored, too. Otherwise an older list, which may be under the
-        # other form of the key, would be read.
+        # An empty list is stored, too. If the key was deleted instead, the next call
+        # would read an older list under the other form of the key, or the app's list.
         tool_context.state[state.key(STATE_NAME)] = [
             {"status": "pending", **item.model_dump(exclude_defaults=True)}
             for item in items
@@ -113,7 +121,7 @@ class TodosTool(BaseTool):
 
 
 def _explain_malformed(error: ValidationError) -> str:
-    """Names the first mistake in a list, and tells what a list looks like."""
+    """Returns a text with the first mistake in a list, and the form of a list."""
     first = error.errors(include_input=False, include_url=False)[0]
     path = ".".join(str(step) for step in first["loc"])  # For example: "0.content".
     return (
@@ -126,15 +134,17 @@ def _explain_malformed(error: ValidationError) -> str:
 def _needs_namespaced_keys(tool_context: ToolContext) -> bool:
     """Whether the keys in session state must have the namespaced form.
 
-    With a `state_schema`, ADK ends the turn if a key has the plain form.
+    They must if an agent of the app has a `state_schema`: ADK then ends the turn if a
+    key has the plain form.
     """
     invocation = tool_context.get_invocation_context()
     plugins = getattr(invocation.plugin_manager, "plugins", ())
     if any(getattr(plugin, "has_namespaced_keys", False) for plugin in plugins):
-        return True  # The guard's plugin has found a schema, or is set to this form.
+        # The guard's plugin has found a schema, or its settings ask for this form.
+        return True
 
     root = getattr(invocation.agent, "root_agent", None)
-    # Without a root, a schema may be anywhere.
+    # Without a root agent, the agents cannot be searched for a schema.
     return root is None or declares_state_schema(root)
 
 
@@ -150,23 +160,30 @@ class Todos(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the list, or as much of the list as has room."""
+        """Returns the list, or the tasks that have room; "" for none."""
         budget_tokens = min(
             MAX_SECTION_TOKENS, turn.budgets.summary_tokens // 2, room_tokens // 2
         )
         return render_todos(read_todos(turn.state), budget_tokens, turn.count)
 
     def brief(self, turn: Turn) -> str:
-        """Returns the list, at most 8,000 characters of it."""
+        """Returns the list for the summarizer, or the tasks that have room.
+
+        The list has at most 8,000 characters. Returns "" if there is no task.
+        """
         return render_todos(read_todos(turn.state), MAX_BRIEF_CHARS, len)
 
     def describe(self, state: AgentState) -> str:
-        """Counts the tasks, the completed ones included."""
+        """Returns the number of tasks, open or completed, such as "3 todos"."""
         return f"{len(read_todos(state))} todos"
 
 
 def read_todos(state: AgentState) -> list[Task]:
-    """Reads the tasks of an agent; without a list of its own, the app's list."""
+    """Reads the tasks of an agent, the oldest first.
+
+    They are from the agent's own list or, if there is none, from the app's list for all
+    agents. Items that are no tasks are left out.
+    """
     stored = state.read(STATE_NAME)
     if stored is None:
         stored = state.read_at(SHARED_TODOS_KEY, STATE_NAME)
@@ -187,7 +204,7 @@ def read_todos(state: AgentState) -> list[Task]:
 def _read_item(item: object) -> Task | None:
     """Reads a task that is stored as a dict, or as an object with attributes.
 
-    Returns None for a value that has no text as `content`.
+    Returns None if the `content` is empty or no text.
     """
     if isinstance(item, Mapping):
         content = item.get("content")
@@ -198,24 +215,25 @@ def _read_item(item: object) -> Task | None:
 
     if not isinstance(content, str) or not content.strip():
         return None
-    # An app may store any status.
-    known_status = status[:20] if isinstance(status, str) else "pending"
-    return Task(known_status, content)
+    # An app may store any value as the status, also a long text.
+    short_status = status[:20] if isinstance(status, str) else "pending"
+    return Task(short_status, content)
 
 
 def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str:
     """Renders a list of tasks in their order.
 
-    If not all tasks have room, long tasks are cut. Open tasks have priority, and among
-    the completed tasks the newest. A last line counts the tasks that are missing.
+    If not all tasks have room, the lines of long tasks are cut. The tasks get room in
+    the order of `_rank_positions`; those without room are left out. A last line counts
+    the tasks that are left out.
 
     Args:
         tasks: The tasks, the oldest first.
         budget: The most that the list may take, in the unit of `count`.
-        count: Measures a text.
+        count: Measures a text, in tokens or in characters.
 
     Returns:
-        The list; "" if there is no task, or room for none.
+        The list; "" if there is no task, or no room for any task.
     """
     if not tasks:
         return ""
@@ -226,7 +244,8 @@ def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str
 
     short_lines = [line[:MAX_LINE_CHARS] for line in lines]
     heading_and_note = f"{TODO_LIST}\n{_MISSING_NOTE}"
-    left = budget - count(heading_and_note) - 1  # One for the line break.
+    # A line break counts as one, here and after each line.
+    left = budget - count(heading_and_note) - 1
     shown_positions = []
     for position in _rank_positions(tasks):
         cost = count(short_lines[position]) + 1
@@ -244,7 +263,11 @@ def render_todos(tasks: Sequence[Task], budget: int, count: TokenCounter) -> str
 
 
 def _rank_positions(tasks: Sequence[Task]) -> list[int]:
-    """Returns the positions of open tasks, then of completed ones, the newest first."""
+    """Returns the positions of the tasks, in the order in which they get room.
+
+    The open tasks come first, in their order. The completed tasks follow, the newest
+    first.
+    """
     open_positions = []
     completed_positions = []
     for position, task in enumerate(tasks):

@@ -1,8 +1,11 @@
 """The user's messages beside a summary: whole, or their most telling sentences.
 
-After the summary stands the continuation: it quotes the user's current request, so this
-section does not show the request. "Covered" messages are those that the summary
-replaces.
+The continuation is a message after the summary. It quotes the user's current request,
+so this section does not show the request. "Covered" messages are those that the summary
+replaces. An index is the position of a message among the contents of the request.
+
+The list of this section has a text for each message: "- " and the text. A text that is
+shortened has the mark "…" in place of each gap.
 """
 
 from __future__ import annotations
@@ -27,43 +30,53 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 WHOLE_RATIO = 0.5
-"""If some messages are shortened, those that stay whole take at most this part."""
+"""If some texts are shortened, the texts that stay whole take at most this part of the
+room.
+"""
 
 MAX_STORED_BYTES = 6 * 1024
 """The most that the excerpts in session state take, before they are JSON."""
 
 MAX_SENTENCE_CHARS = 240
-"""A longer sentence is split at words; a shorter message is not split at all."""
+"""A longer sentence is split at words. A text of at most so many bytes is not split."""
 
 MAX_HEADING_BYTES = 100
-"""The most that is repeated of a heading, before each sentence below it."""
+"""Only an excerpt of this size of a heading is repeated before the sentences below."""
 
 MAX_READ_BYTES = 16 * 1024
-"""Only an excerpt of this size is read of a longer message: it has pasted text."""
+"""Only an excerpt of this size is read of a longer text, which is mostly pasted."""
 
 LINE_BYTES = 3
 """In the list, a text has a dash and a space before it, and a line break after it."""
 
 MARGIN_BYTES = 2
-"""In the list, each further line of a text has two spaces before it."""
+"""In the list, each line of a text but the first one has two spaces before it."""
 
 FIRST_MARKS_BYTES = 8
-"""The first kept sentence of a text has a mark before it and one after it.
+"""The room for the marks around the first sentence that is chosen of a text.
 
-Each of these marks takes 3 bytes, and a space.
+There may be a mark before and a mark after this sentence. Each mark takes 3 bytes, and
+the space beside the mark one byte.
 """
 
 NEXT_MARK_BYTES = 5 - LINE_BYTES
-"""A further kept sentence of a text has a mark of 3 bytes and two spaces before it.
+"""The room for the mark of each other sentence that is chosen of a text.
 
-It begins no new line in the list, but is measured as if it did.
+The mark takes 3 bytes, and two spaces beside it take 2 bytes. `LINE_BYTES` are
+subtracted: `_measure_lines` adds them to each sentence, but only the first sentence of
+a text begins a line.
 """
 
+# The sentences with the most points are chosen.
+
 RARE_WEIGHT = 3.0
-"""Points of a sentence whose words stand in no other sentence."""
+"""Points of a sentence whose words all stand in no other sentence."""
 
 NAME_WEIGHT = 2.0
-"""The most points of a sentence that names something: a number, a path, a quote."""
+"""Points of a sentence that names something: a number, a path, a quote.
+
+They are fewer if many sentences of the same text name something.
+"""
 
 COMMAND_POINTS = 2
 """Points of a sentence with a word such as "never" or "always"."""
@@ -72,18 +85,23 @@ EXCLAMATION_POINTS = 2
 """Points of a sentence that ends with an exclamation mark."""
 
 BYTES_A_POINT = 100
-"""A sentence loses a point for so many bytes: a short one tells more in its room."""
+"""A sentence loses a point for so many bytes: a long sentence takes room of others."""
 
 _GAP = "…"
 """The mark in place of sentences that are left out."""
 
 _SENTENCE = re.compile(r"(?<=[.!?…;])(?<!^\d\.)\s+|(?<=[。！？；।])")  # noqa: RUF001
-"""Where a line is split into sentences, but not behind the "1." of a list item."""
+"""The places where a line is split into sentences.
+
+A line is not split behind the "1." of a list item.
+"""
 
 _ITEM = re.compile(r"[-*•–]|\d{1,3}[.)]")  # noqa: RUF001
 """The beginning of a list item, such as "-" or "2)"."""
 
 _WORD = re.compile(r"[^\s\d.,;:!?\"'()।、。]{3,}")
+"""A word that may be rare: three and more characters without digits and marks."""
+
 _NAME = re.compile(r"[\d_/\\@#`]|\b[A-Z]{2,}|[\"“”«»„「『]")
 """A sign that a sentence names something exactly: a digit, a path, a quotation mark."""
 
@@ -101,16 +119,17 @@ _COMMAND = re.compile(
 
 
 class _Stored(BaseModel):
-    """The stored value of the section, with which the messages are shown again.
+    """The stored value of the section, from which `render` makes the list.
 
     Attributes:
-        max_bytes: The most that the shown messages may take.
-        request_fingerprint: The fingerprint, in hex, of the covered request, which the
-            continuation quotes; "" if no covered message is the request.
-        digest: A hash of the other messages; "" if later requests may have fewer or
-            other messages.
-        excerpts: Excerpts of the messages. If there is a `request_fingerprint`, the
-            last one is of that request.
+        max_bytes: The most bytes that the list may take.
+        request_fingerprint: The fingerprint, in hex, of the request that was current
+            when the value was written; "" if the request was not covered. The
+            continuation quotes a covered request.
+        digest: A hash of the other covered messages of the user. "" if it was known
+            that later requests may have fewer or other messages.
+        excerpts: Excerpts of the covered messages, the oldest first. If there is a
+            `request_fingerprint`, the last excerpt is that of the request.
     """
 
     max_bytes: int = Field(default=0, ge=0, le=200_000, alias="bytes")
@@ -119,18 +138,23 @@ class _Stored(BaseModel):
     excerpts: list[str] = []
 
     def excerpts_without(self, request_fingerprint: str) -> list[str]:
-        """Returns the excerpts of all messages but this request; "" for no request."""
+        """Returns the excerpts without the one of a request.
+
+        Args:
+            request_fingerprint: The fingerprint of the request, in hex. If it is "", or
+                not that of the stored request, all excerpts are returned.
+        """
         if request_fingerprint and request_fingerprint == self.request_fingerprint:
             return self.excerpts[:-1]
         return self.excerpts
 
 
 class _Request(NamedTuple):
-    """The current request, if it is covered; else both texts are "".
+    """The current request.
 
     Attributes:
-        text: The text of the request.
-        fingerprint: The fingerprint of the request, in hex.
+        text: The text of the request; "" if the request is not covered.
+        fingerprint: The fingerprint of the request, in hex; "" without a text.
     """
 
     text: str
@@ -140,9 +164,10 @@ class _Request(NamedTuple):
 class UserMessages(Section):
     """Shows the covered messages of the user, in the user's own words.
 
-    The messages are read from the covered contents of each request. A later request may
-    have fewer or other contents: the history is loaded in part, or another plugin
-    rewrites it. Then excerpts in session state are shown instead.
+    Usually each request has all covered messages, and the list is made from them. But a
+    later request may lack some of them, because the history is loaded in part, or have
+    them in other words, because another plugin rewrites them. Then the excerpts in
+    session state are shown instead.
     """
 
     name = "user_messages"
@@ -162,7 +187,9 @@ class UserMessages(Section):
 
         older_texts: list[str] = []
         if history.is_partial:
-            # Messages that are not loaded any more are known by their excerpts alone.
+            # Some messages of the last summary may not be loaded: only their excerpts
+            # are known. So the excerpts stand for all messages of that summary, but the
+            # excerpt of the current request is left out here, too.
             stored = _read(known)
             if stored.excerpts:
                 older_texts = stored.excerpts_without(request.fingerprint)
@@ -176,13 +203,14 @@ class UserMessages(Section):
             count=turn.count,
         )
 
-        # The room has four bytes a token. Escapes in JSON may double the size of texts,
-        # so the excerpts take half of the room before they are JSON.
+        # A token of the room counts as four bytes, so this is half of the room. As
+        # JSON, texts may take twice as many bytes, because some characters are escaped.
         half_room_bytes = 2 * room_tokens
         excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
         excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
         if request.text:
-            # A later continuation cannot quote a request that is not loaded.
+            # If a later request does not load this message, no continuation can quote
+            # it. Then the list shows this excerpt.
             excerpts.append(excerpt(request.text, excerpt_bytes // 4))
         return {
             "bytes": max_bytes,
@@ -194,14 +222,20 @@ class UserMessages(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the messages, each after a dash, without the quoted request.
+        """Returns the list of the messages, without the request that is quoted.
+
+        The list has one of these:
+
+        - The covered messages themselves, if none is missing since the value was
+          written, and none has other words.
+        - Otherwise the stored excerpts.
 
         Returns "" if there is no message.
         """
         stored = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
 
-        # If several messages equal the request, the continuation quotes the newest.
+        # Several messages may equal the request. The continuation quotes the newest.
         quoted_indexes = [
             index
             for index in user_indexes
@@ -210,15 +244,17 @@ class UserMessages(Section):
         quoted_index = max(quoted_indexes, default=None)
         texts = _read_texts(history, user_indexes - {quoted_index})
 
-        # After a rewind fewer messages are covered, but none of them is missing.
-        has_digest = stored.digest != ""
-        has_all = has_digest and history.is_rewound and not history.is_partial
-        if has_all or _digest(texts) == stored.digest:
+        # A digest was stored only if later requests would have all messages unchanged.
+        # After a rewind the session itself has fewer messages, so none is missing.
+        had_all = stored.digest != ""
+        has_all_left = had_all and history.is_rewound and not history.is_partial
+        if has_all_left or _digest(texts) == stored.digest:
             shown: Sequence[str] = condense(texts, stored.max_bytes)
         elif quoted_index is not None:
             shown = stored.excerpts_without(stored.request_fingerprint)
         else:
-            # The continuation quotes nothing, so the request is shown here, if any.
+            # No continuation quotes the request, because its message is not loaded. So
+            # the excerpt of the request, if there was one, is shown, too.
             shown = stored.excerpts
 
         if not shown:
@@ -229,8 +265,9 @@ class UserMessages(Section):
 def _read(value: JsonValue) -> _Stored:
     """Reads a stored value, which anybody may have written to session state.
 
-    Older releases stored only the list of excerpts.
+    A value that is malformed is read as empty.
     """
+    # Older releases stored nothing but the list of excerpts.
     fields = value if isinstance(value, dict) else {"excerpts": value}
     try:
         return _Stored.model_validate(fields, strict=True)
@@ -239,7 +276,10 @@ def _read(value: JsonValue) -> _Stored:
 
 
 def _read_request(history: History, user_indexes: Collection[int]) -> _Request:
-    """Returns the current request, if these messages have it and it has a text."""
+    """Returns the current request, if its index is one of `user_indexes`.
+
+    Otherwise, or if the request has no text, both fields of the result are "".
+    """
     index = history.request_index
     if index is None or index not in user_indexes:
         return _Request(text="", fingerprint="")
@@ -250,12 +290,13 @@ def _read_request(history: History, user_indexes: Collection[int]) -> _Request:
 
 
 def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
-    """Returns the texts of messages in their order, without empty ones."""
+    """Returns the texts of messages in the messages' order; leaves out empty texts."""
     texts = (content_text(history.told[index]).strip() for index in sorted(indexes))
     return tuple(text for text in texts if text)
 
 
 def _write_lines(texts: Sequence[str]) -> str:
+    """Writes the list: each text after a dash, with its other lines indented."""
     lines = []
     for text in texts:
         # A client that writes JSON as UTF-8 cannot send half of a surrogate pair.
@@ -265,9 +306,10 @@ def _write_lines(texts: Sequence[str]) -> str:
 
 
 def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
-    """Returns the texts that fit as JSON: the first text and the newest ones.
+    """Drops texts until the others fit as JSON; [] if not even one text fits.
 
-    The first text is the user's task, so it is the last one that is dropped.
+    The oldest texts are dropped first. The very first text is mostly the user's task,
+    so it is dropped last of all.
     """
     kept = [*texts]
     while kept and len(json.dumps(kept)) > max_bytes:
@@ -277,32 +319,40 @@ def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
 
 
 def _digest(texts: Sequence[str]) -> str:
+    """Returns a hash of texts, in hex; it is never ""."""
     joined = b"\0".join(text.encode("utf-8", "replace") for text in texts)
     return hashlib.blake2b(joined, digest_size=8).hexdigest()
 
 
-@lru_cache(maxsize=16)  # Every request repeats the messages before it.
+@lru_cache(maxsize=16)  # Each request renders the same messages again.
 def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
-    """Returns texts that take at most `max_bytes` in a list, in their order.
+    """Shortens texts so that their list takes at most `max_bytes`.
 
     - If all texts fit, they are returned as they are.
-    - Otherwise the newest texts stay whole, up to half of the room. Each older text is
-      shortened to its most telling sentences, or left out.
+    - Otherwise the newest texts stay whole, up to half of `max_bytes`. Each older text
+      is shortened to its most telling sentences, or left out if none of them fits. For
+      example: "First read the docs. … Never delete a file! …".
 
-    A long text may become "First read the docs. … Never delete a file! …".
+    Args:
+        texts: The texts, the oldest first.
+        max_bytes: The most bytes of the list, without its heading.
+
+    Returns:
+        The texts that are left, in their order.
     """
     sizes_bytes = _measure_lines(texts)
     if sum(sizes_bytes) <= max_bytes:
         return texts
 
     older_count = _count_older(sizes_bytes, int(max_bytes * WHOLE_RATIO))
+    # What the newest texts leave is for the sentences of the older texts.
     room_bytes = max_bytes - sum(sizes_bytes[older_count:])
     split = [_split(text) for text in texts]
-    kept_numbers = _choose_sentences(split, older_count, room_bytes)
+    chosen_numbers = _choose_sentences(split, older_count, room_bytes)
 
     shortened = [
         _join(sentences, sorted(numbers))
-        for sentences, numbers in zip(split[:older_count], kept_numbers, strict=True)
+        for sentences, numbers in zip(split[:older_count], chosen_numbers, strict=True)
         if numbers
     ]
     return (*shortened, *texts[older_count:])
@@ -311,45 +361,50 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
 def _choose_sentences(
     split: Sequence[Sequence[str]], older_count: int, room_bytes: int
 ) -> list[list[int]]:
-    """Chooses the most telling sentences of the older texts, while they have room.
+    """Chooses the most telling sentences of the older texts, as long as they fit.
 
-    No sentence is shown twice.
+    A sentence is passed over if it has been chosen already, or stands in a text that
+    stays whole.
 
     Args:
-        split: The sentences of every text, the oldest text first.
-        older_count: How many texts are shortened; the texts after them stay whole.
+        split: The sentences of all texts, the oldest text first.
+        older_count: How many of the texts, from the first one on, are older: these are
+            shortened. The other texts stay whole.
         room_bytes: The most that the shortened texts may take.
 
     Returns:
-        For each older text, the numbers of the chosen sentences in the text.
+        A list for each older text: the numbers of the chosen sentences within the text,
+        from 0, the most telling sentence first. [] if none was chosen.
     """
     older = split[:older_count]
     older_sizes_bytes = [_measure_lines(sentences) for sentences in older]
     shown_sentences = set(itertools.chain.from_iterable(split[older_count:]))
-    kept_numbers: list[list[int]] = [[] for _ in older]
+    chosen_numbers: list[list[int]] = [[] for _ in older]
 
     left_bytes = room_bytes
     for text_number, sentence_number in _rank(split, older_count):
-        is_first_of_text = not kept_numbers[text_number]
+        is_first_of_text = not chosen_numbers[text_number]
         marks_bytes = FIRST_MARKS_BYTES if is_first_of_text else NEXT_MARK_BYTES
         cost_bytes = older_sizes_bytes[text_number][sentence_number] + marks_bytes
 
+        # A sentence that is too long does not end the search: a shorter one may fit.
         sentence = older[text_number][sentence_number]
         if cost_bytes <= left_bytes and sentence not in shown_sentences:
             left_bytes -= cost_bytes
             shown_sentences.add(sentence)
-            kept_numbers[text_number].append(sentence_number)
-    return kept_numbers
+            chosen_numbers[text_number].append(sentence_number)
+    return chosen_numbers
 
 
 def _count_older(sizes_bytes: Sequence[int], max_whole_bytes: int) -> int:
-    """Returns how many texts stand before the newest ones, which stay whole.
+    """Returns how many of the texts are older, and so do not stay whole.
 
-    The newest texts are as many as take at most `max_whole_bytes` together.
+    The other texts are the newest ones: as many as take at most `max_whole_bytes`
+    together.
 
     Args:
         sizes_bytes: The size of each text, the oldest first.
-        max_whole_bytes: The most that the newest texts take.
+        max_whole_bytes: The most bytes of the newest texts together.
     """
     whole_bytes = 0
     older_count = len(sizes_bytes)
@@ -362,9 +417,9 @@ def _count_older(sizes_bytes: Sequence[int], max_whole_bytes: int) -> int:
 
 
 def _measure_lines(texts: Iterable[str]) -> list[int]:
-    """Returns how many bytes each text takes in a list, its dash and margins included.
+    """Returns how many bytes each text takes in the list, with its dash and margins.
 
-    Every sentence of a long history is measured, so one call measures all texts.
+    A long history has thousands of sentences: one call for all of them saves time.
     """
     return [
         len(text.encode("utf-8", "replace"))
@@ -375,21 +430,22 @@ def _measure_lines(texts: Iterable[str]) -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text into sentences; a short text is returned whole.
+    """Splits a text into sentences. A short text is a single sentence.
 
-    A heading is a sentence that ends with a colon at the end of its line. It is put
-    before each sentence of the next line, and of list items after that line: "Never do
-    this:" over "- Delete files." gives "Never do this: - Delete files.". Without the
-    heading, the item could be taken for an order.
+    If the last sentence of a line ends with a colon, this sentence is a heading. The
+    heading is put before each sentence of the next line, and before those of all list
+    items that follow directly. For example, the lines "Never do this:" and "- Delete
+    files." give the sentence "Never do this: - Delete files.". Without the heading, the
+    item could be taken for an order.
     """
     if len(text.encode("utf-8", "replace")) <= MAX_SENTENCE_CHARS:
         return [text]
 
     result: list[str] = []
-    heading = ""  # The heading above the line that is read; "" for none.
-    follows_heading = False  # Whether the line before ended with the heading.
+    heading = ""  # The heading for the sentences of the line; "" for none.
+    follows_heading = False  # Whether the heading is the end of the line before.
     for line in excerpt(text, MAX_READ_BYTES).splitlines():
-        # The excerpt has a gap, which is no sentence.
+        # A piece that has nothing but the mark of the excerpt's gap is no sentence.
         pieces = _SENTENCE.split(line.strip())
         sentences = [piece.strip() for piece in pieces if piece.strip(f"{_GAP} ")]
         if not sentences:
@@ -400,21 +456,26 @@ def _split(text: str) -> list[str]:
             heading = ""
         result += _put_below(heading, sentences)
 
-        # A new heading does not stand by itself: the sentences below it repeat it.
+        # The last sentence is taken back if it is a heading: it stands before the
+        # sentences below, and not by itself. It begins with the heading above, if any.
         follows_heading = sentences[-1].endswith((":", "："))  # noqa: RUF001
         if follows_heading:
             heading = excerpt(result.pop(), MAX_HEADING_BYTES)
 
-    # No sentence repeats a heading in the last line.
+    # A heading without sentences below stands by itself.
     if follows_heading:
         result.append(heading)
     return result
 
 
 def _put_below(heading: str, sentences: Iterable[str]) -> list[str]:
-    """Returns the sentences, each after the heading; long ones are split at words.
+    """Returns the sentences, each after the heading; splits long ones at words.
 
-    Dictated text has no punctuation, so one of its sentences may be very long.
+    A sentence may be very long: dictated text has no punctuation.
+
+    Args:
+        heading: The heading; "" for none.
+        sentences: The sentences of a line; not empty.
     """
     pieces: list[str] = []
     for sentence in sentences:
@@ -431,7 +492,7 @@ class _Sentence(NamedTuple):
 
     Attributes:
         words: The words of three and more letters, in lower case.
-        has_name: Whether it names something exactly: a number, a path, a quoted text.
+        has_name: Whether the sentence names something: a number, a path, a quoted text.
         bonus_points: The points for a command and for an exclamation mark.
         size_bytes: The length of the sentence.
     """
@@ -443,13 +504,18 @@ class _Sentence(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The place of a sentence: the number of its text, and its number in that text."""
+    """The place of a sentence. Both numbers begin at 0.
+
+    Attributes:
+        text_number: The number of the text that has the sentence.
+        sentence_number: The number of the sentence within this text.
+    """
 
     text_number: int
     sentence_number: int
 
 
-@lru_cache(maxsize=1_024)  # Each summary ranks the sentences of those before it.
+@lru_cache(maxsize=1_024)  # Each summary ranks the sentences of the last one again.
 def _read_sentence(sentence: str) -> _Sentence:
     """Finds the properties that decide the rank of a sentence."""
     is_exclamation = sentence.endswith(("!", "！"))  # noqa: RUF001
@@ -464,12 +530,12 @@ def _read_sentence(sentence: str) -> _Sentence:
 
 
 def _rank(split: Sequence[Sequence[str]], older_count: int) -> list[_Place]:
-    """Returns the places of the sentences in older texts, the most telling first.
+    """Returns the places of all sentences in the older texts, the most telling first.
 
     Args:
-        split: The sentences of every text, the oldest text first.
-        older_count: How many texts are ranked, from the first one on. The other texts
-            only show which words are rare.
+        split: The sentences of all texts, the oldest text first.
+        older_count: How many of the texts, from the first one on, are older. The other
+            texts only help to find out which words are rare.
     """
     read = [[_read_sentence(sentence) for sentence in sentences] for sentences in split]
     use_counts = Counter[str]()  # How many sentences of all texts have a word.
@@ -491,8 +557,9 @@ def _score(sentences: Sequence[_Sentence], use_counts: Counter[str]) -> list[flo
         sentences: All sentences of the text.
         use_counts: How many sentences of all texts have a word, by the word.
     """
-    # If most sentences name something, as in a log, a name tells little. In a text of
-    # at most three sentences a name counts in full.
+    # In a log, most sentences name something, so a name tells little: the points are
+    # reduced by the part of the sentences with a name. A text of at most three
+    # sentences is too short for such a part to mean anything.
     name_points = NAME_WEIGHT
     if len(sentences) > 3:
         named_count = sum(1 for each in sentences if each.has_name)
@@ -510,12 +577,16 @@ def _score(sentences: Sequence[_Sentence], use_counts: Counter[str]) -> list[flo
 
 
 def _join(sentences: Sequence[str], numbers: Sequence[int]) -> str:
-    """Joins the sentences with these numbers; "…" stands for sentences left out.
+    """Joins some sentences of a text, with "…" for each gap between and around them.
 
     An example: the numbers 1 and 2 of four sentences give "… Second. Third. …".
+
+    Args:
+        sentences: All sentences of the text.
+        numbers: The numbers of the sentences to join, from 0, in rising order.
     """
     pieces = []
-    next_number = 0  # The number of the sentence after the last one that is joined.
+    next_number = 0  # Without a gap, this is the number of the next sentence.
     for number in numbers:
         if number > next_number:
             pieces.append(_GAP)

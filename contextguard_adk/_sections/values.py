@@ -3,7 +3,8 @@
 A value is a text that names something exactly: an id, a number, a path, a name. The
 list has a line for each source of values, such as "- grep(TODO, src): src/a.py, 4711".
 A source is a call with its result, or a message. "Covered" messages are those that the
-summary replaces.
+summary replaces. An index is the position of a message among the contents of the
+request.
 """
 
 from __future__ import annotations
@@ -36,30 +37,34 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 VALUES_RATIO = 0.10
-"""The list takes at most this part of the window."""
+"""The list takes at most this part of `Budgets.working_tokens`."""
 
 ROOM_RATIO = 0.25
-"""The list takes at most this part of what instruction and tools leave of the
-threshold.
+"""The list takes at most this part of `Turn.room_tokens`: of the threshold less the
+tokens of instruction and tools.
 """
 
 COVERED_RATIO = 0.25
-"""The list takes at most this part of the covered calls and results."""
+"""The list takes at most this part of the tokens of the covered calls and results."""
 
 MAX_VALUES_TOKENS = 8_000
-"""The list takes at most this, whatever the window."""
+"""The list takes at most this, however large the window is."""
 
 MAX_STORED_BYTES = 4 * 1024
-"""The most of the list in session state, for a history that is loaded in part."""
+"""The most that the lines in session state take, for a history that is loaded in part.
+"""
 
 BYTES_A_TOKEN = 3
-"""The size of a token of a list, as `fit_bytes` guesses it."""
+"""How many bytes of a list count as a token, as in the first guess of `fit_bytes`."""
 
 MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
-"""A number in session state counts as this at most: no list has so many bytes."""
+"""A larger number in session state is read as this number.
+
+A list takes fewer bytes, and a summary covers fewer messages.
+"""
 
 LEAST_COST_BYTES = 12
-"""With less room left, hardly a value would fit."""
+"""With less room left, the search for values that fit ends: hardly any would."""
 
 MAX_LABEL_BYTES = 60
 """The arguments of a call take at most this in the label of a source."""
@@ -68,33 +73,42 @@ MAX_READ_CHARS = 4_000
 """Only this many characters of a call's arguments are read for a label."""
 
 MAX_READ_BYTES = 400_000
-"""The newest messages of this size are read whole; of older ones only the calls."""
+"""The newest messages are read whole, up to this size together.
+
+Of older messages only the calls are read.
+"""
+
+# The points of a value decide whether it is listed. The weights of the points were
+# chosen on recorded sessions of agents.
 
 REUSE_WEIGHT = 2.0
-"""Points for the logarithm of the number of calls that used a value again.
-
-These weights decide which values are listed. They were chosen on recorded sessions of
-agents.
+"""A value gets `REUSE_WEIGHT * log(1 + n)` points if calls have used it again n times.
 """
 
 RECENCY_WEIGHT = 2.0
-"""Points of a value in the newest message; a value in an older message has fewer."""
+"""The points of a value in the newest message. In older messages it has fewer points.
+"""
 
 CALL_WEIGHT = 1.0
-"""Points of a value that a call has used."""
+"""The points of a value that a call has used."""
 
 KIN_WEIGHT = 1.0
-"""Points of a value that has all its words in common with values in calls."""
+"""The points of a value whose words all stand in values of calls, too.
+
+A value gets a part of these points if only a part of its words does.
+"""
 
 KIN_WITHOUT_WORDS_RATIO = 0.3
-"""The part of `KIN_WEIGHT` that a value without words gets."""
+"""A value without words gets this part of `KIN_WEIGHT`."""
 
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 """The words in a value: "orderId_42" has "order"."""
 
 _TEXTS = BoundedDict[Hashable, str](64)
-"""The lists that were written last, by the fingerprints of their messages and their
-size.
+"""The lists that were written or read last.
+
+The key of a list has the fingerprints of its messages, and the most bytes that it may
+take.
 """
 
 
@@ -105,7 +119,8 @@ class _Source:
     Attributes:
         label: The name of the source in the list: a tool with arguments, or an author.
         is_shown: Whether the list has a line for the source.
-        listed: The values in this line, without those that stand in the label.
+        listed: The values that stand after the label in this line. Values in the label
+            are not repeated.
     """
 
     label: str
@@ -115,14 +130,18 @@ class _Source:
 
 @dataclass
 class _Value:
-    """The uses of a value: the places where it stands.
+    """The uses of a value. A use is a part of a message in which the value stands.
 
     Attributes:
-        telling: The points of its form, from `read_values`: an id has more than a word.
-        source: The first source with the value in the newest message that has it.
-        newest_number: The number of that message, from 1; 0 before the first use.
-        call_count: How many times calls have used the value.
-        reuse_count: `call_count` without a call that was the first use of the value.
+        telling: The weight of the value from `read_values`: `TELLING` if it has the
+            form of an id, a path or a name.
+        source: The source in whose line the value is listed. It is the first source
+            with the value in the newest message that has the value.
+        newest_number: The number of this message among the covered ones, from 1; 0
+            before the first use.
+        call_count: How many of the uses are calls.
+        reuse_count: Like `call_count`, but a call that is the first of all uses does
+            not count.
     """
 
     telling: float
@@ -132,7 +151,7 @@ class _Value:
     reuse_count: int = 0
 
     def add_use(self, source: _Source, message_number: int, is_call: bool) -> None:
-        """Counts one more use; messages are read in their order."""
+        """Counts one more use. The uses are counted in the order of their messages."""
         is_first_use = self.newest_number == 0
         if is_call:
             self.call_count += 1
@@ -149,8 +168,8 @@ class _Stored(NamedTuple):
 
     Attributes:
         max_bytes: The most bytes that the list may take.
-        covered_count: How many messages are covered.
-        lines: The newest lines of the list.
+        covered_count: How many messages were covered when the value was written.
+        lines: The newest lines of the list, without the heading; "" for none.
     """
 
     max_bytes: int
@@ -161,8 +180,9 @@ class _Stored(NamedTuple):
 class Values(Section):
     """Lists ids, numbers, paths and names in the covered messages.
 
-    The list is written anew from these messages each time. Session state only has the
-    size of the list, and 4 KB of its lines for a history that is loaded in part.
+    Each request writes the list from the covered messages. Session state has only the
+    size of the list, and up to 4 KB of its lines. These lines are shown if some of the
+    messages are not loaded.
     """
 
     name = "values"
@@ -174,12 +194,16 @@ class Values(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the fields of `_Stored`, as `_read` reads them; None for no line."""
+        """Returns the fields of `_Stored`, by the names that `_read` reads.
+
+        Returns None if there is nothing to list.
+        """
         history = turn.history
         older_lines = ""
         listed_indexes = covered
         if history.is_partial and not history.is_rewound:
-            # Messages that are not loaded are known by their stored lines alone.
+            # Some messages of the last summary are not loaded: only the stored lines
+            # have their values. So these lines stand for all messages of that summary.
             older_lines = _read(known).lines
             listed_indexes = covered - history.covered
 
@@ -192,10 +216,12 @@ class Values(Section):
         text = list_values(history, listed_indexes, max_bytes)
         _heading, _, newer_lines = text.partition("\n")
 
-        # Session state holds the newest lines, for when less of the history is loaded.
-        # They also stand for older messages, so `max_bytes` does not limit them.
+        # The newest lines are stored for later requests with less of the history. They
+        # are not limited by `max_bytes`, which is the size of the list of the loaded
+        # messages alone.
         most_bytes = int(most_tokens * BYTES_A_TOKEN / max(1.0, turn.correction))
-        half_room_bytes = 2 * room_tokens  # The room has four bytes a token.
+        # A token of the room counts as four bytes, so this is half of the room.
+        half_room_bytes = 2 * room_tokens
         stored_bytes = min(MAX_STORED_BYTES, half_room_bytes, most_bytes)
         lines = _join_newest(older_lines, newer_lines, stored_bytes)
         if not (lines or text):
@@ -205,20 +231,26 @@ class Values(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the list anew, or its stored lines if messages are missing.
+        """Returns the list, written from the covered messages.
 
-        Returns "" if there is no line.
+        If some of these messages are missing, returns the stored lines instead. Returns
+        "" if there is no line.
         """
         stored = _read(value)
+        # With `loads_part`, later requests may have fewer messages. Then the stored
+        # lines are returned, which stay the same.
         has_all = len(covered) >= stored.covered_count and not history.loads_part
-        # After a rewind fewer messages are covered, but none of them is missing.
+        # After a rewind, the session has fewer covered messages, and all are loaded.
         if has_all or history.is_rewound:
             return list_values(history, frozenset(covered), stored.max_bytes)
         return f"{VALUES}\n{quote_stored(stored.lines)}" if stored.lines else ""
 
 
 def _read(value: JsonValue) -> _Stored:
-    """Reads a stored value, which anybody may have written to session state."""
+    """Reads a stored value, which anybody may have written to session state.
+
+    Fields that are malformed are read as 0 or "".
+    """
     fields = value if isinstance(value, dict) else {}
     numbers = {"bytes": 0, "count": 0}
     for name in numbers:
@@ -237,8 +269,13 @@ def _read(value: JsonValue) -> _Stored:
 def _fit_list(turn: Turn, indexes: Collection[int], most_tokens: float) -> int:
     """Returns how many bytes the list of these messages may take.
 
-    The list may take at most `most_tokens`, and at most a part of the calls and results
-    among the messages.
+    The list may take `most_tokens`, but no more than `COVERED_RATIO` of the tokens of
+    the calls and results among the messages.
+
+    Args:
+        turn: The model call.
+        indexes: The indexes of the messages.
+        most_tokens: The most tokens of the list.
     """
     history = turn.history
     contents = [history.shown[index] for index in indexes]
@@ -253,18 +290,24 @@ def _fit_list(turn: Turn, indexes: Collection[int], most_tokens: float) -> int:
 
 
 def _join_newest(older_lines: str, newer_lines: str, max_bytes: int) -> str:
-    """Joins the newest lines of two texts; the older text gets half of the room.
+    """Joins the newest lines of two texts.
 
-    Characters are counted as bytes here: if older lines are not ASCII, the newer lines
-    get slightly more than the rest of the room.
+    The older text gets at most half of the room, and the newer text gets the rest.
+
+    Args:
+        older_lines: The older text, the oldest line first.
+        newer_lines: The newer text, the oldest line first.
+        max_bytes: The room. The result may be slightly larger if the older lines are
+            not ASCII.
     """
     older = _newest_lines(older_lines, max_bytes // 2)
+    # A character of the older lines counts as one byte here.
     newer = _newest_lines(newer_lines, max_bytes - len(older))
     return "\n".join(lines for lines in (older, newer) if lines)
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
-    """Returns the last whole lines of a text that take at most `max_bytes` as JSON."""
+    """Returns as many of a text's last lines as take at most `max_bytes` as JSON."""
     newest_first: list[str] = []
     left_bytes = max_bytes
     for line in reversed(text.splitlines()):
@@ -276,10 +319,15 @@ def _newest_lines(text: str, max_bytes: int) -> str:
 
 
 def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
-    """Lists the values of the covered messages with their sources; "" for none.
+    """Writes the list of the values in the covered messages; "" for no value.
 
-    The list depends on these messages and `max_bytes` alone. Several requests have the
-    same list, so it is written once.
+    The list depends only on these messages and on `max_bytes`. Several requests have
+    the same list, so the lists that were written last are remembered.
+
+    Args:
+        history: The history of the request.
+        covered: The indexes of the covered messages.
+        max_bytes: The most bytes that the list may take, with its heading.
     """
     indexes = sorted(covered)
     fingerprints = tuple(
@@ -291,20 +339,26 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
         gathered = _gather(history, indexes)
         _mark_listed(gathered.values, max_bytes - len(VALUES))
         text = _write_list(gathered.sources)
-    # A list that is read is stored again, because the oldest ones are dropped first.
+    # A remembered list is stored again, too. So the lists that were not used for the
+    # longest time are dropped first.
     _TEXTS[key] = text
     return text
 
 
 class _Gathered(NamedTuple):
-    """The values of some messages by their text, and all sources in their order."""
+    """What some messages have: values by their text, and all sources in order."""
 
     values: dict[str, _Value]
     sources: list[_Source]
 
 
 def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
-    """Reads the values of some messages, and counts their uses."""
+    """Reads the values of some messages, and counts the uses of each value.
+
+    Args:
+        history: The history of the request.
+        indexes: The indexes of the messages, in rising order.
+    """
     values: dict[str, _Value] = {}
     sources: dict[Hashable, _Source] = {}
     message_numbers = {index: number for number, index in enumerate(indexes, 1)}
@@ -319,7 +373,8 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         if only_repeats_values or is_too_old:
             continue
 
-        # A call and its result are one source; any other part is a source of its own.
+        # A call and its result have one source. Any other part has its own source. Two
+        # calls may be equal, so the key is the object of the call.
         call = placed.part.function_call or placed.call
         source_key = id(call) if call else (placed.content_index, part_number)
         if source_key not in sources:
@@ -334,14 +389,20 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
-    """Returns the index of the oldest message that is read whole.
+    """Returns the index of the oldest message that is read whole, among the contents.
 
-    To read all of a long history would hold up the event loop. If even the newest
-    message is too long, the index after the last content is returned.
+    Not all messages of a long history are read whole, because that would hold up the
+    event loop. If even the newest message is too long, no message is read whole. Then
+    an index is returned that is larger than those of all messages.
+
+    Args:
+        history: The history of the request.
+        indexes: The indexes of the messages, in rising order.
     """
     left_bytes = MAX_READ_BYTES
     oldest_index = len(history.contents)
     for index in reversed(indexes):
+        # A heuristic token is four bytes.
         left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
         if left_bytes < 0:
             break
@@ -350,23 +411,32 @@ def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
 
 
 def _read_part(history: History, placed: PlacedPart) -> Found:
-    """Returns the values of a part, each with how telling it is.
+    """Returns the values of a part, each with its weight.
 
-    Text that another plugin adds is not read: it may be new on each call, as the time.
+    Values that another plugin has added are left out: they may differ in each request,
+    as the time does.
     """
     found = read_values(payload_of(placed.part) or placed.text)
     original = history.original(placed.content_index)
     if original is history.contents[placed.content_index]:
-        return found  # No plugin has changed the content.
+        # No plugin has changed the content.
+        return found
 
     original_text = content_text(original)
     return [(text, telling) for text, telling in found if text in original_text]
 
 
 def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
-    """Names a source: a tool with its arguments, code, or the author of a message.
+    """Returns the label of a source.
 
-    An example for a tool: "read_file(notes/a.txt, utf-8)".
+    - For a call or a result: the tool with the values of the call's arguments, such as
+      "read_file(notes/a.txt, utf-8)".
+    - For an output of code: "code".
+    - For another part: the author of the message.
+
+    Args:
+        placed: The part.
+        call: The call in the part, or the call that the part answers; None for neither.
     """
     if call is None:
         return "code" if placed.part.code_execution_result else placed.author
@@ -379,19 +449,24 @@ def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
     args_text = ", ".join(texts)
     shown = " ".join(hide_secrets(args_text[:MAX_READ_CHARS]).split())
     if len(args_text) > MAX_READ_CHARS:
-        # The cut may go through a credential, and half of one is not recognized. An
-        # excerpt would show the text at the cut, so only the beginning is used.
+        # The cut may go through a credential, and half a credential is not recognized.
+        # `excerpt` would show the text before the cut, so only the beginning is used.
         shown = shown[:MAX_LABEL_BYTES]
     return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
 
 
 def _mark_listed(values: dict[str, _Value], max_bytes: int) -> None:
-    """Marks in the sources which values are listed: the most useful ones that fit.
+    """Chooses the values that are listed: the most useful ones that fit.
 
-    A value that stands in a label, or in another listed value, is not listed again.
+    The sources of these values are marked as shown, and get the values in `listed`. A
+    value that stands in a label, or in another listed value, is not listed again.
+
+    Args:
+        values: The values, by their text.
+        max_bytes: The most bytes of all lines together.
     """
     left_bytes = max_bytes
-    list_text = "\n"  # All labels and values that are listed so far.
+    list_text = "\n"  # The labels and values that are listed so far, one a line.
     for text, value in _rank(values):
         if left_bytes < LEAST_COST_BYTES:
             break
@@ -407,53 +482,62 @@ def _mark_listed(values: dict[str, _Value], max_bytes: int) -> None:
         if not source.is_shown:
             source.is_shown = True
             list_text += source.label + "\n"
-        # The label of the source may show the value already.
+        # The label of the source may have the value already.
         if not _stands_in(text, source.label):
             source.listed.append(text)
             list_text += text + "\n"
 
 
 def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
-    """Returns the values with their texts, the most useful first."""
+    """Returns the values with their texts, the most useful first.
+
+    A value is useful if it has the form of an id, a path or a name, if calls have used
+    it, if it stands in a new message, or if it is like the values that calls have used.
+    """
     newest_number = max((value.newest_number for value in values.values()), default=1)
     words_in_calls = set[str]()
     for text, value in values.items():
-        if value.call_count:
+        if value.call_count > 0:
             words_in_calls |= _find_words(text)
 
-    def score(text_and_value: tuple[str, _Value]) -> float:
-        text, value = text_and_value
-        recency_ratio = value.newest_number / newest_number
+    points: dict[str, float] = {}
+    for text, value in values.items():
+        reuse_points = REUSE_WEIGHT * math.log1p(value.reuse_count)
+        recency_points = RECENCY_WEIGHT * (value.newest_number / newest_number)
+        call_points = CALL_WEIGHT if value.call_count > 0 else 0.0
+
         words = _find_words(text)
         kin_ratio = KIN_WITHOUT_WORDS_RATIO
         if words:
             kin_ratio = len(words & words_in_calls) / len(words)
-        call_points = CALL_WEIGHT if value.call_count else 0.0
-        return (
-            value.telling
-            + REUSE_WEIGHT * math.log1p(value.reuse_count)
-            + RECENCY_WEIGHT * recency_ratio
-            + call_points
-            + KIN_WEIGHT * kin_ratio
+        kin_points = KIN_WEIGHT * kin_ratio
+
+        points[text] = (
+            value.telling + reuse_points + recency_points + call_points + kin_points
         )
 
-    return sorted(values.items(), key=score, reverse=True)
+    ranked_texts = sorted(values, key=points.__getitem__, reverse=True)
+    return [(text, values[text]) for text in ranked_texts]
 
 
 def _find_words(text: str) -> set[str]:
-    """Returns the words of a value: "orderId_42" has "order"."""
+    """Returns the words of a value in lower case: "orderId_42" has "order"."""
     return {word.lower() for word in _WORD.findall(text)}
 
 
 def _stands_in(value: str, text: str) -> bool:
     """Whether a value stands in a text by itself, not within a longer word."""
+    # The quick test comes first, because the pattern is slow.
     if value not in text:
         return False
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 def _write_list(sources: Sequence[_Source]) -> str:
-    """Writes the heading, and a line for each source that is shown; "" for no line."""
+    """Writes the heading and a line for each source that is shown.
+
+    Returns "" if no source is shown.
+    """
     lines = []
     for source in sources:
         if source.listed:
