@@ -168,7 +168,7 @@ class Rebuilder:
         if record_summary:
             stored = state.load_summary(record_summary.scope) or stored
 
-        invocation = self._side.begin(call, agent, PluginManager())
+        invocation = self._side.advance(call, agent, PluginManager())
         question = self._find_question(call)
         return History(contents, invocation, question, stored, self.memo)
 
