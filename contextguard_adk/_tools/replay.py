@@ -67,8 +67,8 @@ LIST_COLUMNS = ("app", "user", "session", "updated", "events")
 # them if it has fewer.
 LEAST_SAMPLE_CALLS = 40
 
-# Two requests tell a ratio only if the tokens of their contents differ by more than this
-# part of the larger number. A smaller difference is mostly noise.
+# Two requests tell a ratio only if the tokens of their contents differ by more than
+# this part of the larger number. A smaller difference is mostly noise.
 LEAST_DIFFERENCE_RATIO = 0.1
 # The range of the real tokens per heuristic token of a text. A number outside the range
 # comes from something else, such as a tool that was added between two requests.
