@@ -43,8 +43,9 @@ from contextguard_adk.testing import SimulatedLlm
 # Two requests whose sizes differ by less than this ratio have the same size.
 SAME_SIZE_RATIO = 0.05
 
-# The whole history has the size of the recorded request if its heuristic tokens are at
-# most those of the recorded request, times this ratio, plus this number of tokens.
+# Two guards may count one request a little differently. The whole history has the size
+# of the recorded request if its heuristic tokens are at most those of the recorded
+# request, times this ratio, plus this number of tokens.
 SAME_COUNT_RATIO = 1.03
 SAME_COUNT_TOKENS = 30
 
@@ -105,10 +106,10 @@ class Scale:
 
         - If the last recorded request has about the same size, the two requests are
           taken for equal, and the ratio of the recorded request is returned.
-        - Otherwise the ratio of the whole history is returned, also if no guard has
-          counted the heuristic tokens of the recorded request.
+        - If the sizes differ, or if the size of the recorded request is unknown, the
+          ratio of the whole history is returned.
 
-        `heuristic_tokens` are those of the request that the guard sends.
+        `heuristic_tokens` is the size of the request that the guard sends.
         """
         last = self.last
         if last and last.ratio and last.heuristic_tokens:
@@ -120,18 +121,20 @@ class Scale:
     def correct(self, call: RecordedCall, is_whole: bool, whole_tokens: int) -> None:
         """Corrects the ratio by a recorded call, which becomes the last one.
 
-        - If the recorded request had the whole history, its ratio is taken.
-        - If it was cut, and there is a last call, the ratio becomes the mean of two
-          ratios: the ratio so far, for the older text of the whole history, and the
-          ratio of the text that is new since the last call. The tokens of the two texts
-          are the weights.
-        - If it was cut, and there is no last call, its ratio is taken all the same; if
-          its ratio is unknown, the ratio so far stays.
+        - The recorded request had the whole history: the ratio of the recorded request
+          is taken.
+        - The recorded request was cut, and there is a last call: the whole history is
+          made of older text and of text that is new since the last call. The ratio
+          becomes the mean of the ratio so far, for the older text, and the ratio of the
+          new text. The tokens of the two texts are the weights.
+        - The recorded request was cut, and there is no last call: the ratio of the
+          recorded request is taken if it is known, because there is no better one.
 
         Args:
             call: The recorded call.
             is_whole: Whether the recorded request had the whole history.
-            whole_tokens: The heuristic tokens of the whole history at the call.
+            whole_tokens: The heuristic tokens of the whole history at the call; at
+                least 1.
         """
         if is_whole:
             self.ratio = call.prompt_tokens / whole_tokens
@@ -150,9 +153,8 @@ class Scale:
     def _measure_new_text(self, call: RecordedCall, last: RecordedCall) -> float:
         """Returns the ratio of the text that is new since the last call.
 
-        The difference between the two recorded requests is the new text, unless the
-        guard cut more of the second request. Returns the ratio of the whole history in
-        three cases:
+        The new text is the difference between the two recorded requests, unless the
+        guard cut more of the second request. Returns the ratio so far in three cases:
 
         - The guard has not counted the heuristic tokens of both requests.
         - The guard has noted a compaction or a recovery from an overflow on the event.
@@ -183,13 +185,13 @@ def _had_whole_history(call: RecordedCall, whole_tokens: int) -> bool:
     """
     if call.is_guarded:
         return False
-    # A guard stores the heuristic tokens of each request that it watches. Without them
-    # no guard has watched the call, so no guard has cut the request.
+    # A guard stores the heuristic tokens of each request that it watches. A request
+    # without them is taken for one that no guard has watched.
     if not call.heuristic_tokens:
         return True
 
-    # A guard may have shown a part of a large tool result from the start. Only the size
-    # of the recorded request tells of it.
+    # A guard may have shown only a part of a large tool result from the start. The
+    # guard has left no note of that, but the recorded request is smaller.
     most_tokens = SAME_COUNT_RATIO * call.heuristic_tokens + SAME_COUNT_TOKENS
     return whole_tokens <= most_tokens
 
@@ -279,8 +281,8 @@ class _RecordedModel(BaseLlm):
     def _find_ratio(self, heuristic_tokens: int) -> float:
         """Returns the ratio for a request, whose heuristic tokens are given.
 
-        If there is a `call`, the request is the whole history of this call. Then the
-        call corrects the scale before the ratio is read.
+        If there is a `call`, the request is the whole history of this call. Then
+        `is_whole` is set, and the call corrects the scale before the ratio is read.
         """
         if self.call is None:
             return self.scale.find_ratio(heuristic_tokens)
@@ -350,7 +352,7 @@ class _Finished:
     """The contents that ADK has built for an agent from its finished invocations.
 
     Attributes:
-        end: The index after the last event from which contents were built.
+        end: The index of the first event of which no contents are built yet.
         contents: The contents of the events before `end`.
         addition_count: How often contents were added.
         is_separable: Whether ADK builds the same contents from some invocations at a
@@ -413,7 +415,8 @@ class Side:
         ADK copies all events from which it builds a request, and the copies take most
         of the time of a replay. So a request is joined from parts where that is
         possible. Now and then the same request is also built from all events at once,
-        as ADK does in an app. If the two differ, no later request is joined.
+        as ADK does in an app. If the two differ, no later request of the agent in this
+        scope is joined.
 
         Args:
             call: The call. Calls come in the order of the recording.
