@@ -499,6 +499,7 @@ class _Replay:
             request_counts = _Counts(
                 content_tokens=self._memo.estimate_tokens(request.contents),
                 config_tokens=estimate_config_tokens(request.config),
+                # All calls of a sample have heuristic tokens, or none has.
                 recorded_tokens=call.heuristic_tokens or call.prompt_tokens,
             )
             counts.append(request_counts)
@@ -579,8 +580,8 @@ class _Replay:
         whole = whole_call.sent
         tokens = whole_call.tokens
         compaction = sent.record.compaction if sent.record else None
-        # An acting guard that does not watch the agent has no record of the call. Then
-        # the threshold is that of the watching guard, if this one watches the agent.
+        # A guard that does not watch the agent has no record of the call. The threshold
+        # is taken from the acting guard or, if it has no record, from the watching one.
         record = sent.record or whole.record
         return ReplayedCall(
             number=whole_call.number,
@@ -636,15 +637,15 @@ def _compare_cut_request(
     The recorded count is that of the cut request, so only an estimate of the cut
     request can be compared with the count.
 
-    - If the recording has what such an estimate needs, the cut request is estimated as
-      a guard would do it: its heuristic tokens, times the real tokens per heuristic
-      token of the last request. The estimate is returned with the recorded count.
-    - Otherwise the estimate of the whole history is returned, without a count.
-    - If no guard of the replay watches the agent, there is no estimate to return.
+    - If the watching guard watches the agent, and the two numbers of a guard's estimate
+      are known, the estimate of the cut request is returned with the recorded count. A
+      guard multiplies the heuristic tokens of a request by the real tokens per
+      heuristic token of the last request.
+    - Otherwise `whole_estimate` is returned, without a count.
 
     Args:
         call: The recorded call.
-        whole_estimate: The watching guard's estimate of the whole history; None if it
+        whole_estimate: The estimate of the whole history; None if the watching guard
             does not watch the agent.
         last_ratio: The real tokens per heuristic token of the agent's last recorded
             request; None if unknown.
@@ -705,7 +706,7 @@ def _choose_sample(calls: Sequence[RecordedCall]) -> _Sample:
     """Chooses calls of an agent, evenly spread over the session.
 
     Calls whose requests a guard had cut are left out. If some of the other calls have
-    heuristic tokens, only these are chosen. With 90 such calls every second one is.
+    heuristic tokens, only these are chosen. From 90 calls every second is chosen.
     """
     whole_calls = [call for call in calls if not call.is_guarded]
     heuristic_calls = [call for call in whole_calls if call.heuristic_tokens]
@@ -734,8 +735,9 @@ class _Fit(NamedTuple):
 
     Attributes:
         fixed_tokens: The heuristic tokens of instruction and tools.
-        error_ratio: The median difference between the count that the fixed tokens let
-            one expect and the recorded count, as a ratio of the recorded count.
+        error_ratio: The median error of the counts that follow from the fixed tokens.
+            The error is the difference from the recorded count, as a part of it; 0.1 is
+            10% too high or too low.
     """
 
     fixed_tokens: int
@@ -763,8 +765,8 @@ def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
 
     if is_heuristic:
         ratio = 1.0
-        # A guard has counted the requests, and may have shortened tool results in
-        # them. The first request has the fewest results, so it is trusted alone.
+        # The guard that has counted the requests may have shortened tool results. The
+        # first request has the fewest results, so only this request is trusted.
         trusted_counts = counts[:1]
     else:
         ratio = _infer_token_ratio(counts)
@@ -787,9 +789,9 @@ def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
 def _is_turn_only(turn_fit: _Fit, whole_fit: _Fit, is_heuristic: bool) -> bool:
     """Whether the recorded counts say that an agent was sent only the running turn.
 
-    Few agents are sent only the running turn, so the counts must say it clearly: the
-    error with the running turn must be small, and less than half of the error with the
-    whole history.
+    Few agents are sent only the running turn. So the error of the fit with the running
+    turn must be small, and less than half of the error of the fit with the whole
+    history.
     """
     most_error_ratio = MOST_TURN_ERROR_RATIO
     if is_heuristic:

@@ -87,7 +87,9 @@ class _Last:
     rebuilt: Rebuilt
 
     def is_continued_by(self, key: object, contents: Sequence[types.Content]) -> bool:
-        """Whether the next request has the messages of this one, and perhaps new ones.
+        """Whether the next request has all messages of this one, and perhaps new ones.
+
+        The whole history is shorter after a rewind: then the answer is no.
 
         Args:
             key: The key of the next request.
@@ -147,8 +149,8 @@ class Rebuilder:
         Otherwise the request is rebuilt from the whole history.
 
         Args:
-            call: The call. Calls come in the order of the recording, and none is left
-                out.
+            call: The call. Calls come in the order of the recording, and no call of the
+                same agent is left out.
             simulated: The session state of a replay at the call; None for the recorded
                 one.
         """

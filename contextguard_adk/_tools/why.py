@@ -268,7 +268,7 @@ async def _rebuild_requests(
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
     numbered_calls = list(enumerate(calls, 1))
     for number, call in terminal.show_progress(numbered_calls, "Reading"):
-        # The rebuilder needs all calls in their order, also those of other agents.
+        # The calls of other agents are rebuilt as well, in the order of the recording.
         rebuilt = await rebuilder.rebuild(call)
         is_wanted = settings.agent in (None, call.event.author)
         if is_wanted:
