@@ -110,7 +110,7 @@ class RecallHistoryTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Answers a call of the tool; the answer explains what is wrong with it."""
+        """Answers a call of the tool; the answer to a wrong call says what is wrong."""
         try:
             items = await self._source.load()
             # A search in megabytes takes seconds. In this thread it would block the
@@ -150,8 +150,8 @@ class RecallHistoryTool(BaseTool):
             usage = "recall_history() lists the items, with query=… it searches them."
             return {"result": f"There is no item {handle[:40]!r}. {usage}"}
 
-        # Several items may have this handle, and all have the same text. Only a file of
-        # the newest is sure to be at hand.
+        # Several items may have this handle, and all have the same text or file. The
+        # newest item is the most likely one to be in the request.
         item = found[0]
         if item.text or not item.media:
             return {"result": self._read(item, offset)}
@@ -278,7 +278,8 @@ class RecallHistoryTool(BaseTool):
             # The text of a file may be empty: then the line stands alone.
             return f"{whole_line}{phrases.quote(item.text)}".rstrip("\n")
 
-        # The part begins at the position or before it, so no start has more digits.
+        # The part begins at the position or before, so the number in its line has no
+        # more digits than the position.
         position = match.position
         part_line_tokens = self._count(f"[{item.title}; from {position}]\n")
         room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - part_line_tokens)
@@ -288,15 +289,14 @@ class RecallHistoryTool(BaseTool):
         return f"[{item.title}; from {start}]\n{phrases.quote(part)}"
 
     def _find_start(self, text: str, position: int, lead_tokens: int) -> int:
-        """Returns where a part of a text begins that has a lead before a position.
+        """Returns the index in a text from which a lead goes up to a position.
 
-        The lead takes at most `lead_tokens`, but it has a character at least, unless
-        the position is 0.
+        The lead is the text between the two. It is as long as `lead_tokens` allow.
         """
         lead_chars = lead_tokens * _MAX_CHARS_PER_TOKEN
         before = text[max(0, position - lead_chars) : position]
-        # The lead is the end of the text before the position. `_cut_end` keeps the
-        # beginning of a text, so the text is reversed.
+        # `_cut_end` keeps the beginning of a text, but the lead is the end of `before`.
+        # So the text is reversed.
         reversed_lead = self._cut_end(before[::-1], lead_tokens)
         return position - len(reversed_lead)
 
