@@ -1,8 +1,8 @@
 """Finds the items of a history that an agent may read back.
 
 An item is a message, a tool call, a tool's result or a file. A handle is the short name
-by which the agent asks for an item; items with the same text have the same handle. An
-item is hidden if the request does not show the content of the item as a whole.
+by which the agent asks for an item; equal items have the same handle. An item is hidden
+if the request does not show the content of the item as a whole.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _may_be_rewritten(invocation: InvocationContext) -> bool:
 
     Two kinds of plugins may:
 
-    - A plugin with a callback of its own, that is neither of ADK nor of the guard.
+    - A plugin of the app, if the plugin has a callback for requests.
     - ADK's `ContextFilterPlugin`, if the app has given it a function.
     """
     for plugin in invocation.plugin_manager.plugins:

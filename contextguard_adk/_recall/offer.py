@@ -99,8 +99,8 @@ class Recall:
 
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
         """Returns the tool that reads the items that this request leaves out."""
-        # The tool lives until the next request. So that the memory of the turn is free
-        # until then, the tool gets single values of the turn.
+        # The tool lives until the next request, but the turn should not. So the tool
+        # gets only the values of the turn that it needs.
         return RecallHistoryTool(
             ItemSource(turn.history, invocation),
             window_tokens=turn.budgets.window_tokens,
