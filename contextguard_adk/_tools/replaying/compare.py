@@ -78,8 +78,8 @@ def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]
     """Yields the rows of `COMPARED`; each has one strategy for all agents.
 
     Args:
-        guard: The settings of the user. All rows have their prices and, if a file can
-            have it, the summarizer of their default strategy.
+        guard: The settings of the user. All rows have the prices of these settings.
+            They have the summarizer of the default strategy if it is given by name.
         window_tokens: The context window of all rows; None for the window of the user's
             default strategy.
     """
