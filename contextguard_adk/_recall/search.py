@@ -240,10 +240,10 @@ class _Terms:
             self._pairs.update(_list_pairs(run))
 
     def split_into_passages(self, item: Item) -> Iterator[Match]:
-        """Yields the passages of an item, at least one, with their stems as hits.
+        """Yields the passages of an item, at least one.
 
-        The words of the item's label and of its call's arguments count as words of each
-        passage.
+        The hits of a passage are the stems of the query that it has. The words of the
+        item's label and of its call's arguments count as words of each passage.
         """
         label_and_args = f"{item.label} {item.args} ".lower()
         # No passage begins in the last `_OVERLAP_CHARS` of the text, because the
@@ -318,7 +318,8 @@ def _stem(word: str) -> str:
     """
     plain = word
     if not word.isascii():
-        # The decomposed form has each accent as a character of its own.
+        # The decomposed form has each accent as a character of its own, which is not
+        # alphanumeric. Only the first 40 characters of a long word count.
         decomposed = unicodedata.normalize("NFKD", word[:40])
         plain = "".join(char for char in decomposed if char.isalnum())
 
