@@ -17,8 +17,8 @@ class CompactTool(BaseTool):
     """A tool named `compact_history`: has the history summarized before the next step.
 
     Args:
-        focus: The subjects that each of these summaries should keep above all; the
-            agent may name more.
+        focus: The subjects that each summary of this tool should keep above all; "" for
+            none. The agent may name more.
     """
 
     def __init__(self, focus: str = "") -> None:
@@ -36,7 +36,10 @@ class CompactTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Asks for a compaction, or says why there will be none."""
+        """Asks for a compaction, or returns the reason why there will be none.
+
+        `args` are the arguments that the model has written: "focus" or none.
+        """
         if _was_just_compacted(tool_context):
             return {
                 "refused": "The conversation was summarized just before this step; "
@@ -55,13 +58,14 @@ class CompactTool(BaseTool):
 def _was_just_compacted(tool_context: ToolContext) -> bool:
     """Whether the request that led to this tool call was compacted.
 
-    The guard notes a compaction in the metadata of the event that has the call.
+    The guard notes a compaction in the metadata of the event that has the call. Returns
+    False if no event has the call.
     """
     call_id = tool_context.function_call_id
     for event in reversed(tool_context.session.events):
         if not any(call.id == call_id for call in event.get_function_calls()):
             continue
-        # Others may write to the metadata, too, so the value may be anything.
+        # The app may write to the metadata as well, so the value may be anything.
         notes = (event.custom_metadata or {}).get(METADATA_KEY)
         return isinstance(notes, dict) and "compaction" in notes
     return False

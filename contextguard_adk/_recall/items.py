@@ -1,8 +1,8 @@
 """Finds the items of a history that an agent may read back.
 
-An item is a message, a tool call, a tool's result or a file. Each has a handle, a short
-name by which the agent asks for the item. A hidden item is one that the request does
-not show as a whole.
+An item is a message, a tool call, a tool's result or a file. A handle is the short name
+by which the agent asks for an item; equal items have the same handle. An item is hidden
+if the request does not show the content of the item as a whole.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Items:
     """The items of a history, newest first.
 
     Attributes:
-        all: Every item, whether the request shows it or not.
-        hidden: The hidden items, one for each handle.
+        all: Every item, hidden or not.
+        hidden: The hidden items. If several have the same handle, only the newest.
     """
 
     all: list[Item]
@@ -57,14 +57,15 @@ class ItemSource:
     async def load(self) -> Items:
         """Lists the items, also those of events that this run has not loaded."""
         older_contents = await _load_older(self.invocation, self.history.loads_part)
-        # Megabytes take a while, in which nothing else would run.
+        # To list the items of a long history takes a while. In this thread nothing
+        # else would run meanwhile.
         return await asyncio.to_thread(_list_items, self.history, older_contents)
 
 
 def _list_items(history: History, older_contents: Sequence[types.Content]) -> Items:
-    """Lists the items of a request and of older contents, from the newest on.
+    """Lists the items of a request and of older contents.
 
-    An older content that the request has too makes no second item.
+    An item of an older content is left out if the request has an item with its handle.
     """
     request_items = list_items(
         history.told,  # The contents in their redacted form.
@@ -112,7 +113,7 @@ def _find_hidden(history: History) -> set[int]:
         return hidden
 
     # The continuation, a text after the summary, quotes the user's current request.
-    quotes_whole_request = stored.request_chars < 0
+    quotes_whole_request = stored.request_chars < 0  # -1 stands for all characters.
     request_index = history.request_index
     if quotes_whole_request and request_index is not None:
         hidden.discard(request_index)
@@ -120,7 +121,10 @@ def _find_hidden(history: History) -> set[int]:
 
 
 def _redact_file(redactor: Redactor, item: Item) -> Item:
-    """Returns an item with the text of its file redacted; other texts already are."""
+    """Returns an item with its text redacted, if the text is that of a file.
+
+    The text of any other item comes from contents that are redacted already.
+    """
     if item.media is None or not redactor:
         return item
     return replace(item, text=redactor.redact_text(item.text))
@@ -129,9 +133,11 @@ def _redact_file(redactor: Redactor, item: Item) -> Item:
 async def _load_older(
     invocation: InvocationContext, loads_part: bool
 ) -> list[types.Content]:
-    """Returns contents of events that a run does not load, or that ADK has compacted.
+    """Returns contents of the session that the request of a run does not have.
 
-    The list is empty in two cases:
+    There are two kinds of such contents, oldest first: those of events that the run has
+    not loaded, and those that a compaction of ADK has replaced. The list is empty in
+    two cases:
 
     - The agent gets no history from ADK.
     - A plugin may have masked messages: the events still have the unmasked texts.
@@ -162,10 +168,10 @@ async def _load_older(
 async def _load_all_events(invocation: InvocationContext) -> Sequence[Event]:
     """Loads all events of the session of a run.
 
-    Returns the events of the run if the session has been deleted.
+    If the session has been deleted, returns the events that the run has loaded.
     """
     session = invocation.session
-    # The config tells a service of the app's own that all events are wanted.
+    # A service of the app may load only recent events, unless the config asks for all.
     whole_session = await invocation.session_service.get_session(
         app_name=session.app_name,
         user_id=session.user_id,
@@ -178,15 +184,17 @@ async def _load_all_events(invocation: InvocationContext) -> Sequence[Event]:
 def _may_be_rewritten(invocation: InvocationContext) -> bool:
     """Whether a plugin may have masked messages before the agent saw them.
 
-    ADK's and the guard's own plugins mask none, but for ADK's filter of contents if the
-    app has given it a function.
+    Two kinds of plugins may:
+
+    - A plugin of the app, if the plugin has a callback for requests.
+    - ADK's `ContextFilterPlugin`, if the app has given it a function.
     """
     for plugin in invocation.plugin_manager.plugins:
-        # If a class does not define the callback, this is the module of ADK's base.
+        # For a plugin without such a callback, this is the module of ADK's base class.
         module = type(plugin).before_model_callback.__module__
         is_known = module.startswith(("google.adk.", "contextguard_adk."))
         # `ContextFilterPlugin` stores the function of the app under this name.
-        has_own_filter = getattr(plugin, "_custom_filter", None) is not None
-        if has_own_filter or not is_known:
+        has_filter_of_app = getattr(plugin, "_custom_filter", None) is not None
+        if has_filter_of_app or not is_known:
             return True
     return False

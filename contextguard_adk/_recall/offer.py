@@ -40,13 +40,14 @@ class Recall:
         - False allows it for none.
         - "auto" allows it for an agent that has functions, and is free not to call one.
 
-        Two kinds of requests never get it: those with a cache that the app has made,
-        and those with another tool of that name.
+        Two kinds of requests never get the tool: requests with a cache that the app has
+        made, and requests with a tool of the app under the same name.
         """
         # The provider takes no further tools beside a cache that the app has made.
         if not settings.recall or request.config.cached_content:
             return False
 
+        # The guard's own tool under this name is no obstacle.
         same_named = request.tools_dict.get(RECALL_TOOL)
         is_of_app = not isinstance(same_named, RecallHistoryTool)
         if same_named is not None and is_of_app:
@@ -62,8 +63,9 @@ class Recall:
     def is_wanted(self, turn: Turn) -> bool:
         """Whether to declare the tool in this request.
 
-        It is declared from the first request on that does not show the whole history.
-        If the tools must stay the same, it is declared before that.
+        An agent has no use for the tool before a request is cut. So the first request
+        that is cut declares the tool, or the first of all requests if the tools must
+        stay the same. All later requests declare the tool as well.
         """
         if not turn.has_recall:  # `is_possible` has returned False.
             return False
@@ -73,9 +75,12 @@ class Recall:
     def must_stay_declared(self, turn: Turn) -> bool:
         """Whether every request from this one on has to declare the tool.
 
-        Some thoughts and caches are valid only while the tools before them stay the
-        same. With them the tool is declared from the first request on or, in a session
-        that began without it, from the first request that is cut.
+        Some thoughts of a model, and some caches, are valid only while the tools before
+        them stay the same. An agent with such thoughts or caches begins to declare the
+        tool at one of two requests:
+
+        - at the first request of the session
+        - at the first request that is cut, if the first request did not declare it
         """
         thinker = Thinker.of(
             turn.model.llm,
@@ -83,16 +88,19 @@ class Recall:
             turn.settings.binds_thoughts,
             turn.record.helped,
         )
+        # With a `cache_config` ADK makes a cache that has the tools.
         needs_same_tools = thinker.may_bind or turn.request.cache_config
         if not needs_same_tools:
             return False
+        # The first request has no answer of the model yet.
         roles = {content.role for content in turn.history.contents}
         is_first_request = "model" not in roles
         return is_first_request or _is_cut(turn)
 
     def make(self, turn: Turn, invocation: InvocationContext) -> BaseTool:
         """Returns the tool that reads the items that this request leaves out."""
-        # The tool lives until the next request, so it does not hold the turn.
+        # The tool lives until the next request, but the turn should not. So the tool
+        # gets only the values of the turn that it needs.
         return RecallHistoryTool(
             ItemSource(turn.history, invocation),
             window_tokens=turn.budgets.window_tokens,

@@ -26,34 +26,37 @@ _PASSAGE_CHARS = 1_600
 """The length of a passage."""
 
 _OVERLAP_CHARS = 200
-"""How much of a passage the next one repeats, so that no phrase is cut in two."""
+"""The number of characters at the end of a passage that the next passage repeats.
+
+Without them a phrase could be cut in two.
+"""
 
 _CLUSTER_CHARS = 200
-"""Terms that stand together stand within so many characters."""
+"""Terms stand together if they begin within this number of characters."""
 
 _K1 = 1.2
-"""The constant k1 of BM25: how soon the repetition of a term stops to count."""
+"""The constant k1 of BM25: how soon another occurrence of a term adds little."""
 
 _B = 0.5
 """The constant b of BM25: how much the length of a passage counts."""
 
 _NEIGHBOR_RATIO = 0.3
-"""An item gets this part of the scores of the items before and after."""
+"""This part of an item's score is added to the items before and after."""
 
 _MIN_WEIGHT_RATIO = 0.05
 """A term with less than this part of the largest weight finds nothing alone.
 
-Such a term is "the" beside a rare word.
+An example is "the" beside a rare word.
 """
 
 _MAX_LITERALS = 12
-"""So many of the longest words are literal terms too, beside their stems."""
+"""The most literal terms of a query. If there are more, the longest are taken."""
 
 _MIN_TELLING_CHARS = 5
 """A literal term of fewer letters stands within too many other words."""
 
 _PUNCTUATION = "\"'`.,:;!?()[]{}<>"
-"""The signs that are removed around a literal term."""
+"""The signs that are removed from both ends of a literal term."""
 
 _WORD = re.compile(r"[^\W_]+")
 # An English ending after at least three letters; no "s" as in "class" or "status".
@@ -70,13 +73,13 @@ _UNSPACED = re.compile(
 
 @dataclass(slots=True)
 class Match:
-    """A passage of an item, and how well it matches a query.
+    """A passage of an item, and how well the passage matches a query.
 
     Attributes:
         item: The item.
         start: Where the passage begins in the item's text, in characters.
         text: The passage in lower case.
-        hits: The terms of the query in it, each with its count.
+        hits: The terms of the query that the passage has, each with its count.
         score: The score by BM25; 0 until it is computed.
     """
 
@@ -88,7 +91,11 @@ class Match:
 
     @property
     def position(self) -> int:
-        """Where in the item's text most of the terms stand together, in characters."""
+        """Where in the item's text most of the terms stand together, in characters.
+
+        This is the start of the first term in `_CLUSTER_CHARS` that have as many
+        different terms as any others; the start of the passage if its text has no term.
+        """
         spots = self._find_spots()
         best_start = 0
         best_count = 0
@@ -101,9 +108,10 @@ class Match:
         return self.start + best_start
 
     def _find_spots(self) -> list[_Spot]:
-        """Finds the hits in the text of the passage, in their order.
+        """Finds where the terms stand in the text of the passage, first spot first.
 
-        A stem is found in all its words, and a literal term where it first stands.
+        A stem is found at each word that has the stem. Any other term is found only
+        where it stands first.
         """
         spots = list[_Spot]()
         for word in _WORD.finditer(self.text):
@@ -112,7 +120,8 @@ class Match:
                 spots.append(_Spot(word.start(), stem))
         for term in self.hits:
             start = self.text.find(term)
-            if start >= 0:  # A stem may be no part of the text: "queri" of "query".
+            # A stem may be no part of the text: "queri" of "query".
+            if start >= 0:
                 spots.append(_Spot(start, term))
         return sorted(spots)
 
@@ -130,19 +139,20 @@ def rank_items(items: Sequence[Item], query: str) -> list[Match]:
     Passages that hold the whole query as it was typed come before all others.
     """
     terms = _Terms(query.lower())
-    # Texts are searched passage by passage, because other threads have to wait while a
-    # regular expression runs.
+    # Other threads wait while a regular expression runs. So a text is searched passage
+    # by passage.
     passages_by_item = [list(terms.split_into_passages(item)) for item in items]
     all_passages = [passage for passages in passages_by_item for passage in passages]
     terms.add_literal_hits(all_passages)
 
     weights = _weigh_terms(all_passages)
     _score_passages(all_passages, weights)
+    # Each item has at least one passage.
     best_passages = [max(passages, key=_get_score) for passages in passages_by_item]
     _add_scores_of_neighbors(best_passages)
 
     matches = _choose_matches(best_passages, weights)
-    # Items with equal scores stay in their order.
+    # Matches with equal scores stay in the order of their items.
     matches.sort(key=_get_score, reverse=True)
     with_phrase = [match for match in matches if terms.phrase in match.hits]
     without_phrase = [match for match in matches if terms.phrase not in match.hits]
@@ -163,9 +173,9 @@ def _choose_matches(
 
 
 def _weigh_terms(passages: Sequence[Match]) -> dict[str, float]:
-    """Returns the weight of each term, its rarity by BM25.
+    """Returns the weight of each term: the square of its rarity by BM25.
 
-    The rarity is squared, so that common words count for less than in BM25.
+    Because of the square, common words count for less than in BM25.
     """
     passage_counts = Counter(term for passage in passages for term in passage.hits)
     weights = dict[str, float]()
@@ -191,7 +201,9 @@ def _score_passages(passages: Sequence[Match], weights: Mapping[str, float]) -> 
 def _add_scores_of_neighbors(passages: Sequence[Match]) -> None:
     """Adds to each score a part of the scores of the items before and after.
 
-    So an answer, which rarely repeats the words of its question, is found with it.
+    An answer rarely repeats the words of its question. Because of the added part, a
+    query that finds the question finds the answer higher up as well.
+
     `passages` has one passage for each item, in the order of the items.
     """
     scores = [passage.score for passage in passages]
@@ -206,7 +218,8 @@ class _Terms:
     """The terms of a query, which is in lower case.
 
     Attributes:
-        phrase: The whole query, without the punctuation around it.
+        phrase: The whole query, without the punctuation around it; "" if the query has
+            nothing else.
     """
 
     def __init__(self, query: str) -> None:
@@ -227,13 +240,14 @@ class _Terms:
             self._pairs.update(_list_pairs(run))
 
     def split_into_passages(self, item: Item) -> Iterator[Match]:
-        """Yields the passages of an item, with the stems of the query as hits.
+        """Yields the passages of an item, at least one.
 
-        The item's label and the arguments of its call count in each passage.
+        The hits of a passage are the stems of the query that it has. The words of the
+        item's label and of its call's arguments count as words of each passage.
         """
         label_and_args = f"{item.label} {item.args} ".lower()
-        # The last overlap begins no passage: the passage before it has it all. An empty
-        # text has one passage.
+        # No passage begins in the last `_OVERLAP_CHARS` of the text, because the
+        # passage before has all of them. An empty text has one passage.
         end = max(1, len(item.text) - _OVERLAP_CHARS)
         for start in range(0, end, _PASSAGE_CHARS - _OVERLAP_CHARS):
             text = item.text[start : start + _PASSAGE_CHARS].lower()
@@ -241,11 +255,11 @@ class _Terms:
             yield Match(item, start, text, hits)
 
     def _count_stems(self, text: str) -> dict[str, int]:
-        """Returns how often the stems of the query stand in a text, without zeros."""
+        """Returns the stems of the query that a text has, each with its count."""
         hits = dict[str, int]()
         for word in _WORD.findall(text):
-            # The first letters rule out most words, and stems take longer. The stem of
-            # a word with an accent may begin otherwise.
+            # The first three letters rule out most words, in less time than a stem
+            # takes. The stem of a word with an accent may begin with other letters.
             if word.isascii() and word[:3] not in self._stem_openings:
                 continue
             stem = self._stem_cached(word)
@@ -256,8 +270,10 @@ class _Terms:
     def add_literal_hits(self, passages: Sequence[Match]) -> None:
         """Adds the counts of literal terms and of pairs to the hits of each passage.
 
-        Two kinds of literal terms are skipped: terms whose stem was found in a passage,
-        which are counted already, and words of fewer than five letters.
+        Two kinds of literal terms are skipped:
+
+        - A term whose stem is a hit of any of the passages is counted already.
+        - A term of letters alone, fewer than five, stands within too many other words.
         """
         found_stems = {stem for passage in passages for stem in passage.hits}
         sought = set(self._pairs)
@@ -275,7 +291,8 @@ class _Terms:
     def _count_in_text(self, term: str, text: str) -> int:
         """Returns how often a text has a literal term or a pair, also within words.
 
-        A literal term that stands somewhere as a whole word counts once more.
+        The count of a literal term is one higher if the term stands anywhere as a whole
+        word.
         """
         count = text.count(term)
         if not count or term not in self._literals:
@@ -287,7 +304,7 @@ class _Terms:
 def _list_pairs(run: str) -> list[str]:
     """Returns the pairs of neighboring characters: "abc" -> "ab", "bc".
 
-    A single character stands for a pair.
+    A run of one character gives this character in place of a pair. `run` is not empty.
     """
     if len(run) == 1:
         return [run]
@@ -301,12 +318,14 @@ def _stem(word: str) -> str:
     """
     plain = word
     if not word.isascii():
-        # The decomposed form has each accent as a character of its own.
+        # The decomposed form has each accent as a character of its own, which is not
+        # alphanumeric. Only the first 40 characters of a long word count.
         decomposed = unicodedata.normalize("NFKD", word[:40])
         plain = "".join(char for char in decomposed if char.isalnum())
 
     without_ending = _ENDING.sub("", plain)
     stem = _DOUBLED.sub(r"\1", without_ending)
     if len(stem) > 3 and stem[-1] == "y":
-        return f"{stem[:-1]}i"  # As "ies" loses its "es".
+        # The stem of the plural ends in "i" too: "cities" loses its "es".
+        return f"{stem[:-1]}i"
     return stem

@@ -48,25 +48,32 @@ _MAX_QUERY_CHARS = 200
 """The rest of a longer query is ignored."""
 
 _MAX_OFFSET = 10**12
-"""A larger offset would only have an answer quote too many digits."""
+"""A larger offset is read as this one: an answer may quote the offset."""
 
 _MIN_EXCERPT_TOKENS = 60
-"""An excerpt may take at least this, even if the page has less room left."""
+"""An excerpt may take this number of tokens even if the page has less room left."""
 
 _MIN_TEXT_TOKENS = 30
-"""The text of an excerpt, below its title, may take at least this."""
+"""The text of an excerpt, below its title, may take this number of tokens always."""
 
-_MAX_WINDOW_RATIO = 0.3
-"""A file that takes more of the context window is not attached."""
+_MAX_FILE_RATIO = 0.3
+"""A file that takes a larger part of the context window is not attached."""
 
 _SPARE_TOKENS = 20
-"""The tokens of a page for the marks around the call that reads on."""
+"""The tokens of a page for the words around the call that gets the next page."""
 
 _MAX_CHARS_PER_TOKEN = 8
-"""A text of more characters is cut uncounted, because counting takes a while."""
+"""A token is expected to have at most this number of characters.
+
+A text with more characters is cut before its tokens are counted, because to count a
+long text takes a while.
+"""
 
 _MIN_CUT_RATIO = 0.1
-"""A text is cut to a tenth at most in one step: its tokens are spread unevenly."""
+"""One step of a cut leaves at least this part of a text.
+
+The tokens may be spread unevenly, so a larger cut could take too much.
+"""
 
 
 class RecallHistoryTool(BaseTool):
@@ -85,8 +92,9 @@ class RecallHistoryTool(BaseTool):
         Args:
             source: Lists the items.
             window_tokens: The context window.
-            page_tokens: The size of a page, which is at most a tenth of the window.
-            correction: Real tokens per heuristic token (bytes / 4).
+            page_tokens: The size of a page. A size above a tenth of the window is read
+                as a tenth.
+            correction: The model's tokens per heuristic token (bytes / 4).
             mover: Knows which files can be attached.
         """
         super().__init__(name=RECALL_TOOL, description=DECLARATION.description or "")
@@ -102,10 +110,11 @@ class RecallHistoryTool(BaseTool):
     async def run_async(
         self, *, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, str]:
-        """Answers a call of the tool; a wrong argument is explained in the answer."""
+        """Answers a call of the tool; the answer to a wrong call says what is wrong."""
         try:
             items = await self._source.load()
-            # A search in megabytes takes seconds, and would block the event loop.
+            # A search in megabytes takes seconds. In this thread it would block the
+            # event loop.
             answer = await asyncio.to_thread(self._answer, items, args)
         except Exception as error:  # noqa: BLE001 - a turn must not end here.
             logger.error("recall_history failed: %s.", type(error).__name__)
@@ -113,10 +122,13 @@ class RecallHistoryTool(BaseTool):
         return {name: _encodable(text) for name, text in answer.items()}
 
     def _answer(self, items: Items, args: dict[str, Any]) -> dict[str, str]:
-        """Reads an item, searches for a query, or, without both, lists the items."""
+        """Reads an item, searches for a query, or lists the items.
+
+        A query beside an item is ignored. Without both, the items are listed.
+        """
         query_text = str(args.get("query") or "")[:_MAX_QUERY_CHARS]
         query = " ".join(query_text.split())
-        # A model may copy the marks around a handle.
+        # A model may copy the signs around a handle.
         handle = str(args.get("item") or "").strip(" #[]`'\"")
         offset = _read_offset(args.get("offset"))
 
@@ -129,13 +141,18 @@ class RecallHistoryTool(BaseTool):
     def _answer_item(
         self, items: Sequence[Item], handle: str, offset: int
     ) -> dict[str, str]:
-        """Reads an item that has a text, or attaches an item that is a file."""
+        """Reads an item, or attaches an item that is a file without a text.
+
+        `items` has the newest first.
+        """
         found = [item for item in items if item.handle == handle]
         if not found:
             usage = "recall_history() lists the items, with query=… it searches them."
             return {"result": f"There is no item {handle[:40]!r}. {usage}"}
 
-        item = found[0]  # The newest; others with its handle have the same text.
+        # Several items may have this handle, and all have the same text or file. The
+        # newest item is the most likely one to be in the request.
+        item = found[0]
         if item.text or not item.media:
             return {"result": self._read(item, offset)}
         obstacle = self._find_obstacle(item, item.media)
@@ -145,13 +162,16 @@ class RecallHistoryTool(BaseTool):
         return {"result": result, ATTACHED_KEY: item.handle}
 
     def _find_obstacle(self, item: Item, media: types.Part) -> str:
-        """Returns the reason why a file cannot be attached; "" if it can."""
+        """Returns the reason why a file cannot be attached; "" if it can.
+
+        `media` is the file of `item`.
+        """
         if not self._mover.takes(media):
             return NOT_SHOWN
-        if item.content_index < 0:  # The request does not have its message.
+        if item.content_index < 0:  # The request does not have the message of the file.
             return "This run does not load its message, so it cannot be attached."
         tokens = estimate_contents_tokens([types.Content(parts=[media])])
-        if tokens > _MAX_WINDOW_RATIO * self._window_tokens:
+        if tokens > _MAX_FILE_RATIO * self._window_tokens:
             return f"Its {tokens:,} tokens are too many for the context window."
         return ""
 
@@ -162,9 +182,11 @@ class RecallHistoryTool(BaseTool):
             return f"[{item.heading}]\nOffset {offset} lies behind its end."
 
         head = f"[{item.heading}; from {offset}]\n"
+        # Both have `{}` in place of the next offset.
         next_call = f"recall_history(item={item.handle!r}, offset={{}})"
-        next_line = phrases.GOES_ON.format(next_call)  # Still with `{}` for the offset.
-        # No offset has more digits than the length of the text.
+        next_line = phrases.GOES_ON.format(next_call)
+        # The next offset is not known yet, but the number of characters has as many
+        # digits at least.
         longest_frame = f"{head}\n{next_line.format(text_chars)}"
         room_tokens = self._page_tokens - self._count(longest_frame)
         text = self._cut_end(item.text[offset:], room_tokens)
@@ -176,7 +198,7 @@ class RecallHistoryTool(BaseTool):
         return f"{head}{phrases.quote(text)}\n{tail}"
 
     def _list(self, hidden: Sequence[Item], offset: int) -> str:
-        """Returns a page of the list of items, from the item number `offset` on."""
+        """Returns a page of the list of items, without the first `offset` items."""
         items = [item for item in hidden if item.is_listed]
         if not items:
             return "Nothing was compacted yet."
@@ -194,7 +216,7 @@ class RecallHistoryTool(BaseTool):
     def _search(self, hidden: Sequence[Item], query: str, offset: int) -> str:
         """Returns a page of excerpts from the items that match a query.
 
-        The page begins with the match number `offset`.
+        The first `offset` matches are left out.
         """
         matches = rank_items(hidden, query)
         if not matches:
@@ -213,16 +235,18 @@ class RecallHistoryTool(BaseTool):
         return self._join_page(frame, excerpts)
 
     def _write_excerpts(self, matches: Sequence[Match], room_tokens: int) -> list[str]:
-        """Returns excerpts until a page is full; the last one may be too long for it.
+        """Returns an excerpt from each match, until the room of a page is used up.
 
         Each excerpt may take half of the room that is left, so the best matches get
-        most. The last match may take all of it.
+        most. The excerpt from the last match may take all of the room that is left. The
+        last excerpt that is returned may exceed the room: then `_join_page` leaves it
+        out.
         """
         excerpts = list[str]()
         left_tokens = room_tokens
         for match in matches:
-            is_last = match is matches[-1]
-            share_tokens = left_tokens if is_last else left_tokens // 2
+            is_last_match = match is matches[-1]
+            share_tokens = left_tokens if is_last_match else left_tokens // 2
             excerpt = self._excerpt(match, max(_MIN_EXCERPT_TOKENS, share_tokens))
             excerpts.append(excerpt)
             left_tokens -= self._count(excerpt) + 1  # A token for the line break.
@@ -231,38 +255,60 @@ class RecallHistoryTool(BaseTool):
         return excerpts
 
     def _excerpt(self, match: Match, most_tokens: int) -> str:
-        """Returns an item whole if it fits; else its title and a part of its text."""
+        """Returns the whole text of an item if it fits, else a part of the text.
+
+        A line above the text names the item:
+
+        - "[HANDLE grep result {"pattern": "x"}]" stands above a whole text.
+        - "[HANDLE grep result {"pattern": "x"}, 9,120 characters; from 840]" stands
+          above a part, and says where the part begins.
+
+        Args:
+            match: The passage of the item that matches the query best.
+            most_tokens: The most tokens of the excerpt, the line included.
+        """
         item = match.item
+        # The hint of a message repeats the beginning of the text. The hint of a result
+        # comes from the arguments of the call, so the text does not have it.
         name = f"{item.label} {item.hint}" if item.args else item.label
-        heading = f"[{item.handle} {phrases.quote_line(name)}]\n"
-        text_tokens = most_tokens - self._count(heading)
+        whole_line = f"[{item.handle} {phrases.quote_line(name)}]\n"
+        text_tokens = most_tokens - self._count(whole_line)
         may_fit = len(item.text) <= _MAX_CHARS_PER_TOKEN * text_tokens
         if may_fit and self._count(item.text) <= text_tokens:
-            return f"{heading}{phrases.quote(item.text)}".rstrip("\n")
+            # The text of a file may be empty: then the line stands alone.
+            return f"{whole_line}{phrases.quote(item.text)}".rstrip("\n")
 
+        # The part begins at the position or before, so the number in its line has no
+        # more digits than the position.
         position = match.position
-        title_tokens = self._count(f"[{item.title}; from {position}]\n")
-        room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - title_tokens)
-        # A third of the room goes to the text before the best match.
+        part_line_tokens = self._count(f"[{item.title}; from {position}]\n")
+        room_tokens = max(_MIN_TEXT_TOKENS, most_tokens - part_line_tokens)
+        # A third of the room goes to the text before the position.
         start = self._find_start(item.text, position, room_tokens // 3)
         part = self._cut_end(item.text[start:], room_tokens)
         return f"[{item.title}; from {start}]\n{phrases.quote(part)}"
 
     def _find_start(self, text: str, position: int, lead_tokens: int) -> int:
-        """Returns an index in a text, at most `lead_tokens` before a position.
+        """Returns the index in a text from which a lead goes up to a position.
 
-        `_cut_end` cuts a text at its end, so it gets the text before the position
-        reversed.
+        The lead is the text between the two. It is as long as `lead_tokens` allow.
         """
         lead_chars = lead_tokens * _MAX_CHARS_PER_TOKEN
         before = text[max(0, position - lead_chars) : position]
+        # `_cut_end` keeps the beginning of a text, but the lead is the end of `before`.
+        # So the text is reversed.
         reversed_lead = self._cut_end(before[::-1], lead_tokens)
         return position - len(reversed_lead)
 
     def _join_page(self, frame: _Frame, blocks: Sequence[str]) -> str:
-        """Returns as many blocks as fit a page, at least one, between two lines.
+        """Returns a page: as many blocks as fit, at least one, between two lines.
 
-        The last line has the call that gets the next page, or says that there is none.
+        The last line has the call that gets the next page, or says that this page is
+        the last.
+
+        Args:
+            frame: The lines around the blocks.
+            blocks: The blocks from `frame.offset` on; later ones may be missing.
         """
         left_tokens = self._count_room(frame)
         page_blocks = list[str]()
@@ -279,14 +325,16 @@ class RecallHistoryTool(BaseTool):
         return "\n".join([frame.head, *page_blocks, tail])
 
     def _count_room(self, frame: _Frame) -> int:
-        """Returns how many tokens a page has for blocks."""
+        """Returns how many tokens of a page the lines around its blocks leave."""
         frame_tokens = self._count(frame.head) + self._count(frame.next_call)
         return self._page_tokens - frame_tokens - _SPARE_TOKENS
 
     def _cut_end(self, text: str, room_tokens: int) -> str:
-        """Cuts the end of a text that is too long for the room; a character stays.
+        """Returns the beginning of a text that fits a room; at least one character.
 
-        The text is cut in proportion to its tokens, step by step, until it fits.
+        The text is cut in proportion to its tokens, step by step, until it fits. For
+        example, a text of 300 tokens is cut to a third of its characters for a room of
+        100 tokens. If this third has 110 tokens, it is cut to ten elevenths.
         """
         beginning = text[: max(1, room_tokens) * _MAX_CHARS_PER_TOKEN]
         tokens = self._count(beginning)
@@ -305,9 +353,9 @@ class _Frame:
 
     Attributes:
         head: The first line.
-        next_call: The call that gets the next page, with `{}` for its offset.
-        offset: The number of the first block on this page.
-        total: How many blocks there are, on all pages.
+        next_call: The call that gets the next page, with `{}` in place of its offset.
+        offset: How many blocks the pages before this one have.
+        total: How many blocks all pages together have.
     """
 
     head: str
@@ -324,7 +372,7 @@ def _encodable(text: str) -> str:
 def _read_offset(value: object) -> int:
     """Returns the offset that a model has written, from 0 to `_MAX_OFFSET`.
 
-    Returns 0 if the model has written something else than a number.
+    Returns 0 if the model has written no number, or a number below 0.
     """
     try:
         number: int = int(value)  # type: ignore[call-overload]

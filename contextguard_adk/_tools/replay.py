@@ -7,9 +7,12 @@ guard is a plugin with settings of its own:
 - An acting guard cuts its requests, as it would in an app. A comparison of settings has
   several acting guards.
 
+A third guard may have been at work when the session was recorded. So a recorded request
+may have been cut as well: the recorded count is then not that of the whole history.
+
 Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider counts.
-Fixed tokens are those of an agent's instruction and tools, which each of its requests
-has.
+Fixed tokens are the tokens of an agent's instruction and tools: all requests of the
+agent have them.
 """
 
 from __future__ import annotations
@@ -64,14 +67,17 @@ LIST_COLUMNS = ("app", "user", "session", "updated", "events")
 # them if it has fewer.
 LEAST_SAMPLE_CALLS = 40
 
-# Requests of nearly the same size do not tell the real tokens per heuristic token.
+# Two requests tell a ratio only if the tokens of their contents differ by more than
+# this part of the larger number. A smaller difference is mostly noise.
 LEAST_DIFFERENCE_RATIO = 0.1
-# No text has a ratio outside this range: a ratio beyond it comes from other changes.
+# The range of the real tokens per heuristic token of a text. A number outside the range
+# comes from something else, such as a tool that was added between two requests.
 LEAST_TOKEN_RATIO = 0.5
 MOST_TOKEN_RATIO = 5.0
 
-# The median error below which the recorded counts say that an agent was sent only the
-# running turn. Counts of a guard, in heuristic tokens, fit almost exactly.
+# The fixed tokens of an agent that is sent only the running turn fit the recorded
+# counts with a median error below this ratio. The second number is for counts of a
+# guard: they are heuristic tokens as well, so they fit almost exactly.
 MOST_TURN_ERROR_RATIO = 1.0
 MOST_HEURISTIC_TURN_ERROR_RATIO = 0.05
 
@@ -84,7 +90,8 @@ class ReplaySettings:
         guard: The settings of the guard.
         agent: The only agent whose calls are replayed; None for all agents.
         model: The model whose window and prices count; None for the recorded one.
-        window_tokens: The context window; None for that of the settings or the model.
+        window_tokens: The context window; None for the window in the settings or, if
+            the settings have none, the window of the model.
     """
 
     guard: PluginSettings = field(default_factory=PluginSettings)
@@ -135,14 +142,20 @@ def run_replay(
 ) -> None:
     """Prints a replay of a session, a comparison of settings, or a list of sessions.
 
-    `recording` are the arguments of `read_recording`.
+    Args:
+        is_list: Whether to print the list of sessions, in place of all else.
+        as_json: Whether to print JSON in place of text.
+        compare: Whether to print a comparison in place of a replay.
+        is_complete: Whether to print each call of a replay, also if there are many.
+            JSON always has all calls.
+        recording: The arguments of `read_recording`.
     """
     if is_list:
         print_sessions(as_json, **recording)
         return
 
-    # A comparison tries settings that the user has not chosen, so the user needs no
-    # warnings about them.
+    # The user has not chosen the settings of a comparison, so the user needs no
+    # warnings about these settings.
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
@@ -167,9 +180,10 @@ def run_replay(
 def _compare_settings(
     session: Session, settings: ReplaySettings, has_own_settings: bool
 ) -> Comparison:
-    """Replays a session with the built-in settings of a comparison.
+    """Replays a session once with each of the settings to compare.
 
-    If `has_own_settings` is true, the settings of the user are compared as well.
+    If `has_own_settings` is true, `settings.guard` has the settings of the user. Then
+    these are compared as well.
     """
     rows = list(list_rows(settings.guard, settings.window_tokens))
     if has_own_settings:
@@ -189,7 +203,7 @@ def read_recording(
         source: The file or the URL that has the session.
         key: The names of the session in a database.
         config: The path of a settings file; None for the built-in settings.
-        options: The other fields of `ReplaySettings`.
+        options: The fields of `ReplaySettings` other than `guard`.
     """
     guard = read_settings(config)
     session = asyncio.run(recordings.load_session(source, key))
@@ -206,7 +220,7 @@ def print_sessions(
 ) -> None:
     """Prints the sessions that have the names of `key`, the newest first.
 
-    A list needs no other options of a replay, so they are ignored.
+    The other options of a replay have no effect on a list.
     """
     with terminal.quiet_logs(Console(stderr=True)):
         listed = asyncio.run(recordings.list_sessions(source, key))
@@ -225,7 +239,7 @@ def print_sessions(
 def _print_session_table(sessions: list[dict[str, Any]]) -> None:
     """Prints the newest sessions in a table, under a line with the number of all.
 
-    The keys of a session are those of `LIST_COLUMNS`.
+    `sessions` has the newest first. Each session has the keys of `LIST_COLUMNS`.
     """
     print_line(f"Sessions: {len(sessions):,}; times in UTC", "bold")
     no_style = ""
@@ -253,7 +267,8 @@ async def replay_session(
 ) -> Replayed:
     """Replays the recorded model calls of a session with the guard's settings.
 
-    `known_calls` are the first calls if their figures are known without a replay.
+    The figures of the first calls may be known without a replay: `known_calls` has
+    these calls, and only the calls after them are replayed.
     """
     guards = [settings.guard]
     (replayed,) = await replay_guards(session, settings, guards, known_calls)
@@ -270,9 +285,10 @@ async def replay_guards(
 
     Args:
         session: The recorded session.
-        settings: The assumptions; `settings.guard` are those of the watching guard.
+        settings: The assumptions. `settings.guard` has the settings of the watching
+            guard.
         guards: The settings of each acting guard.
-        known_calls: The first calls if their figures are known; they are not replayed.
+        known_calls: The first calls, if their figures are known. They are not replayed.
 
     Returns:
         One replay for each acting guard, in the order of `guards`. Each begins with the
@@ -300,7 +316,7 @@ async def replay_guards(
 
 
 def _list_recorded_calls(session: Session, agent: str | None) -> list[RecordedCall]:
-    """Lists the model calls of an agent, or of all if it is None.
+    """Lists the recorded model calls of an agent; None for those of all agents.
 
     Raises a `CommandError` if there are no calls.
     """
@@ -327,12 +343,15 @@ class _ComparedTokens(NamedTuple):
 
     @property
     def error_ratio(self) -> float | None:
-        """The error of the estimate, as a ratio of the count; None if unknown."""
+        """The error of the estimate, as a part of the count: -0.1 is 10% too low.
+
+        None if the estimate or the count is unknown.
+        """
         if not (self.estimated and self.real):
             return None
         return self.estimated / self.real - 1
 
-    def divide_estimate(self, window_tokens: int) -> float | None:
+    def measure_pressure(self, window_tokens: int) -> float | None:
         """Returns the part of a window that the estimate fills; None if unknown."""
         return self.estimated / window_tokens if self.estimated else None
 
@@ -345,8 +364,8 @@ class _WholeCall(NamedTuple):
         agent: The name of the agent.
         sent: The request with the whole history, and its usage.
         tokens: The estimate and the count to compare.
-        window_tokens: The window, in tokens, with which all requests are compared.
-        needed: The values that the call needed and the whole history holds.
+        window_tokens: The window of the agent's model, for all guards alike.
+        needed: The values that the call needed.
     """
 
     number: int
@@ -361,8 +380,8 @@ class _Replay:
     """A session that is replayed with a watching guard and with acting guards.
 
     Each guard has a side: a copy of the session that grows as the recording did. Each
-    agent has a scale, by which heuristic tokens become real tokens. `infer_agents`
-    makes the agents before the first call is played.
+    agent has a scale, by which heuristic tokens become real tokens. The agents are made
+    by `infer_agents`, before the first call of `play_call`.
 
     Attributes:
         fixed_tokens: By agent, its fixed tokens, in heuristic tokens.
@@ -412,7 +431,7 @@ class _Replay:
         return side
 
     async def infer_agents(self, calls: Sequence[RecordedCall]) -> None:
-        """Makes the agents that the calls belong to."""
+        """Makes the agents that have made the recorded calls."""
         calls_by_agent = defaultdict[str, list[RecordedCall]](list)
         for call in calls:
             calls_by_agent[call.event.author].append(call)
@@ -423,10 +442,16 @@ class _Replay:
         """Makes an agent with an instruction as long as the recorded counts suggest.
 
         A recording has neither the instruction nor `include_contents`. Both settings of
-        `include_contents` are tried, and the setting that fits the counts is kept:
+        `include_contents` are tried:
 
         - "none": the agent was sent only the running turn.
         - "default": the agent was sent the whole history.
+
+        The agent keeps the setting that fits the counts.
+
+        Args:
+            name: The name of the agent.
+            calls: The recorded calls of the agent.
         """
         agent = make_agent(name, tools=_list_tools(self._recorded, name))
         self._agents[name] = agent
@@ -446,8 +471,10 @@ class _Replay:
             fit = whole_fit
 
         self.fixed_tokens[name] = fit.fixed_tokens
-        # All requests have the same configuration, so any of the counts will do.
+        # All requests have the same configuration, so any of the counts will do. There
+        # are none if a guard had cut all recorded requests.
         config_tokens = whole_counts[-1].config_tokens if whole_counts else 0
+        # The rest of the fixed tokens are those of the unknown instruction.
         agent.instruction = _make_instruction(fit.fixed_tokens - config_tokens)
 
     async def _count_requests(
@@ -456,9 +483,13 @@ class _Replay:
         include_contents: Literal["none", "default"],
         calls: Sequence[RecordedCall],
     ) -> list[_Counts]:
-        """Counts the requests that ADK builds of an agent without an instruction.
+        """Builds the requests of calls, and counts their tokens.
 
-        `include_contents` is stored in the agent.
+        Args:
+            agent: The agent, which has no instruction yet.
+            include_contents: The setting with which the agent is tried; the agent keeps
+                it.
+            calls: Some calls of the agent.
         """
         agent.include_contents = include_contents
         side = Side(self._recorded, self._settings.model, self._memo)
@@ -468,6 +499,7 @@ class _Replay:
             request_counts = _Counts(
                 content_tokens=self._memo.estimate_tokens(request.contents),
                 config_tokens=estimate_config_tokens(request.config),
+                # All calls of a sample have heuristic tokens, or none has.
                 recorded_tokens=call.heuristic_tokens or call.prompt_tokens,
             )
             counts.append(request_counts)
@@ -476,10 +508,16 @@ class _Replay:
     async def play_call(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> list[ReplayedCall]:
-        """Replays a call; returns one replayed call for each acting guard."""
+        """Replays a call; returns one replayed call for each acting guard.
+
+        Args:
+            number: The number of the call in the recording, from 1.
+            call: The recorded call. Calls come in the order of the recording.
+            needs: The values that the recorded calls needed.
+        """
         agent = self._agents[call.event.author]
-        # The whole history is sent first: the recorded count corrects the scale, by
-        # which the requests of the acting guards are counted.
+        # The whole history is sent first, because its recorded count corrects the scale
+        # of the agent. The requests of the acting guards are counted by this scale.
         whole_call = await self._send_whole(number, call, needs)
 
         played = list[ReplayedCall]()
@@ -493,10 +531,13 @@ class _Replay:
     async def _send_whole(
         self, number: int, call: RecordedCall, needs: Needs
     ) -> _WholeCall:
-        """Sends the whole history to the model of the watching guard."""
+        """Makes a call with the whole history, on the side of the watching guard.
+
+        The arguments are those of `play_call`.
+        """
         agent = self._agents[call.event.author]
         scale = self._scales[agent.name]
-        # To send the call replaces `scale.last`, so its ratio is read before.
+        # `send` will replace `scale.last`, so the ratio of the last call is read here.
         last_ratio = scale.last.ratio if scale.last else None
 
         watching = self._watching
@@ -505,11 +546,11 @@ class _Replay:
         request = await watching.build(call, agent)
         sent = await watching.send(call, agent, request)
 
-        estimated_tokens = sent.record.estimated_tokens if sent.record else None
+        whole_estimate = sent.record.estimated_tokens if sent.record else None
         if watching.llm.is_whole:
-            tokens = _ComparedTokens(estimated_tokens, call.prompt_tokens)
+            tokens = _ComparedTokens(whole_estimate, call.prompt_tokens)
         else:
-            tokens = _compare_cut_request(call, estimated_tokens, last_ratio)
+            tokens = _compare_cut_request(call, whole_estimate, last_ratio)
 
         window_tokens = self._find_window(sent)
         return _WholeCall(
@@ -528,42 +569,50 @@ class _Replay:
         missing: list[Needed],
         state: dict[str, Any],
     ) -> ReplayedCall:
-        """Joins the figures of a call with the whole history and of an acting guard.
+        """Joins the figures of both requests of a call, the whole and the cut one.
 
         Args:
             whole_call: The call with the whole history.
-            sent: The request that the acting guard has sent.
+            sent: The request that an acting guard has sent.
             missing: The needed values that the sent request does not hold.
-            state: The session state of the acting guard.
+            state: The session state on the side of the acting guard.
         """
         whole = whole_call.sent
         tokens = whole_call.tokens
         compaction = sent.record.compaction if sent.record else None
-        # An acting guard that does not watch the agent has no record of the call.
+        # A guard that does not watch the agent has no record of the call. The threshold
+        # is taken from the acting guard or, if it has no record, from the watching one.
         record = sent.record or whole.record
         return ReplayedCall(
             number=whole_call.number,
             agent=whole_call.agent,
-            contents=len(whole.request.contents),
-            estimated_tokens=tokens.estimated,
-            real_tokens=tokens.real,
-            whole_tokens=whole.usage.prompt_tokens,
-            whole_bill=self._price(whole),
             window_tokens=whole_call.window_tokens,
             threshold_tokens=record.threshold_tokens if record else None,
+            # The request with the whole history.
+            contents=len(whole.request.contents),
+            whole_tokens=whole.usage.prompt_tokens,
+            whole_bill=self._price(whole),
+            needed=whole_call.needed,
+            # The estimate of the recorded request.
+            estimated_tokens=tokens.estimated,
+            real_tokens=tokens.real,
+            error_ratio=tokens.error_ratio,
+            pressure=tokens.measure_pressure(whole_call.window_tokens),
+            # The request of the acting guard.
             sent_contents=len(sent.request.contents),
             sent_tokens=sent.usage.prompt_tokens,
             sent_bill=self._price(sent),
             compaction=compaction,
-            error_ratio=tokens.error_ratio,
-            pressure=tokens.divide_estimate(whole_call.window_tokens),
-            needed=whole_call.needed,
             missing=missing,
+            # A copy, because the state changes with the next call.
             state=dict(state) if compaction else {},
         )
 
     def _find_window(self, whole: Sent) -> int:
-        """Returns the window, in tokens, with which all requests are compared."""
+        """Returns the window, in tokens, of the agent that has sent a request.
+
+        `whole` is the request of the watching guard.
+        """
         if whole.record:  # An agent that no guard watches has no record.
             return whole.record.window_tokens
         if self._settings.window_tokens is not None:
@@ -571,7 +620,7 @@ class _Replay:
         return resolve_context_window(whole.request.model or "").tokens
 
     def _price(self, sent: Sent) -> Bill:
-        """Prices a call and its summaries, those of failed compactions included."""
+        """Prices a call and its summaries, also those of compactions that failed."""
         model = sent.request.model or ""
         costs = resolve_costs(model, self._settings.guard.prices, registry=None)
         bill = Bill(sent.usage, price_calls([sent.usage], costs))
@@ -583,19 +632,23 @@ class _Replay:
 def _compare_cut_request(
     call: RecordedCall, whole_estimate: int | None, last_ratio: float | None
 ) -> _ComparedTokens:
-    """Returns a guard's estimate of a recorded request that a guard had cut.
+    """Returns an estimate, and its count, for a call whose recorded request was cut.
 
-    The recorded count is that of the cut request. It can be compared if the estimate of
-    the cut request is known: its heuristic tokens times the ratio of the last request,
-    as the guard estimated it. Otherwise the estimate of the whole history is returned,
-    without a count.
+    The recorded count is that of the cut request, so only an estimate of the cut
+    request can be compared with the count.
+
+    - If the watching guard watches the agent, and the two numbers of a guard's estimate
+      are known, the estimate of the cut request is returned with the recorded count. A
+      guard multiplies the heuristic tokens of a request by the real tokens per
+      heuristic token of the last request.
+    - Otherwise `whole_estimate` is returned, without a count.
 
     Args:
         call: The recorded call.
-        whole_estimate: The estimate of the whole history; None if no guard watches the
-            agent.
+        whole_estimate: The estimate of the whole history; None if the watching guard
+            does not watch the agent.
         last_ratio: The real tokens per heuristic token of the agent's last recorded
-            request; None if it is unknown.
+            request; None if unknown.
     """
     if whole_estimate and call.heuristic_tokens and last_ratio:
         cut_estimate = round(call.heuristic_tokens * last_ratio)
@@ -604,7 +657,7 @@ def _compare_cut_request(
 
 
 class _RecordedTool(BaseTool):
-    """A declaration of a tool of which only the name is recorded."""
+    """A tool of which only the name is known, so that its declaration has no more."""
 
     def _get_declaration(self) -> types.FunctionDeclaration:
         return types.FunctionDeclaration(name=self.name)
@@ -620,16 +673,16 @@ def _list_tools(session: Session, agent: str) -> list[Any]:
         if event.author == agent:
             names += [call.name or "" for call in event.get_function_calls()]
 
-    foreign_names = (RECALL_TOOL, "adk_")
+    foreign_prefixes = (RECALL_TOOL, "adk_")
     tools = list[Any]()
     for name in dict.fromkeys(names):  # Each name once.
-        if name and not name.startswith(foreign_names):
+        if name and not name.startswith(foreign_prefixes):
             tools.append(_RecordedTool(name=name, description=name))
     return tools
 
 
 def _make_instruction(tokens: int) -> str:
-    """Returns a text of a number of heuristic tokens; "" if it is not above 0."""
+    """Returns a text of some heuristic tokens; "" for 0 tokens, and for less."""
     chars = 4 * max(0, tokens)  # Each character is one byte.
     word = "instruction "
     word_count = math.ceil(chars / len(word))
@@ -650,9 +703,10 @@ class _Sample(NamedTuple):
 
 
 def _choose_sample(calls: Sequence[RecordedCall]) -> _Sample:
-    """Chooses evenly from the calls of an agent whose requests no guard had cut.
+    """Chooses calls of an agent, evenly spread over the session.
 
-    If there are calls with heuristic tokens, only these are chosen.
+    Calls whose requests a guard had cut are left out. If some of the other calls have
+    heuristic tokens, only these are chosen. From 90 calls every second is chosen.
     """
     whole_calls = [call for call in calls if not call.is_guarded]
     heuristic_calls = [call for call in whole_calls if call.heuristic_tokens]
@@ -667,8 +721,8 @@ class _Counts(NamedTuple):
     Attributes:
         content_tokens: The heuristic tokens of the contents.
         config_tokens: The heuristic tokens of the tools and of ADK's own instruction.
-        recorded_tokens: The recorded count of the request, which had an instruction:
-            heuristic tokens if a guard has stored them, else real tokens.
+        recorded_tokens: The recorded count of the request, the app's instruction
+            included: heuristic tokens if a guard has stored them, else real tokens.
     """
 
     content_tokens: int
@@ -681,7 +735,9 @@ class _Fit(NamedTuple):
 
     Attributes:
         fixed_tokens: The heuristic tokens of instruction and tools.
-        error_ratio: The median error of the recorded counts, as a ratio of them.
+        error_ratio: The median error of the counts that follow from the fixed tokens.
+            The error is the difference from the recorded count, as a part of it; 0.1 is
+            10% too high or too low.
     """
 
     fixed_tokens: int
@@ -691,30 +747,36 @@ class _Fit(NamedTuple):
 def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
     """Infers the fixed tokens of an agent from the counts of some of its requests.
 
-    Each request should fit this equation:
+    All requests should fit one equation, with the same ratio and fixed tokens:
 
         recorded_tokens = ratio * (content_tokens + fixed_tokens)
 
-    The ratio is 1 if `is_heuristic`, because the recorded counts are heuristic tokens
-    like the others. Otherwise the ratio is inferred first. For example, contents of 100
-    and 300 tokens that a provider counted as 240 and 640 give a ratio of 2, and 20
-    fixed tokens. Without counts, everything is 0.
+    For example, contents of 100 and 300 tokens that a provider counted as 240 and 640
+    give a ratio of 2, and 20 fixed tokens.
+
+    Args:
+        counts: The counts of the requests. If there are none, the result is a fit of 0
+            tokens without an error.
+        is_heuristic: Whether the recorded tokens are heuristic tokens, so that the
+            ratio is 1. Otherwise the ratio is inferred.
     """
     if not counts:
         return _Fit(0, 0.0)
 
-    ratio = 1.0
-    fitted_counts = counts
     if is_heuristic:
-        # A guard may have shortened results in any request but the first.
-        fitted_counts = counts[:1]
+        ratio = 1.0
+        # The guard that has counted the requests may have shortened tool results. The
+        # first request has the fewest results, so only this request is trusted.
+        trusted_counts = counts[:1]
     else:
         ratio = _infer_token_ratio(counts)
+        trusted_counts = counts
 
-    rests = [
-        each.recorded_tokens - ratio * each.content_tokens for each in fitted_counts
+    # The recorded tokens of each request that are not those of its contents.
+    fixed_recorded_tokens = [
+        each.recorded_tokens - ratio * each.content_tokens for each in trusted_counts
     ]
-    fixed_tokens = max(0, round(statistics.median(rests) / ratio))
+    fixed_tokens = max(0, round(statistics.median(fixed_recorded_tokens) / ratio))
 
     error_ratios = list[float]()
     for each in counts:
@@ -727,8 +789,9 @@ def _fit_counts(counts: Sequence[_Counts], is_heuristic: bool) -> _Fit:
 def _is_turn_only(turn_fit: _Fit, whole_fit: _Fit, is_heuristic: bool) -> bool:
     """Whether the recorded counts say that an agent was sent only the running turn.
 
-    Few agents are, so the error must be small, and less than half of the error with the
-    whole history.
+    Few agents are sent only the running turn. So the error of the fit with the running
+    turn must be small, and less than half of the error of the fit with the whole
+    history.
     """
     most_error_ratio = MOST_TURN_ERROR_RATIO
     if is_heuristic:
@@ -740,8 +803,9 @@ def _is_turn_only(turn_fit: _Fit, whole_fit: _Fit, is_heuristic: bool) -> bool:
 def _infer_token_ratio(counts: Sequence[_Counts]) -> float:
     """Infers the real tokens per heuristic token from requests of one agent.
 
-    All requests have the same fixed tokens, so two requests differ only by their
-    contents. Returns 1.0 if no two requests differ enough.
+    All requests have the same fixed tokens, so the recorded tokens of two requests
+    differ only by those of their contents. Each two requests give a ratio; the median
+    is returned. Returns 1.0 if no two requests differ by enough tokens.
     """
     ratios = list[float]()
     for one, other in combinations(counts, 2):

@@ -1,7 +1,8 @@
 """`contextguard report`: a recorded session as one HTML page.
 
 If a guard was at work in the session, the page shows the recorded requests and
-compactions. Otherwise it shows those of a replay: simulated ones.
+compactions. Otherwise the session is replayed with a guard, and the page shows the
+requests and compactions of the replay. These are called simulated.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from contextguard_adk.records import REASONS, Usage, format_cost
 # The command line accepts no smaller window, either.
 LEAST_WINDOW_TOKENS = 1_000
 
-# How many texts the facts of a call name, and how long each may be.
+# The facts of a call are what the page shows about the call. They name at most these
+# numbers of new messages and of called tools, and show this much of each.
 MAX_NEWS = 4
 MAX_TOOL_NAMES = 8
 MAX_TEXT_CHARS = 200
@@ -60,9 +62,13 @@ MAX_NAMED_KINDS = 4
 
 
 def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> None:
-    """Writes the page about a session, or prints a list of sessions if `is_list`.
+    """Writes the page about a session, or prints a list of sessions.
 
-    `recording` are the arguments of `replay.read_recording`.
+    Args:
+        is_list: Whether to print a list of sessions; no page is written then.
+        as_json: Whether the list is printed as JSON.
+        output: The file to write.
+        recording: The arguments of `replay.read_recording`.
     """
     if is_list:
         replay.print_sessions(as_json, **recording)
@@ -82,7 +88,10 @@ def run_report(is_list: bool, as_json: bool, output: Path, **recording: Any) -> 
 
 
 def _write_report(output: Path, session: Session, report: Report) -> None:
-    """Writes the page; each argument of `write_page` is a name in its template."""
+    """Writes the page.
+
+    The named arguments of `write_page` are the names that the template uses.
+    """
     calls = report.calls
     usages = [call.usage + call.summary_usage for call in calls]
     write_page(
@@ -132,11 +141,11 @@ class Call:
         summary_usage: The tokens of the summaries of a recorded compaction.
         cost: The price of the call and of these summaries in US dollars; None if it is
             unknown.
-        news: A line on each part that was said since the last call.
+        news: A line on each part that was said since the call before.
         replayed: The replay of the call.
         compaction: The compaction before the call, recorded or simulated; None if there
             was none.
-        rebuilt: The request, recorded or simulated.
+        rebuilt: The messages of the request, recorded or simulated.
         missing: The values that the call needed and its request did not hold.
         kinds: The prompt tokens by the kind of content.
     """
@@ -176,7 +185,10 @@ class Report:
 
     @property
     def missing(self) -> list[tuple[int, Needed]]:
-        """The values that requests did not hold, by the number of the call."""
+        """The needed values that requests did not hold, in the order of the calls.
+
+        Each value stands after the number of its call.
+        """
         missing = list[tuple[int, Needed]]()
         for call in self.calls:
             missing += [(call.replayed.number, each) for each in call.missing]
@@ -184,10 +196,11 @@ class Report:
 
 
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
-    """Reads a session and replays it.
+    """Reads the calls of a session, with the figures of a replay.
 
-    The replay adds the figures that no recording has. If no guard was at work in the
-    session, the replay has the compactions as well.
+    - If a guard was at work in the session, the replay has no guard. It tells what the
+      calls with the whole history would have taken.
+    - Otherwise the replay has the guard of the settings, and tells the compactions.
     """
     recorded_calls = list(list_calls(session, settings.agent))
     noted_facts = [recordings.read_facts(call.event) for call in recorded_calls]
@@ -196,7 +209,7 @@ async def make_report(session: Session, settings: ReplaySettings) -> Report:
 
     acting_guard = report_settings.guard
     if is_guarded:
-        # The compactions are recorded, so none are simulated: no agent is guarded.
+        # With these settings the guard watches no agent, so it compacts nothing.
         acting_guard = PluginSettings(default=None)
     (replayed,) = await replay.replay_guards(session, report_settings, [acting_guard])
 
@@ -220,11 +233,16 @@ def _with_noted_window(
 ) -> ReplaySettings:
     """Returns settings with the window that a guard has noted on events.
 
-    The settings stay as they are if the user has given a window, if none is noted, and
-    if the noted windows differ.
+    The settings are returned as they are in three cases:
+
+    - The user has given a window.
+    - No window is noted.
+    - Different windows are noted.
+
+    `noted_facts` has the notes on each call, {} for a call without notes.
     """
     windows = {int(read_number(facts.get("window"))) for facts in noted_facts}
-    windows.discard(0)  # 0 means that none is noted.
+    windows.discard(0)  # 0 stands for notes without a window.
     if settings.window_tokens is not None or len(windows) != 1:
         return settings
 
@@ -234,15 +252,20 @@ def _with_noted_window(
 
 
 def _with_later_needs(needs: Needs, calls: list[Call], index: int) -> Call:
-    """Returns the call at an index, with the removed values that were needed later.
+    """Returns a call; its compaction tells the removed values that were needed later.
 
-    The values are added to the compaction of the call. The compacted call counts as the
-    first of the later ones. A call without a compaction is returned as it is.
+    A call without a compaction is returned as it is.
+
+    Args:
+        needs: The values that the recorded calls needed.
+        calls: All calls, in order.
+        index: The index of the call in `calls`.
     """
     call = calls[index]
     if call.compaction is None:
         return call
 
+    # The request of this call is the first one without the removed messages.
     later_needs = list[CallNeeds]()
     for later in calls[index:]:
         if later.event.author == call.event.author:
@@ -258,10 +281,10 @@ class _Request(NamedTuple):
 
     Attributes:
         rebuilt: The messages of the request.
-        facts: The figures of the compaction before it; something else than a dict if
-            there was none.
+        facts: The figures of the compaction before the call; any value that is no dict
+            if there was none.
         missing: The values that the call needed and the request did not hold.
-        prompt_tokens: The tokens of the request.
+        prompt_tokens: The real tokens of the request.
     """
 
     rebuilt: Rebuilt
@@ -297,11 +320,12 @@ class _Reader:
 
         Args:
             call: The recorded call.
-            played: Its replay.
-            fixed_tokens: The tokens of instruction and tools by bytes / 4.
+            played: The replay of the call.
+            fixed_tokens: The heuristic tokens (bytes / 4) of instruction and tools.
         """
         new_events = self._events[self._next_event : call.index]
-        # The events of the answer after the first one count for the next call.
+        # An answer may be several events. Those after the first are new in the next
+        # call.
         self._next_event = call.index + 1
 
         if self._is_guarded:
@@ -315,7 +339,7 @@ class _Reader:
         usage = read_usage(event.usage_metadata)
         cost = self._price(event.model_version, usage)
         summary_usage = Usage()
-        if self._is_guarded and compaction:  # Nobody pays a simulation.
+        if self._is_guarded and compaction:  # Nobody has paid a simulated compaction.
             summary_usage = compaction.usage
             cost = add_costs((cost, compaction.cost))
 
@@ -350,11 +374,9 @@ class _Reader:
     async def _rebuild_simulated(
         self, call: RecordedCall, played: ReplayedCall
     ) -> _Request:
-        """Rebuilds the request as the guard of the replay has sent it.
-
-        A replayed call has state only after a compaction. The state is stored for the
-        calls that follow.
-        """
+        """Rebuilds the request as the guard of the replay has sent it."""
+        # A replayed call has state only after a compaction. The summary in the state
+        # stands in all requests up to the next compaction.
         if played.state:
             self._simulated_state = played.state
         return _Request(
@@ -367,7 +389,14 @@ class _Reader:
     def _read_compaction(
         self, facts: object, agent: str, rebuilt: Rebuilt
     ) -> Compaction | None:
-        """Describes a compaction; returns None if `facts` are not those of one."""
+        """Describes a compaction; returns None if there was none.
+
+        Args:
+            facts: The figures of the compaction; any value that is no dict if there was
+                none.
+            agent: The name of the agent.
+            rebuilt: The messages of the request after the compaction.
+        """
         if not isinstance(facts, dict):
             return None
 
@@ -378,7 +407,10 @@ class _Reader:
         return Compaction(facts, bill.usage, bill.cost, lines)
 
     def _price(self, model: str | None, usage: Usage) -> float | None:
-        """Returns the price of a usage in US dollars; None if it is unknown."""
+        """Returns the price of a usage in US dollars; None if it is unknown.
+
+        `model` is the recorded model, if any. The model of the settings goes first.
+        """
         prices = self._settings.guard.prices
         costs = resolve_costs(
             self._settings.model or model or "", prices, registry=None
@@ -388,12 +420,13 @@ class _Reader:
     def _read_bill(self, facts: dict[str, Any]) -> Bill:
         """Reads the usage of a compaction's summaries, and their price in US dollars.
 
-        The price is the first of these that applies:
+        The price is decided by the first of these cases that applies:
 
-        1. If no model was asked, 0.0.
-        2. The noted price, if it is valid and a usage is noted.
-        3. If a model is noted, the price of its tokens; None if it is unknown.
-        4. None.
+        1. No model was asked: 0.0.
+        2. A valid price and a usage are noted: the noted price.
+        3. A model is noted: the price of the noted usage for this model; None if the
+           prices of the model are unknown.
+        4. Otherwise: None.
         """
         noted_usage = facts.get("usage")
         counts = noted_usage if isinstance(noted_usage, dict) else {}
@@ -406,7 +439,8 @@ class _Reader:
 
         noted_cost = facts.get("cost")
         cost = read_number(noted_cost)
-        is_valid_cost = cost == noted_cost  # An invalid price is read as 0.
+        # An invalid price, or none, is read as 0.
+        is_valid_cost = cost == noted_cost
         if is_valid_cost and usage != Usage():
             return Bill(usage, cost)
         if model:
@@ -418,13 +452,16 @@ def _list_news(new_events: Sequence[Event]) -> list[str]:
     """Returns a line on each part of the messages in new events."""
     news = list[str]()
     for event in new_events:
-        if not event.partial:  # A complete event repeats its content.
+        if not event.partial:  # A complete event repeats the content of a partial one.
             news += list_parts(event.content, event.author)
     return news
 
 
 def _list_facts(call: Call) -> dict[str, str]:
-    """Describes a call by name and text, for the table and for a chart's hover text."""
+    """Returns the facts of a call, each a text under its name.
+
+    The page shows them in a table, and in a chart when the mouse is over a call.
+    """
     tool_names = [each.name or "?" for each in call.event.get_function_calls()]
     prompt_tokens = call.usage.prompt_tokens
     return {
@@ -452,7 +489,10 @@ def _describe_kinds(kinds: Counter[str]) -> str:
 
 
 def _join_first(texts: list[str], most: int) -> str:
-    """Joins the first texts, at most `most`, and says how many more there are."""
+    """Joins the first texts, at most `most`: "a; b; and 7 more".
+
+    The result is "" if there are no texts.
+    """
     joined = "; ".join(text[:MAX_TEXT_CHARS] for text in texts[:most])
     more_count = len(texts) - most
     return f"{joined}; and {more_count:,} more" if more_count > 0 else joined
@@ -461,9 +501,9 @@ def _join_first(texts: list[str], most: int) -> str:
 def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
     """Returns the data of the charts, by the names that `report.js` reads.
 
-    The charts compare the recorded requests with other ones. If a guard was at work,
-    the other ones are the requests with the whole history. Otherwise they are the
-    requests as the guard would have sent them.
+    The charts compare the recorded request of each call with another one. If a guard
+    was at work in the session, the other request is the one with the whole history.
+    Otherwise the other request is the one that the guard would have sent.
     """
     replayed = [call.replayed for call in calls]
     if is_guarded:
@@ -485,16 +525,18 @@ def _describe_charts(calls: list[Call], is_guarded: bool) -> dict[str, Any]:
 
 
 def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]:
-    """Returns, for each call, the agent, the prompt tokens, and their limits.
+    """Returns the data of the chart of sizes: lists with one value for each call.
 
-    `other_tokens` are the prompt tokens of the other request for each call. "other" is
-    None if they are all equal to the recorded ones.
+    "prompt" has the prompt tokens of the recorded requests, and "other" has
+    `other_tokens`, those of the requests to compare. If no request differs, "other" is
+    None, so that the chart has one line. "window" and "threshold" are in tokens as
+    well.
     """
-    recorded = [call.usage.prompt_tokens for call in calls]
+    recorded_tokens = [call.usage.prompt_tokens for call in calls]
     return {
         "agents": [call.event.author for call in calls],
-        "prompt": recorded,
-        "other": other_tokens if other_tokens != recorded else None,
+        "prompt": recorded_tokens,
+        "other": other_tokens if other_tokens != recorded_tokens else None,
         "window": [call.replayed.window_tokens for call in calls],
         "threshold": [call.replayed.threshold_tokens for call in calls],
         "compactions": [call.compaction is not None for call in calls],
@@ -502,7 +544,7 @@ def _chart_context(calls: list[Call], other_tokens: list[int]) -> dict[str, Any]
 
 
 def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
-    """Returns the billed tokens of each call."""
+    """Returns the billed tokens by kind; each list has one number for each call."""
     usages = [call.usage for call in calls]
     summaries = [call.summary_usage for call in calls]
     return {
@@ -514,9 +556,10 @@ def _chart_usage(calls: list[Call]) -> dict[str, list[int]]:
 
 
 def _add_up(costs: list[float | None]) -> list[float] | None:
-    """Returns, for each call, the dollars of all calls up to it.
+    """Returns, for each call, the dollars of all calls up to this call.
 
-    Returns None, for no line in the chart, if a price is unknown or if all are 0.
+    Returns None if a price is unknown, or if all prices are 0: the chart has no line
+    then.
     """
     known_costs = [cost for cost in costs if cost is not None]
     is_complete = len(known_costs) == len(costs)
@@ -526,13 +569,16 @@ def _add_up(costs: list[float | None]) -> list[float] | None:
 
 
 def _describe_cost(costs: list[float | None]) -> str:
-    """Describes the cost of calls: "$1.2346", or "unknown" if no price is known.
+    """Describes the cost of calls in one of three forms:
 
-    If only some prices are known: "at least $1.2346; 2 of 9 calls are unknown".
+    - "$1.2346", if all prices are known
+    - "at least $1.2346; 2 of 9 calls are unknown", if some are known
+    - "unknown", if no price is known
     """
     known_costs = [cost for cost in costs if cost is not None]
     unknown_count = len(costs) - len(known_costs)
-    if not known_costs or unknown_count == 0:
+    are_all_alike = unknown_count in (0, len(costs))
+    if are_all_alike:  # The sum with an unknown price is unknown.
         return format_cost(add_costs(costs))
 
     least_cost = format_cost(add_costs(known_costs))

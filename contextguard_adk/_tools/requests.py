@@ -1,7 +1,11 @@
 """Rebuilds the requests of a recorded session from its events and its state.
 
-A recording does not have the requests. But ADK builds the whole history again from the
-events, and session state has the summary that a guard had put in place of a part.
+A recording does not have the requests. ADK can build the whole history again from the
+events. Session state has the summary that a guard had put in place of the older
+messages. The summary may be that of a replay instead, in the state of the replay.
+
+A message that the summary replaces is left out. A message is shortened if the request
+has only a part of it.
 """
 
 from __future__ import annotations
@@ -39,14 +43,13 @@ class Rebuilt:
     """The history in the request of a recorded call.
 
     Attributes:
-        messages: The messages as the request had them.
-        left_out: The messages of the history that the request did not have, as they
-            were before a guard changed them.
-        removed: The messages in `left_out` that the agent's last request still had.
-        shortened: The messages of which the request had only a part, as they were
-            before.
-        summary: The summary in place of messages, perhaps ""; None if the request had
-            the whole history.
+        messages: The messages as the request had them, the summary aside.
+        left_out: The whole messages that the summary replaces.
+        removed: The messages in `left_out` that were not left out of the agent's
+            request before this one.
+        shortened: The whole messages of which the request had only a part.
+        summary: The text of the summary; "" if messages were left out without a text,
+            None if the request had no summary.
         beside: The other texts in place of messages, by a name for people.
     """
 
@@ -59,7 +62,10 @@ class Rebuilt:
 
     @property
     def replacements(self) -> dict[str, str]:
-        """All texts in place of messages, by a name for people, the summary first."""
+        """All texts in place of messages, by a name for people, the summary first.
+
+        {} if the request had no summary: then it had no other texts either.
+        """
         if self.summary is None:
             return {}
         return {"the summary": self.summary, **self.beside}
@@ -67,11 +73,12 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class _Last:
-    """The last request of an agent.
+    """The last request of an agent in a scope.
 
     Attributes:
-        key: Its invocation, and the stored values that decide about its messages.
-        content_count: The number of contents of the whole history.
+        key: The invocation of the request, and the stored values that decide which
+            messages are left out or shortened.
+        content_count: The number of contents of the whole history at the request.
         rebuilt: The request.
     """
 
@@ -80,9 +87,13 @@ class _Last:
     rebuilt: Rebuilt
 
     def is_continued_by(self, key: object, contents: Sequence[types.Content]) -> bool:
-        """Whether a next request has the same messages, and perhaps new ones behind.
+        """Whether the next request has all messages of this one, and perhaps new ones.
 
-        `contents` are the whole history at the next request.
+        The whole history is shorter after a rewind: then the answer is no.
+
+        Args:
+            key: The key of the next request.
+            contents: The whole history at the next request.
         """
         return self.key == key and self.content_count <= len(contents)
 
@@ -90,8 +101,11 @@ class _Last:
 class Rebuilder:
     """Rebuilds the requests of a session, one after another.
 
-    Of the settings only `keep_tools` and those of previews matter: they say how results
-    were shown on arrival.
+    The settings of the guard say only how large tool results are shown from the start.
+    Everything else is read from session state.
+
+    Attributes:
+        memo: Remembers facts about the recorded events.
     """
 
     def __init__(
@@ -99,8 +113,11 @@ class Rebuilder:
     ) -> None:
         """Prepares to rebuild the requests of a session.
 
-        If `window_tokens` is None, the largest window counts that a guard has noted on
-        the events of answers.
+        Args:
+            session: The recorded session.
+            guard: The settings of the guard.
+            window_tokens: The context window; None for the largest window that a guard
+                has noted on an event.
         """
         self._session = session
         self._guard = guard
@@ -112,9 +129,10 @@ class Rebuilder:
             facts = [read_facts(event) for event in session.events]
             windows = [int(read_number(each.get("window"))) for each in facts]
             self._window_tokens = max(windows, default=0)  # 0 if none is noted.
-        self._callers = {e.author for e in session.events if e.get_function_calls()}
+        # The agents that call tools.
+        self._tool_users = {e.author for e in session.events if e.get_function_calls()}
 
-        # The session state after the events before the index `_next_event`.
+        # The session state after all events before the index `_next_event`.
         self._state: dict[str, Any] = {}
         self._next_event = 0
         # By the name of the agent with its scope.
@@ -125,34 +143,40 @@ class Rebuilder:
     ) -> Rebuilt:
         """Rebuilds the request of a call.
 
+        A request often continues the agent's last one: the invocation and the stored
+        values are the same, and the whole history has only new contents at its end.
+        Then the new contents are added to the last request, which takes little time.
+        Otherwise the request is rebuilt from the whole history.
+
         Args:
-            call: The call; calls come in their order.
-            simulated: The session state of a replay; None for the recorded one.
+            call: The call. Calls come in the order of the recording, and no call of the
+                same agent is left out.
+            simulated: The session state of a replay at the call; None for the recorded
+                one.
         """
         event = call.event
         agent = make_agent(event.author)
         request = await self._side.build(call, agent)
-        contents = request.contents
+        whole_contents = request.contents
 
+        # A guard stores the summary of a request with the events of the answer.
         self._advance_state(call)
         session_state = self._state if simulated is None else simulated
         state = AgentState(session_state, agent.name, scope=branch_scope(event))
         preview = self._make_preview(call)
 
-        # While neither the invocation nor the stored values change, a request has the
-        # messages of the request before it, and new ones at the end.
         key = event.invocation_id, state.read("record"), state.read("summary")
         last = self._last.get(state.owner)
-        if last and last.is_continued_by(key, contents):
-            new_contents = contents[last.content_count :]
+        if last and last.is_continued_by(key, whole_contents):
+            new_contents = whole_contents[last.content_count :]
             rebuilt = _add_messages(last.rebuilt, new_contents, preview)
         else:
-            history = self._make_history(call, contents, agent, state)
+            history = self._make_history(call, whole_contents, agent, state)
             history.preview = preview
             left_out_before = last.rebuilt.left_out if last else []
             rebuilt = self._rebuild_from(history, left_out_before)
 
-        self._last[state.owner] = _Last(key, len(contents), rebuilt)
+        self._last[state.owner] = _Last(key, len(whole_contents), rebuilt)
         return rebuilt
 
     def _make_history(
@@ -162,34 +186,46 @@ class Rebuilder:
         agent: LlmAgent,
         state: AgentState,
     ) -> History:
-        """Makes the history of a call with the summary that is stored in a state."""
-        record_summary = state.record.summary
-        stored = StoredSummary()
-        if record_summary:
-            stored = state.load_summary(record_summary.scope) or stored
+        """Makes the history of a call, with the summary that is stored for the agent.
 
-        invocation = self._side.begin(call, agent, PluginManager())
+        Args:
+            call: The call.
+            contents: The whole history.
+            agent: The agent that calls.
+            state: The values that a guard has stored for the agent.
+        """
+        # The empty summary stands for none: it replaces nothing.
+        stored = StoredSummary()
+        recorded_summary = state.record.summary
+        if recorded_summary:
+            # The scope is that of the summary itself, so each summary is valid here.
+            stored = state.load_summary(recorded_summary.scope) or stored
+
+        invocation = self._side.advance(call, agent, PluginManager())
         question = self._find_question(call)
         return History(contents, invocation, question, stored, self.memo)
 
     def _rebuild_from(
         self, history: History, left_out_before: list[types.Content]
     ) -> Rebuilt:
-        """Rebuilds a request from a history with its stored summary.
+        """Rebuilds a request from the whole history and its stored summary.
 
-        `left_out_before` are the messages that the request before did not have.
+        `left_out_before` are the messages that were left out of the agent's request
+        before this one.
         """
         stored = history.stored or StoredSummary()
         contents = history.contents
-        messages = list(history.shown)
+        # All contents as the request showed them, also those that are left out below.
+        forms = list(history.shown)
         for index, shortened_result in history.shortened_results(stored).items():
-            messages[index] = shortened_result
+            forms[index] = shortened_result
 
         # The indexes of the contents that the summary replaces, and of all others.
         covered = history.covered
         kept = [index for index in range(len(contents)) if index not in covered]
         left_out = [contents[index] for index in sorted(covered)]
-        shortened = [contents[i] for i in kept if messages[i] is not contents[i]]
+        # A content that is not shortened is the same object in both lists.
+        shortened = [contents[i] for i in kept if forms[i] is not contents[i]]
 
         summary = None
         beside = dict[str, str]()
@@ -197,7 +233,7 @@ class Rebuilder:
             summary = stored.text
             beside = _render_beside(history, stored)
         return Rebuilt(
-            messages=[messages[index] for index in kept],
+            messages=[forms[index] for index in kept],
             left_out=left_out,
             removed=self._find_removed(left_out, left_out_before),
             shortened=shortened,
@@ -206,7 +242,11 @@ class Rebuilder:
         )
 
     def _find_question(self, call: RecordedCall) -> types.Content | None:
-        """Finds the user's message that began the invocation of a call."""
+        """Finds the user's message that began the invocation of a call.
+
+        Returns None if the user's first event of the invocation has no content, or if
+        there is no such event.
+        """
         for event in self._session.events[: call.index]:
             is_same_invocation = event.invocation_id == call.event.invocation_id
             if is_same_invocation and event.author == "user":
@@ -220,8 +260,8 @@ class Rebuilder:
     ) -> list[types.Content]:
         """Returns the messages that are left out now and were not left out before.
 
-        Equal messages are counted: if two equal ones are left out now and one of them
-        was before, only the second is returned.
+        Equal messages are counted. If a message is left out twice now, and was left out
+        once before, it is returned once.
         """
         before_counts = Counter(self._identify(content) for content in left_out_before)
         removed = list[types.Content]()
@@ -234,14 +274,15 @@ class Rebuilder:
         return removed
 
     def _identify(self, content: types.Content) -> bytes:
-        """Returns a fingerprint; equal contents have equal ones."""
+        """Returns the fingerprint of a content; equal contents have equal ones."""
         parts = content.parts or ()
         return self.memo.remember(fingerprint, content, parts, content.role)
 
     def _advance_state(self, call: RecordedCall) -> None:
         """Adds the changes of session state up to the last event of a call's answer.
 
-        An answer may be several events in a row.
+        An answer may be several events in a row. Some of them may have been added with
+        the call before.
         """
         events = self._session.events
         answer_end = max(self._next_event, call.index + 1)
@@ -253,10 +294,10 @@ class Rebuilder:
         self._next_event = answer_end
 
     def _make_preview(self, call: RecordedCall) -> Preview | None:
-        """Makes the function that showed a part of a large tool result from the start.
+        """Makes the preview of a call, which shows parts of large tool results.
 
-        The function shows the same part only if the settings are still the same.
-        Returns None if results were shown whole.
+        It is the preview of the recorded request if the settings of the guard were the
+        same then. Returns None if the settings want no previews.
         """
         agent = call.event.author
         strategy = self._guard.agents.get(agent, self._guard.default)
@@ -268,12 +309,15 @@ class Rebuilder:
             model = call.event.model_version or ""
             window_tokens = resolve_context_window(model).tokens
         # An agent that calls no tools is not offered the recall tool.
-        has_recall = agent in self._callers
+        has_recall = agent in self._tool_users
         return strategy.preview(window_tokens, has_recall, self.memo.form)
 
 
 def _is_of_answer(event: Event, call: RecordedCall) -> bool:
-    """Whether an event, after the first ones of an answer, belongs to the answer."""
+    """Whether an event belongs to the answer of a call.
+
+    All events between the event of the call and this one must belong to the answer.
+    """
     return (
         event.author == call.event.author
         and event.invocation_id == call.event.invocation_id
@@ -287,9 +331,10 @@ def _add_messages(
     """Returns a request with more messages at its end.
 
     Args:
-        last: The request without these messages.
-        new_contents: The messages, whole.
-        preview: Returns the shortened form of a message; None if it stays whole.
+        last: The agent's last request.
+        new_contents: The whole new messages.
+        preview: Returns the shortened form of a message, or None for a message that is
+            shown whole. With None as `preview`, each message is shown whole.
     """
     messages = [*last.messages]
     shortened = [*last.shortened]
@@ -304,8 +349,10 @@ def _add_messages(
 def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
     """Returns the texts beside the summary, by a name for people.
 
-    They are the sections, which are texts that no model wrote, such as the pinned
-    messages, and the current request of the user if it is quoted after the summary.
+    There are two kinds of such texts:
+
+    - The sections, such as the pinned messages. No model wrote these texts.
+    - The current request of the user, if it is quoted after the summary.
     """
     texts = dict[str, str]()
     for section in _sections.SECTIONS:
@@ -315,10 +362,10 @@ def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
             texts[section.label] = section_text
 
     # The head is the message with the summary. Its first part has the summary and the
-    # sections.
+    # sections. The other parts, if any, ask to go on, and quote the current request.
     head = render_head(history, stored, history.covered)
-    _summary_part, *quoted_parts = parts_of(head)
-    quoted_request = "\n".join(part.text or "" for part in quoted_parts)
-    if quoted_request:
-        texts["the quoted current request"] = quoted_request
+    _summary_part, *continuation_parts = parts_of(head)
+    continuation = "\n".join(part.text or "" for part in continuation_parts)
+    if continuation:
+        texts["the quoted current request"] = continuation
     return texts

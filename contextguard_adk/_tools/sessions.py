@@ -27,11 +27,13 @@ def run_sessions(action: str, source: str, key: SessionKey, **options: Any) -> N
     """Runs an action: prints the stored state, or one line that tells the change.
 
     Args:
-        action: "purge", "show", or the name of another function of `sessions`.
+        action: The name of a function of `contextguard_adk.sessions`: "show", "purge",
+            "compact", "reset", "edit" or "leave".
         source: The file or the URL that has the session; for "purge", the URI of an
             artifact service.
         key: The names of the session.
-        options: The other options of the command. "purge" needs none of them.
+        options: The other options of the command, see `_run`. They have no effect on
+            "purge".
     """
     with quiet_logs(Console(stderr=True)):
         try:
@@ -54,35 +56,40 @@ async def _run(
     """Shows or changes a stored session; returns the lines to print.
 
     Args:
-        action: "show", or the name of the function of `sessions` that changes it.
+        action: "show", or a function of `contextguard_adk.sessions` that changes a
+            session.
         source: The file or the URL that has the session.
         key: The names of the session.
-        is_full: Whether "show" prints the summaries.
-        options: "agent", "force", "text" and "focus". The last two are options of
-            "edit" and "compact" alone.
+        is_full: Whether "show" returns the texts of the summaries as well.
+        options: "agent", the name of an agent, or "" for all; "force", whether to
+            change a session in which a run seems to be under way; "focus", for
+            "compact"; "text", for "edit": a file with the new text, or None.
     """
-    # A file is read from a copy, so nothing is changed if it is not valid.
-    found = await load_session(source, key)
+    # To show a session reads it without a change. The other actions read it first, so
+    # that a file that is no valid one is refused before it is opened for writing.
+    read_session = await load_session(source, key)
     if action == "show":
-        lines = sessions.show(found, options["agent"], is_full)
-        return lines or [f"Session {found.id!r}: nothing is stored."]
+        lines = sessions.show(read_session, options["agent"], is_full)
+        return lines or [f"Session {read_session.id!r}: nothing is stored."]
 
     if len(await list_sessions(source, key)) > 1:
         raise CommandError("which session? Give its --app, --user and --session")
 
-    text_file = options.pop("text")
-    if action != "compact":
-        del options["focus"]
     service = _open(source)
     try:
         session = await service.get_session(
-            app_name=found.app_name, user_id=found.user_id, session_id=found.id
+            app_name=read_session.app_name,
+            user_id=read_session.user_id,
+            session_id=read_session.id,
         )
-        if action == "edit":
-            stored_text = sessions.read(found, options["agent"])
-            options["text"] = _edit(stored_text, text_file)
+        arguments = {"agent": options["agent"], "force": options["force"]}
+        if action == "compact":
+            arguments["focus"] = options["focus"]
+        elif action == "edit":
+            stored_text = sessions.read(read_session, options["agent"])
+            arguments["text"] = _edit(stored_text, options["text"])
         change = getattr(sessions, action)
-        return [await change(service, session, **options)]
+        return [await change(service, session, **arguments)]
     finally:
         close = getattr(service, "close", None)  # Some services have no connection.
         if close:
@@ -90,9 +97,10 @@ async def _run(
 
 
 def _edit(text: str, text_file: Path | None) -> str:
-    """Returns the text of a file; without one, what the user makes of `text`.
+    """Returns the text of a file; without a file, the text that the user writes.
 
-    The user writes in an editor. "" if the editor is closed without saving.
+    The user changes `text` in an editor. Returns "" if the user closes the editor
+    without saving.
     """
     if text_file:
         return text_file.read_text("utf-8")
@@ -102,8 +110,8 @@ def _edit(text: str, text_file: Path | None) -> str:
 def _open(source: str) -> BaseSessionService:
     """Opens a database, or an SQLite file, with the service that has written it.
 
-    An SQLite file is given as a path, or as `adk web` takes it: "sqlite:///path". Both
-    services of ADK write such files, in different forms.
+    An SQLite file is given as a path, or as `adk web` takes it: "sqlite:///path". Two
+    services of ADK write such files, each with tables of its own.
     """
     url = source
     path = source.removeprefix("sqlite:///")
@@ -115,18 +123,22 @@ def _open(source: str) -> BaseSessionService:
             return SqliteSessionService(path)
         url = f"sqlite+aiosqlite:///{path}"
 
-    # ADK needs SQLAlchemy for this service, which is an extra.
+    # The import needs SQLAlchemy, an extra of ADK.
     from google.adk.sessions import DatabaseSessionService
 
     return DatabaseSessionService(url)
 
 
 async def _purge(artifact_uri: str, key: SessionKey) -> str:
-    """Deletes the artifacts of a session; returns the line to print."""
-    # The registry belongs to ADK's command line, which no other action needs.
+    """Deletes the artifacts of a session; returns the line to print.
+
+    All three names of the session must be given.
+    """
+    # Only this action needs ADK's command line, to which the registry belongs.
     from google.adk.cli.service_registry import get_service_registry
 
     registry = get_service_registry()
+    # The service is None for a URI of an unknown kind.
     service = registry.create_artifact_service(artifact_uri, agents_dir=".")
     if service is None or not (key.app and key.user and key.session):
         raise CommandError(

@@ -44,7 +44,10 @@ class CommandError(Exception):
 
 @contextmanager
 def explain_writing(path: Path) -> Iterator[None]:
-    """Says in one line why a file cannot be written."""
+    """Raises a `CommandError` with the reason if the `with` block cannot write a file.
+
+    `path` is the path of the file.
+    """
     try:
         yield
     except OSError as error:
@@ -53,9 +56,9 @@ def explain_writing(path: Path) -> Iterator[None]:
 
 
 def print_line(text: str, style: str = "", output: Console = console) -> None:
-    """Prints a line; a terminal wraps it at words, a file gets it whole.
+    """Prints a text in one line. A terminal wraps the line at words.
 
-    The blanks at the beginning of the text indent all lines of the terminal.
+    The blanks at the beginning of the text indent all lines that a terminal makes.
     """
     shown = Text(clean_text(text.strip(), output), style)
     indent = len(text) - len(text.lstrip())
@@ -69,8 +72,11 @@ def print_line(text: str, style: str = "", output: Console = console) -> None:
 def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
     """Draws sizes as bars after a label, in one line of the terminal.
 
-    A size of `most` has the highest bar, and a larger one is a cross. If there are more
-    sizes than columns, a bar is the largest of several neighboring sizes.
+    Args:
+        label: The text before the bars.
+        sizes: The sizes, from 0 on. If there are more sizes than columns, each bar
+            stands for the largest of several neighboring sizes.
+        most: The size with the highest bar. A larger size is drawn as a cross.
     """
     bars = "▁▂▃▄▅▆▇█"
     cross = "✕"
@@ -94,7 +100,11 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
 
 
 def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """Yields items under a progress bar, if stderr is a terminal of this process."""
+    """Yields items, and shows on stderr how many are done.
+
+    Nothing is shown if stderr is no terminal, or if this process is one of several that
+    work at the same time.
+    """
     is_hidden = not sys.stderr.isatty() or parent_process() is not None
     output = Console(stderr=True)
     return track(items, label, console=output, transient=True, disable=is_hidden)
@@ -107,10 +117,14 @@ def number_column(name: str) -> Column:
 def print_table(
     columns: Iterable[Column | str], rows: Iterable[tuple[Sequence[str], str]]
 ) -> None:
-    """Prints a table as wide as the terminal, or wider if a number would be cut.
+    """Prints a table, and a blank line after the table.
 
-    In a file the table is at least 120 columns wide. `rows` has the cells of each row,
-    and its style.
+    The table is as wide as the terminal. If a column that cannot wrap needs more room,
+    the table is wider. In a file the table has at least `FILE_WIDTH` columns.
+
+    Args:
+        columns: The columns, or their names; [] for a table without rows.
+        rows: The cells of each row, and the style of the row; "" for no style.
     """
     no_padding = 0
     gap = 2  # Between two columns.
@@ -119,7 +133,8 @@ def print_table(
     for cells, style in rows:
         table.add_row(*(Text(clean_text(cell)) for cell in cells), style=style)
 
-    # If no column can wrap, the table needs the width of its longest cells.
+    # If no column can wrap, the table needs the width of its longest cells. Otherwise
+    # the least width is that at which each wrapped line has one word.
     unbounded = console.options.update(max_width=10_000)
     needed_width = Measurement.get(console, unbounded, table)
     can_wrap = not all(column.no_wrap for column in table.columns)
@@ -130,7 +145,10 @@ def print_table(
 
 
 def clean_text(text: str, output: Console = console) -> str:
-    """Replaces control characters, and characters that an output cannot show."""
+    """Returns a text in which each character can be printed to an output.
+
+    Control characters and characters that the output cannot show are replaced.
+    """
     shown = text
     if output.options.ascii_only:
         shown = text.replace("→", ">").replace("✕", "x")
@@ -139,6 +157,8 @@ def clean_text(text: str, output: Console = console) -> str:
 
 
 class _WarningHandler(logging.Handler):
+    """Prints warnings and errors to an output."""
+
     def __init__(self, output: Console) -> None:
         super().__init__(logging.WARNING)
         self._output = output
@@ -150,13 +170,16 @@ class _WarningHandler(logging.Handler):
 
 @contextmanager
 def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
-    """Silences libraries, and our messages on facts that the commands print.
+    """Silences `SILENCED_LOGGERS` and Python's warnings in the `with` block.
 
-    The loggers of `more` are silenced as well. Other warnings of this package are
-    printed to `output`, among the lines of the command. At the end all loggers are as
-    they were before.
+    Warnings of this package's other loggers are printed among the lines of the command.
+    After the block all loggers are as they were before.
+
+    Args:
+        output: Where the warnings are printed.
+        more: Other loggers to silence.
     """
-    # Otherwise importing litellm asks the network for its price table.
+    # Otherwise the import of litellm would load its price table from the network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     silenced_loggers = [logging.getLogger(name) for name in SILENCED_LOGGERS]
     silenced_loggers += more
@@ -171,7 +194,7 @@ def quiet_logs(output: Console, *more: logging.Logger) -> Iterator[None]:
 
         guard_logger.addHandler(handler)
         stack.callback(guard_logger.removeHandler, handler)
-        # Otherwise the handlers of the root logger print the warnings again.
+        # Otherwise the handlers of the root logger would print the warnings again.
         stack.callback(setattr, guard_logger, "propagate", guard_logger.propagate)
         guard_logger.propagate = False
         yield

@@ -1,7 +1,8 @@
 """`contextguard why`: where words stood, and which requests had them.
 
 The words are those that the user looks for. A holder is a part of a request that has
-the words. A period is a row of calls whose requests had the words in the same holders.
+the words. A period is a number of calls of one agent, one after another, whose requests
+had the words in the same holders.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from contextguard_adk.records import REASONS
 
 MAX_PLACES = 5
 
-# The names of holders. The texts of `Rebuilt.replacements`, such as "the summary", can
-# hold the words as well, and have names of their own.
+# The names of holders. The texts of `Rebuilt.replacements` can hold the words as well.
+# Their names, such as "the summary", are the keys of that dict.
 AS_SAID = "the message itself"
 RECALLED = f"a result of {RECALL_TOOL}"
 
@@ -74,16 +75,17 @@ class Place:
 
 @dataclass
 class Period:
-    """Calls of an agent whose requests had the words in the same places.
+    """Calls of an agent whose requests had the words in the same holders.
 
     Attributes:
-        agent: The agent, with its scope.
-        first_call: The number of the first call, from 1.
-        last_call: The number of the last call.
+        agent: The agent, with its scope: "agent@scope", or "agent" outside all scopes.
+        first_call: The number of the first call in the recording, from 1.
+        last_call: The number of the last call. Calls of other agents may have numbers
+            between the two.
         holders: The names of the holders.
         gone: A key of `GONE` if there are no holders; else "".
-        compaction: The figures of a compaction at the first call; None if the call was
-            not compacted.
+        compaction: The noted figures of a compaction before the first call; None if
+            there was no compaction, and for the first period of an agent.
     """
 
     agent: str
@@ -119,7 +121,11 @@ class Period:
 
 
 def _describe_compaction(facts: dict[str, Any]) -> str:
-    """Describes a compaction: "a compaction was asked for, 9,120 → 2,310 tokens"."""
+    """Describes a compaction: "a compaction was asked for, 9,120 → 2,310 tokens".
+
+    `facts` are the figures as a guard has noted them. They may be incomplete, or of any
+    type.
+    """
     reason_key = one_line(str(facts.get("reason")))
     reason = REASONS.get(reason_key, reason_key)
     before = recordings.read_number(facts.get("tokens_before"))
@@ -193,9 +199,12 @@ def _describe_periods(periods: list[Period]) -> Iterator[str]:
 async def find_periods(
     session: Session, settings: ReplaySettings, finder: _Finder
 ) -> list[Period]:
-    """Rebuilds the requests, and joins neighboring calls of an agent to periods.
+    """Rebuilds the requests, and joins the calls of each agent to periods.
 
-    Calls before anybody had said the words are left out.
+    The calls of an agent before the first one whose history has the words are left out.
+
+    Returns:
+        The periods, in the order of their first calls.
     """
     periods: list[Period] = []
     last_periods: dict[str, Period] = {}  # By the agent with its scope.
@@ -211,7 +220,8 @@ async def find_periods(
             last.last_call = request.number
             continue
 
-        # A compaction explains a change, and the first period is no change.
+        # A compaction may explain the change from the period before. The first period
+        # of an agent is no change.
         compaction = None if last is None else _read_compaction(request.event)
         period = Period(
             agent=owner,
@@ -243,9 +253,12 @@ class _Request(NamedTuple):
 async def _rebuild_requests(
     session: Session, settings: ReplaySettings
 ) -> AsyncIterator[_Request]:
-    """Yields the requests of the agent in the settings; if it is None, of all agents.
+    """Yields the requests of the agent in the settings, in their order.
 
-    Raises a `CommandError` if the agent has no recorded call.
+    If the settings name no agent, yields the requests of all agents.
+
+    Raises:
+        CommandError: The agent has no recorded call.
     """
     calls = list(list_calls(session))
     agents = {call.event.author for call in calls}
@@ -255,9 +268,10 @@ async def _rebuild_requests(
     rebuilder = Rebuilder(session, settings.guard, settings.window_tokens)
     numbered_calls = list(enumerate(calls, 1))
     for number, call in terminal.show_progress(numbered_calls, "Reading"):
-        # The rebuilder needs all calls in their order, those of other agents as well.
+        # The calls of other agents are rebuilt as well, in the order of the recording.
         rebuilt = await rebuilder.rebuild(call)
-        if settings.agent in (None, call.event.author):
+        is_wanted = settings.agent in (None, call.event.author)
+        if is_wanted:
             yield _Request(number, call.event, rebuilt)
 
 
@@ -277,16 +291,17 @@ class _Finder:
     """Looks for words, and ignores their case and the kind of blanks between them."""
 
     def __init__(self, words: str, session: Session) -> None:
+        """Prepares a search; raises a `CommandError` if `words` has only blanks."""
         self._words = _normalize(words)
         self._memo = Memo(session.events)
         if not self._words:
             raise CommandError('give the words to look for: why SESSION "words"')
 
     def list_places(self, session: Session) -> Iterator[Place]:
-        """Yields the events that hold the words."""
+        """Yields the events that hold the words, each with its first part that does."""
         for number, event in enumerate(session.events, 1):
-            if event.partial:
-                continue  # A complete event repeats its text.
+            if event.partial:  # A complete event repeats the text of a partial one.
+                continue
             holding_parts = self._list_holding_parts([event.content])
             if holding_parts:
                 time = f"{recordings.read_time(event.timestamp):%F %T}"
@@ -295,10 +310,11 @@ class _Finder:
 
     def list_holders(self, rebuilt: Rebuilt) -> list[str]:
         """Lists the names of the parts of a request that hold the words."""
+        holders = list[str]()
         holding_parts = self._list_holding_parts(rebuilt.messages)
         recalled_parts = [part for part in holding_parts if _is_recalled(part)]
-        holders = list[str]()
-        if len(recalled_parts) < len(holding_parts):
+        has_other_parts = len(recalled_parts) < len(holding_parts)
+        if has_other_parts:
             holders.append(AS_SAID)
         if recalled_parts:
             holders.append(RECALLED)
@@ -323,8 +339,8 @@ class _Finder:
         holding_parts = list[types.Part]()
         for content in contents:
             for part in parts_of(content):
-                # A request repeats most parts of the request before it, so the memo
-                # saves most searches.
+                # A request repeats most parts of the request before, and the memo
+                # remembers the result for each of them.
                 if self._memo.remember(self._holds_words, part, (part,)):
                     holding_parts.append(part)
         return holding_parts

@@ -1,4 +1,8 @@
-"""The model calls of a recorded session, found at the events of their answers."""
+"""The model calls of a recorded session, found at the events of their answers.
+
+A guard may have been at work when the session was recorded. Then session state and the
+events have its notes. Heuristic tokens are UTF-8 bytes / 4.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +18,30 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 
-# A replay makes up no larger request.
+# A replay writes a text of as many tokens as a call has. A larger one takes too much
+# memory.
 MAX_TOKENS = 20_000_000
-# A guard's notes are looked for in this number of events, from the first of a response.
-MAX_RESPONSE_EVENTS = 4
+# The count of a guard is searched in this number of events, from the first event of an
+# answer.
+MAX_ANSWER_EVENTS = 4
 
 
 def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedCall]:
-    """Yields the model calls with a recorded prompt count, of one agent or of all.
+    """Yields the model calls whose answer has a prompt count.
 
-    `agent` is the name of the agent; None yields the calls of all.
+    `agent` is the name of the agent whose calls are yielded; None for all agents.
     """
     state: dict[str, Any] = {}  # Session state after the event.
     last_origin: tuple[object, ...] = ()
     for index, event in enumerate(session.events):
         state.update(event.actions.state_delta)
-        if event.partial:  # A complete event repeats its content.
+        if event.partial:  # A complete event repeats the content of a partial one.
             continue
 
         usage = event.usage_metadata
         prompt_tokens = read_tokens(usage.prompt_token_count) if usage else 0
-        # A stream may give one response as two events, of text and of calls. Both have
-        # the same origin, and only the first is yielded.
+        # A stream may give one answer as two events in a row: the text, and the calls
+        # of tools. Both have the same origin, and only the first is a call here.
         origin = (prompt_tokens, event.author, event.invocation_id)
         is_repeated = origin == last_origin
         last_origin = origin
@@ -46,37 +52,53 @@ def list_calls(session: Session, agent: str | None = None) -> Iterator[RecordedC
             continue
 
         _check_usage(index, event)
-        response_events = session.events[index : index + MAX_RESPONSE_EVENTS]
+        answer_events = session.events[index : index + MAX_ANSWER_EVENTS]
         yield RecordedCall(
             index=index,
             event=event,
             prompt_tokens=prompt_tokens,
-            is_guarded=_is_guarded(event, state),
-            heuristic_tokens=_find_heuristic(response_events, prompt_tokens),
+            is_guarded=_was_cut(event, state),
+            heuristic_tokens=_find_heuristic(answer_events, prompt_tokens),
         )
 
 
 def _check_usage(index: int, event: Event) -> None:
-    """Raises a `CommandError` for a count that would need an enormous request."""
+    """Raises a `CommandError` if a token count of an event is above `MAX_TOKENS`.
+
+    `index` is the index of the event in the session.
+    """
     for name, count in event.usage_metadata or ():
         if isinstance(count, int) and count > MAX_TOKENS:
             found = f"event {index}: {name} is {count:,}"
             raise CommandError(f"{found}; at most {MAX_TOKENS:,} are accepted")
 
 
-def _is_guarded(event: Event, state: dict[str, Any]) -> bool:
-    """Whether a guard had cut the request, by an event's notes and session state."""
+def _was_cut(event: Event, state: dict[str, Any]) -> bool:
+    """Whether a guard had cut the request that an event answers.
+
+    A guard cuts each request while it has a summary, and a request that the provider
+    has refused as too large. `state` is the session state after the event.
+    """
     stored = AgentState(state, event.author, scope=branch_scope(event))
     has_summary = stored.read("summary") is not None
-    return has_summary or bool(read_facts(event).get("recovered"))
+    was_refused = bool(read_facts(event).get("recovered"))
+    return has_summary or was_refused
 
 
 def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
-    """Finds the heuristic tokens of a request, bytes / 4, that a guard has stored.
+    """Finds the heuristic tokens of a request, as a guard has counted them.
 
-    A guard stores them in session state with the last event of a response, beside the
-    prompt count. Returns None if there are none, or if their number is not valid.
-    `events` begin with the first event of the response.
+    The guard stores two counts in session state with the last event of an answer: the
+    heuristic tokens of the request, and the prompt tokens of the answer. The heuristic
+    tokens are those of this request if the prompt tokens are the same.
+
+    Args:
+        events: Some events, from the first event of the answer.
+        prompt_tokens: The prompt tokens of the answer.
+
+    Returns:
+        The heuristic tokens; None if the events do not have them, or if the number is
+        not valid.
     """
     author = events[0].author
     scope = branch_scope(events[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +29,10 @@ COMPARED: list[tuple[str, dict[str, Any]]] = [
     ("threshold", {"trigger": 0.1}),
     ("threshold", {"trigger": "auto"}),
 ]
-"""Each strategy with its defaults, and the default strategy with other triggers."""
+"""The names of strategies, each with the settings that are not the default ones."""
 
-# By the name of a column, the form of its cells: 0 stands for the `Totals` of a row, 1
-# for their cost as text.
+# By the name of a column, the format of its cells. In a format, 0 stands for the
+# `Totals` of a row, and 1 for the cost of the row as text.
 COLUMNS = {
     "over window": "{0.over_window:,}",
     "compactions": "{0.compactions:,}",
@@ -65,8 +65,8 @@ class Row:
     Attributes:
         name: The name of the row.
         guard: The settings.
-        toml: The lines of a settings file that has them. The user's own settings, which
-            have a file already, have no lines.
+        toml: The lines of a settings file with these settings; [] for the user's own
+            settings, which have a file already.
     """
 
     name: str
@@ -75,15 +75,19 @@ class Row:
 
 
 def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]:
-    """Yields the settings to compare, each for all agents alike.
+    """Yields the rows of `COMPARED`; each has one strategy for all agents.
 
-    They have the summarizer and the prices of `guard`. Their window is `window_tokens`;
-    None takes the window of `guard`.
+    Args:
+        guard: The settings of the user. All rows have the prices of these settings.
+            They have the summarizer of the default strategy if it is given by name.
+        window_tokens: The context window of all rows; None for the window of the user's
+            default strategy.
     """
     shared = dict[str, Any]()
     for name in ("context_window", "summarizer", "summarizer_context_window"):
+        # The default strategy may be None, or a function without these fields.
         value = getattr(guard.default, name, None)
-        if isinstance(value, int | str):  # A file cannot name a summarizer object.
+        if isinstance(value, int | str):  # A file cannot have a summarizer object.
             shared[name] = value
     if window_tokens is not None:
         shared["context_window"] = window_tokens
@@ -93,6 +97,7 @@ def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]
         default = STRATEGIES[strategy].model_validate(values)
         named_changes = [f"{name} {value}" for name, value in changes.items()]
         settings = {"strategy": strategy, **values}
+        # A text and a number are written in TOML as in JSON.
         lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
         yield Row(
             name=", ".join([strategy, *named_changes]),
@@ -105,43 +110,54 @@ class Comparison:
     """One session, replayed with each row's settings."""
 
     def __init__(self, rows: list[Row], replays: list[Replayed]) -> None:
-        """Compares `replays`, of which each belongs to the row at the same index."""
+        """Finds the best row.
+
+        Args:
+            rows: The rows, at least one.
+            replays: The replay of each row, in the order of the rows.
+        """
         self._rows = rows
         self._totals = [replay.with_guard for replay in replays]
-        # All replays have the same recording, so they have the same calls without a
+        # All replays are of one recording, so any of them tells the totals without a
         # guard.
         self._replay = replays[0]
         self._without = self._replay.without_guard
 
-        costs = [totals.cost for totals in self._totals if totals.cost is not None]
-        has_all_costs = len(costs) == len(self._totals)
+        dollars = [totals.cost for totals in self._totals if totals.cost is not None]
+        has_all_costs = len(dollars) == len(self._totals)
         self._is_priced = has_all_costs and self._without.cost is not None
-        prices: list[float] = [totals.weighted_tokens for totals in self._totals]
-        if self._is_priced and any(costs):  # A model may be free.
-            prices = costs
-        self._best_index = self._find_cheapest(prices)
 
-    def _find_cheapest(self, prices: list[float]) -> int | None:
-        """Returns the index of the cheapest row without a request over the window.
+        # A model may be free: then the weighted tokens decide, as without a price.
+        is_decided_by_dollars = self._is_priced and any(dollars)
+        weighted_tokens = [totals.weighted_tokens for totals in self._totals]
+        self._best_row_index = self._find_cheapest(
+            dollars if is_decided_by_dollars else weighted_tokens
+        )
+
+    def _find_cheapest(self, expenses: Sequence[float]) -> int | None:
+        """Returns the row index of the cheapest row without a request over the window.
 
         The first of several cheapest rows is taken. Returns None if each row has a
-        request over the window. `prices` has one price for each row.
+        request over the window.
+
+        Args:
+            expenses: What each row costs, in dollars or in weighted tokens.
         """
-        indexes = range(len(self._rows))
-        fitting = [index for index in indexes if not self._totals[index].over_window]
-        return min(fitting, key=lambda index: prices[index], default=None)
+        row_indexes = range(len(self._rows))
+        fitting = [each for each in row_indexes if not self._totals[each].over_window]
+        return min(fitting, key=lambda row_index: expenses[row_index], default=None)
 
     def to_json(self) -> dict[str, Any]:
         """Describes the comparison, safe as JSON."""
         rows = list[dict[str, Any]]()
-        for index, row in enumerate(self._rows):
-            is_best = index == self._best_index
-            figures = self._totals[index].to_json()
+        for row_index, row in enumerate(self._rows):
+            is_best = row_index == self._best_row_index
+            figures = self._totals[row_index].to_json()
             rows.append({"name": row.name, "is_best": is_best, **figures})
 
         best_toml = list[str]()
-        if self._best_index is not None:
-            best_toml = self._rows[self._best_index].toml
+        if self._best_row_index is not None:
+            best_toml = self._rows[self._best_row_index].toml
         return {
             "session": self._replay.session_id,
             "has_cache": self._replay.has_cache,
@@ -151,18 +167,20 @@ class Comparison:
         }
 
     def print(self) -> None:
-        """Prints a line for each row, marks the best one, and says how to get it."""
+        """Prints a line for each row, marks the best row, and prints its settings."""
         shown_columns = dict(COLUMNS)
         if self._is_priced:
             del shown_columns["weighted"]
-        forms = list(shown_columns.values())
+        formats = list(shown_columns.values())
 
-        table_rows = [(["  no guard", *_format_cells(forms, self._without)], "")]
-        for index, row in enumerate(self._rows):
-            is_best = index == self._best_index
+        no_style = ""
+        cells_without = ["  no guard", *_format_cells(formats, self._without)]
+        table_rows = [(cells_without, no_style)]
+        for row_index, row in enumerate(self._rows):
+            is_best = row_index == self._best_row_index
             name = f"* {row.name}" if is_best else f"  {row.name}"
-            cells = _format_cells(forms, self._totals[index])
-            style = "green" if is_best else ""
+            cells = _format_cells(formats, self._totals[row_index])
+            style = "green" if is_best else no_style
             table_rows.append(([name, *cells], style))
 
         columns = [Column("", no_wrap=True)]
@@ -182,6 +200,7 @@ class Comparison:
         windows = [call.window_tokens for call in self._replay.calls]
         least = min(windows)
         most = max(windows)
+        # A trigger above the usual threshold has no effect.
         if threshold_tokens(most) <= LEAST_AUTO_TOKENS:
             yield 'In so small a window "auto" is the usual threshold.'
         if least < most:
@@ -191,13 +210,13 @@ class Comparison:
             )
 
     def _describe_best(self) -> Iterator[str]:
-        """Says which row is the best, and yields the settings file that has it."""
-        if self._best_index is None:
+        """Says which row is the best, and yields the lines of its settings file."""
+        if self._best_row_index is None:
             yield "Each of them has requests over the window."
             return
 
-        toml = self._rows[self._best_index].toml
-        if not toml:
+        toml = self._rows[self._best_row_index].toml
+        if not toml:  # The best row has the user's own settings.
             yield "* Your settings: the cheapest without a request over the window."
             return
         yield "* The cheapest without a request over the window:"
@@ -205,6 +224,7 @@ class Comparison:
         yield from toml
 
 
-def _format_cells(forms: list[str], totals: Totals) -> list[str]:
+def _format_cells(formats: list[str], totals: Totals) -> list[str]:
+    """Returns the cells of a row; see `COLUMNS` for the formats."""
     cost = format_cost(totals.cost)
-    return [form.format(totals, cost) for form in forms]
+    return [each.format(totals, cost) for each in formats]

@@ -1,4 +1,8 @@
-"""The figures of a replay, as JSON and as a table."""
+"""The figures of a replay, as JSON and as a table.
+
+A replay makes each recorded call twice: with the whole history, as without a guard, and
+with the request that the guard would have sent.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,12 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Bill:
-    """The tokens of calls, and their price in US dollars; None where it is unknown."""
+    """The tokens of some calls, and what they cost.
+
+    Attributes:
+        usage: The tokens of the calls.
+        cost: The price of the tokens in US dollars; None if it is unknown.
+    """
 
     usage: Usage = field(default_factory=Usage)
     cost: float | None = 0.0
@@ -57,10 +66,11 @@ class Totals:
         over_window: The number of requests that are larger than the window.
         compactions: The number of compactions.
         usage: The tokens of the calls.
-        cost: Their price in US dollars; None if it is unknown.
+        cost: The price of the tokens in US dollars; None if it is unknown.
         largest_request_tokens: The prompt tokens of the largest request.
-        need: The values that the recorded calls took from the conversation.
-        far: Those of them that were last said more than half a window before.
+        need: The share of all values that the recorded calls needed.
+        far: The share of the needed values that were last said more than half a window
+            before.
     """
 
     over_window: int
@@ -82,7 +92,8 @@ class Totals:
 
     @property
     def weighted_tokens(self) -> int:
-        """The cost in uncached prompt tokens, whatever the model's price."""
+        """The number of uncached prompt tokens that cost as much, by typical prices."""
+        # By the typical prices, a million uncached prompt tokens cost one dollar.
         return round(TYPICAL_COSTS.price(self.usage) * 1_000_000)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,33 +103,37 @@ class Totals:
 
 @dataclass(frozen=True)
 class ReplayedCall:
-    """One model call, as it was recorded and as it would have been.
+    """One model call, with the whole history and with the request of the guard.
 
-    The whole history is the request without a guard; the guard sends the sent request.
+    The sent request is the one that the guard sends.
 
     Attributes:
         number: The number of the call in the recording, from 1.
         agent: The name of the agent.
         contents: The number of contents of the whole history.
-        estimated_tokens: The guard's estimate; None if no guard watches the agent.
-        real_tokens: The recorded count of the estimated request; None if there is none.
-        whole_tokens: The prompt tokens of the whole history: the recorded count or,
-            without one, scaled from calls before.
+        estimated_tokens: The guard's estimate of the recorded request or, if that
+            request cannot be estimated, of the whole history; None if no guard watches
+            the agent.
+        real_tokens: The recorded count of the estimated request; None if the recording
+            has none.
+        whole_tokens: The prompt tokens of the whole history: the recorded count, if
+            there is one; else a number that is inferred from the counts of the agent.
         whole_bill: The bill of the whole history.
         window_tokens: The context window.
-        threshold_tokens: The size from which on a compaction is due; None if no guard
-            watches the agent.
+        threshold_tokens: The prompt tokens from which on a compaction is due; None if
+            no guard watches the agent.
         sent_contents: The number of contents of the sent request.
         sent_tokens: The prompt tokens of the sent request.
-        sent_bill: The bill of the sent request and of summaries, also of those that
-            came to nothing.
+        sent_bill: The bill of the sent request and of its summaries, also of summaries
+            that were not used.
         compaction: The compaction before the call; None if there was none.
-        error_ratio: The error of the estimate, as a ratio of the recorded count; None
-            if one of them is unknown.
+        error_ratio: The error of the estimate, as a part of the recorded count: -0.1 is
+            10% too low. None if the estimate or the count is unknown.
         pressure: The part of the window that the estimate fills; None if unknown.
-        needed: The values that the call took from the conversation.
+        needed: The values that the call needed.
         missing: The needed values that the sent request does not hold.
-        state: Session state after a compaction, else {}; no part of the figures.
+        state: The session state after a compaction before the call; {} if there was no
+            compaction. It is no figure, so JSON does not have it.
     """
 
     number: int
@@ -166,7 +181,7 @@ class Replayed:
 
     @property
     def without_guard(self) -> Totals:
-        """The calls as they were recorded."""
+        """The totals of the calls with the whole history."""
         return self._add_up(
             request_tokens=[call.whole_tokens for call in self.calls],
             bills=[call.whole_bill for call in self.calls],
@@ -176,7 +191,7 @@ class Replayed:
 
     @property
     def with_guard(self) -> Totals:
-        """The calls as the guard would have sent them."""
+        """The totals of the calls as the guard would have sent them."""
         return self._add_up(
             request_tokens=[call.sent_tokens for call in self.calls],
             bills=[call.sent_bill for call in self.calls],
@@ -186,7 +201,10 @@ class Replayed:
 
     @property
     def missing(self) -> list[tuple[int, Needed]]:
-        """The values that requests would not have had, by the number of the call."""
+        """The needed values that sent requests do not hold, in the order of the calls.
+
+        Each value stands after the number of its call.
+        """
         return [(call.number, each) for call in self.calls for each in call.missing]
 
     def _add_up(
@@ -196,12 +214,12 @@ class Replayed:
         missing: list[Needed],
         compactions: int,
     ) -> Totals:
-        """Adds up the figures of the calls.
+        """Adds up the figures of the calls, of which there is at least one.
 
         Args:
             request_tokens: The prompt tokens of each call.
             bills: The bill of each call.
-            missing: The needed values that requests did not hold.
+            missing: The needed values that the requests do not hold.
             compactions: The number of compactions.
         """
         over_window = 0
@@ -246,10 +264,10 @@ def _count_uncompared(calls: Sequence[ReplayedCall]) -> int:
 
 
 def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
-    """Describes the errors of the estimates; None if there is nothing to compare.
+    """Describes the errors of the estimates; None if there are none to describe.
 
-    The first estimate of each agent is left out: the guard corrects its estimates by
-    earlier counts, and the first one has none.
+    The first error of each agent is left out. The guard corrects its estimates by the
+    counts of earlier calls, and before the first call it knows no count.
     """
     errors_by_agent = defaultdict[str, list[float]](list)
     for call in calls:
@@ -274,10 +292,10 @@ def _measure_accuracy(calls: Sequence[ReplayedCall]) -> dict[str, Any] | None:
 
 
 def print_replayed(replayed: Replayed, is_complete: bool) -> None:
-    """Prints the sums and the calls.
+    """Prints the totals, a chart of the sizes, the calls, and what the replay found.
 
-    Of a long session, unless `is_complete`, only the first and the last calls and those
-    near a compaction are printed.
+    `is_complete` says whether each call of a long session is printed. Otherwise the
+    table has only the first and the last calls, and the calls next to a compaction.
     """
     calls = replayed.calls
     without = replayed.without_guard
@@ -308,7 +326,11 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
 
 
 def _choose_calls(calls: list[ReplayedCall]) -> list[ReplayedCall]:
-    """Chooses the calls of a session that are worth a row; all if there are few."""
+    """Chooses the calls of a session that get a row: all, if there are few.
+
+    In a long session the first and the last calls get a row, each call after a
+    compaction, and the calls before and after such a call.
+    """
     if len(calls) < LEAST_LONG_CALLS:
         return calls
 
@@ -317,8 +339,9 @@ def _choose_calls(calls: list[ReplayedCall]) -> list[ReplayedCall]:
         is_at_start = index < END_CALLS
         is_at_end = index >= len(calls) - END_CALLS
         previous_index = max(0, index - 1)
-        neighbors = calls[previous_index : index + 2]
-        is_near_compaction = any(each.compaction for each in neighbors)
+        # The call before, this call, and the next one.
+        nearby_calls = calls[previous_index : index + 2]
+        is_near_compaction = any(each.compaction for each in nearby_calls)
         if is_at_start or is_at_end or is_near_compaction:
             chosen_calls.append(call)
     return chosen_calls
@@ -327,10 +350,13 @@ def _choose_calls(calls: list[ReplayedCall]) -> list[ReplayedCall]:
 def _list_rows(
     calls: list[ReplayedCall], has_agents: bool
 ) -> Iterator[tuple[list[str], str]]:
-    """Yields the cells of each call, and the style of the row.
+    """Yields the cells of each call, with the style of the row.
 
-    A row of dots stands for calls that are left out. If `has_agents` is true, each row
-    ends with the name of the agent.
+    A row of dots stands for calls that are left out between two others.
+
+    Args:
+        calls: The calls that get a row, in order.
+        has_agents: Whether each row ends with the name of the agent.
     """
     last_number = 0
     for call in calls:
@@ -390,10 +416,11 @@ def _list_facts(replayed: Replayed) -> Iterator[str]:
     guarded = replayed.with_guard
     yield f"Tokens without the guard: {_describe_tokens(without)}."
     saved_tokens = without.tokens - guarded.tokens
+    # Each call has at least one token.
     saved = f"{saved_tokens:,} ({saved_tokens / without.tokens:.0%}) saved"
     yield f"Tokens with the guard: {_describe_tokens(guarded)}; {saved}."
 
-    # A share as text is the part of the values that requests held.
+    # The text of a share is the part of the values that requests held.
     need = guarded.need
     far = guarded.far
     yield (

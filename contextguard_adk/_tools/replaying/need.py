@@ -1,7 +1,8 @@
 """Finds the values that recorded calls needed, and whether a request had them.
 
-A model call needs a value if it gives the value to a tool, and if an earlier content of
-the conversation holds the value: an id, a number, a name or a path.
+A value is an id, a number, a name or a path. A model call needs a value if its answer
+gives the value to a tool, and if a content of its whole request holds the value. The
+whole request is the one that no guard has cut.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from contextguard_adk._tools.recordings import RecordedCall
 
 # A word that may be a name, a path or an id, such as "src/a.py" or "a@b.org".
 _WORD = re.compile(r"[\w.@/+-]+")
-# What makes a word a value: a sign within it ("a/b", "a_b", "a@b", "a.b"), a capital
-# after a small letter ("aB"), a letter beside a digit ("v2", "4ab"), or 4 digits.
+# A word in a longer text is a value if it has a sign within it ("a/b", "a_b", "a@b",
+# "a.b"), a capital after a small letter ("aB"), a letter beside a digit ("v2", "4ab"),
+# or if it is a number of at least 4 digits.
 _NAME = re.compile(r"[/_@]|\w\.\w|[a-z][A-Z]|[^\W\d]\d|\d[^\W\d]\w|^\d{4,}$")
 
 # The beginnings of keys and tokens of common services, and field names of credentials.
 _SECRET = re.compile(r"(sk-|[sr]k_live_|gh[a-z]_|xox[a-z]-|AKIA|AIza|eyJ)[\w-]{12}")
 _SECRET_FIELD = re.compile(r"passw|secret|api_?key|credential|authori[sz]ation", re.I)
 
-# The words of a text by which the texts that may hold a value are found.
+# The longest word of a value is its anchor: only texts with this word are searched for
+# the value.
 _ANCHOR = re.compile(r"[A-Za-z0-9_]+")
 
 # A longer argument is a text, of which only some words are values.
@@ -40,6 +43,9 @@ MAX_VALUE_CHARS = 100
 LEAST_TEXT_CHARS = 4
 LEAST_NUMBER_CHARS = 2
 
+# The beginning of a value that a line on missing values shows.
+MAX_SHOWN_CHARS = 80
+
 # The escapes of JSON. An escaped backslash before an "n" is read as a backslash and a
 # line break, so a value such as "C:\new" is not found in its escaped form.
 ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
@@ -47,14 +53,16 @@ ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 @dataclass(frozen=True)
 class Needed:
-    """A value that a call needed, and the last content of the request that holds it.
+    """A value that a call needed, and the last content of its whole request with it.
 
     Attributes:
         value: The value.
         place: The part of the content that holds the value: "result of search", for
             instance.
-        calls_ago: How many model calls ago the content was new, at least 1.
-        is_far: Whether the content lies more than half a window before the end.
+        calls_ago: How many whole requests have had the content, from the first one to
+            that of the call; at least 1.
+        is_far: Whether the content lies more than half a window before the end of the
+            whole request.
     """
 
     value: str
@@ -67,8 +75,8 @@ class Needed:
 class Share:
     """The number of needed values, and of the missing ones among them.
 
-    As text it is the part of the needed values that requests held, such as "87.5%", or
-    "-" if no values were needed.
+    The text of a share is the part of the needed values that requests held, such as
+    "87.5%", or "-" if no values were needed.
     """
 
     needed: int
@@ -81,30 +89,33 @@ class Share:
 class Needs:
     """The values that the recorded calls of a session took from the conversation.
 
-    Each part of the recorded events has a number: its index in the list of all parts.
+    A part number is the index of a part in the list of all parts of the recorded
+    events.
     """
 
     def __init__(self, events: Sequence[Event], calls: Iterable[RecordedCall]) -> None:
         # The values that each call gave to tools, by the index of the call's event.
         self._values = {call.index: _list_values(events, call) for call in calls}
 
-        # The parts are kept because the key of a payload is its `id`, which Python
-        # gives to another object once the payload is deleted.
+        # The parts are kept because the key of a payload is its `id`. Python may give
+        # the `id` of a deleted payload to another object.
         self._parts = [part for event in events for part in parts_of(event.content)]
         self._texts = [read_part(part) for part in self._parts]
+        # By the key of a part, its number. The last of equal parts counts.
         self._part_numbers = dict[object, int]()
         for part_number, part in enumerate(self._parts):
             self._part_numbers[_key(part)] = part_number
 
         self._part_numbers_by_anchor = self._index_anchors()
-        # By value, the numbers of the parts that hold it.
+        # By value, the numbers of the parts that hold the value; filled bit by bit.
         self._holders: dict[str, list[int]] = {}
 
     def _index_anchors(self) -> dict[str, list[int]]:
-        """Returns, by the anchor of each value, the numbers of parts that may hold it.
+        """Returns the numbers of the parts that have an anchor, by the anchor.
 
-        The anchor of a value is its longest word. To look for each value in each text
-        would take minutes, but only a text with its anchor can hold a value.
+        The anchor of a value is its longest word. A search for each value in each text
+        would take minutes. So a value is searched only in the texts that have its
+        anchor as a word.
         """
         anchors = set[str]()
         for values in self._values.values():
@@ -112,7 +123,7 @@ class Needs:
 
         part_numbers_by_anchor = defaultdict[str, list[int]](list)
         for part_number, text in enumerate(self._texts):
-            # The anchor of a value without words is "", and any text may hold it.
+            # A value without words has the anchor "". Any text may hold such a value.
             possible_anchors = ["", *_ANCHOR.findall(text)]
             for anchor in anchors.intersection(possible_anchors):
                 part_numbers_by_anchor[anchor].append(part_number)
@@ -121,11 +132,11 @@ class Needs:
     def find(
         self, call: RecordedCall, whole: Sequence[types.Content], window_tokens: int
     ) -> list[Needed]:
-        """Finds the values that a call gave to tools and that its whole request holds.
+        """Finds the values that a call needed.
 
         Args:
-            call: The recorded call.
-            whole: The contents of the request with the whole history.
+            call: One of the recorded calls.
+            whole: The contents of its whole request.
             window_tokens: The context window.
         """
         last_holders = self._find_last_holders(self._values[call.index], whole)
@@ -135,7 +146,8 @@ class Needs:
         far_count = self._count_far(whole, window_tokens)
         all_needed = list[Needed]()
         for value, index in last_holders.items():
-            # Each later content of the model is the answer of an earlier call.
+            # The content was in the whole request of this call, and in the requests
+            # that led to the later contents of the model.
             later_contents = whole[index + 1 :]
             later_answers = [each for each in later_contents if each.role == "model"]
             needed = Needed(
@@ -160,7 +172,9 @@ class Needs:
     ) -> dict[str, int]:
         """Returns, by value, the index of the last content that holds the value.
 
-        Values that no content holds are left out.
+        Values that no content holds are left out. The parts of most contents are
+        recorded. A text is not searched again for each request that has its recorded
+        part, because `_list_holders` remembers the recorded parts with a value.
         """
         if not values:
             return {}
@@ -170,7 +184,7 @@ class Needs:
         for value in values:
             indexes = list[int]()
             for part_number in self._list_holders(value):
-                if part_number in parts.recorded:
+                if part_number in parts.recorded:  # The request has this part.
                     indexes.append(parts.recorded[part_number])
             for other in parts.others:
                 if value in other.text:
@@ -196,23 +210,25 @@ class Needs:
         """Returns the numbers of the recorded parts that hold a value."""
         if value not in self._holders:
             anchor = _find_anchor(value)
+            # An anchor that no part has is not indexed.
             candidates = self._part_numbers_by_anchor.get(anchor, [])
             self._holders[value] = [n for n in candidates if value in self._texts[n]]
         return self._holders[value]
 
     def _count_far(self, whole: Sequence[types.Content], window_tokens: int) -> int:
-        """Counts the contents that lie more than half a window before the end.
+        """Counts the contents that end more than half a window before the request ends.
 
-        They are the first ones of the request. The content that crosses the border is
-        one of them.
+        These are the first contents of the request. With a window of 100 tokens, half a
+        window has 200 characters, and contents of 50, 90, 150 and 120 characters give
+        2: only the first two end more than 200 characters before the end.
         """
         half_window_chars = 2 * window_tokens  # At four characters a token.
         chars_to_end = 0
-        far_count = len(whole)
-        while far_count > 0 and chars_to_end <= half_window_chars:
-            far_count -= 1
-            chars_to_end += self._count_chars(whole[far_count])
-        return far_count
+        for index in reversed(range(len(whole))):
+            chars_to_end += self._count_chars(whole[index])
+            if chars_to_end > half_window_chars:
+                return index  # All contents before this one end before the border.
+        return 0
 
     def _count_chars(self, content: types.Content) -> int:
         """Counts the characters of a content, in the form of `read_part`."""
@@ -222,7 +238,7 @@ class Needs:
             if part_number is not None:
                 chars += len(self._texts[part_number])
             else:
-                # Older versions of ADK copy payloads, and a copy is no recorded part.
+                # ADK may have copied the payload of a recorded part.
                 chars += len(read_part(part))
         return chars
 
@@ -230,7 +246,7 @@ class Needs:
 class _OtherPart(NamedTuple):
     """The text of a part that is not recorded, such as a summary.
 
-    `content_index` is the index of the content that has the part.
+    `content_index` is the index, in the request, of the content with the part.
     """
 
     content_index: int
@@ -241,7 +257,8 @@ class _SortedParts(NamedTuple):
     """The parts of a request.
 
     Attributes:
-        recorded: By the number of a recorded part, the index of its content.
+        recorded: By the number of a recorded part, the index of the last content with
+            this part.
         others: The parts that are not recorded.
     """
 
@@ -255,9 +272,9 @@ def _key(part: types.Part) -> object:
 
 
 def _describe_holder(content: types.Content, value: str) -> str:
-    """Describes the first part of a content that holds a value: "result of search".
+    """Describes the first part that holds a value: "result of search".
 
-    One of the parts must hold the value.
+    The content must have a part that holds the value.
     """
     holders = (part for part in parts_of(content) if value in read_part(part))
     part = next(holders)
@@ -272,7 +289,8 @@ def read_part(part: types.Part) -> str:
     """Returns a part's text, or the fields and values of its call or result.
 
     The call {"path": "a.py"} becomes two lines, "path" and "a.py". If the text has
-    escapes of JSON, the text without them follows: a value may have either form.
+    escapes of JSON, the unescaped text follows the text: a value may have either form.
+    The text of a file is "".
     """
     text = part.text or code_of(part)
     if not text:
@@ -309,15 +327,15 @@ def _find_anchor(value: str) -> str:
 
 
 def _list_values(events: Sequence[Event], recorded: RecordedCall) -> list[str]:
-    """Lists the values that an agent must know to call its tools as it did.
+    """Lists the values that the answer of a call gave to tools, each once.
 
-    They are the ids, numbers, names and paths among the arguments, each once.
-    Credentials are left out.
+    Credentials are left out: fields with the name of a credential, and values with the
+    beginning of one.
     """
     values = list[str]()
     for field, argument in _walk_arguments(events, recorded):
         is_secret = _SECRET_FIELD.search(field) is not None
-        # A bool is no value that an agent could look up.
+        # Nearly every request holds the words "true" and "false" by chance.
         if not is_secret and not isinstance(argument, bool):
             values += _split_values(argument)
     return [value for value in dict.fromkeys(values) if not _SECRET.match(value)]
@@ -328,16 +346,18 @@ def _walk_arguments(
 ) -> Iterator[tuple[str, object]]:
     """Yields the arguments of the tool calls in an answer, each after its field's name.
 
-    An answer may be several events. Calls of ADK's own tools and of the recall tool are
-    left out.
+    The answer begins with the event of the recorded call, and may be several events. It
+    ends before the next tool result. Calls of ADK's own tools and of the recall tool
+    are left out.
     """
     own_names = (RECALL_TOOL, *INTERNAL_CALLS)
     for event in events[recorded.index :]:
-        if event.partial:  # A complete event repeats its calls.
+        if event.partial:  # A complete event repeats the calls of a partial one.
             continue
-        if event.get_function_responses():  # The answer has ended.
+        if event.get_function_responses():
             return
-        if event.author != recorded.event.author:  # Agents may work in parallel.
+        # Another agent may work in parallel.
+        if event.author != recorded.event.author:
             continue
 
         for call in event.get_function_calls():
@@ -346,11 +366,11 @@ def _walk_arguments(
 
 
 def _split_values(argument: object) -> list[str]:
-    """Returns the values in an argument, without short ones.
+    """Returns the values in an argument, of at least four characters or two digits.
 
-    - A short argument without blanks is one value.
+    - An argument of at most `MAX_VALUE_CHARS` without blanks is one value.
     - In any other argument, the words that look like names, paths or ids are values:
-      "open src/a.py" -> "src/a.py".
+      "open src/a.py." -> "src/a.py".
     """
     text = str(argument)
     is_one_value = len(text) <= MAX_VALUE_CHARS and not re.search(r"\s", text)
@@ -358,19 +378,26 @@ def _split_values(argument: object) -> list[str]:
         values = [text]
     else:
         names = [word for word in _WORD.findall(text) if _NAME.search(word)]
+        # The dot may be that of a sentence.
         values = [name.strip(".-/") for name in names]
 
+    # An argument that is no text is a number.
     is_text = isinstance(argument, str)
     least_chars = LEAST_TEXT_CHARS if is_text else LEAST_NUMBER_CHARS
     return [value for value in values if len(value) >= least_chars]
 
 
 def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[str]:
-    """Returns a line on each missing value: the first call without it, and its place.
+    """Returns a line on each missing value.
+
+    The line names the first call that lacked the value, and the last place of the value
+    before this call.
 
     Args:
         missing: The missing values, each after the number of the call that needed it.
-        most: The number of lines. If there are more values, a last line tells how many.
+            The calls are in order.
+        most: How many values get a line of their own. If there are more, a last line
+            has the number of the others.
     """
     first_misses = dict[str, tuple[int, Needed]]()
     for number, needed in missing:
@@ -378,7 +405,7 @@ def list_missing(missing: Sequence[tuple[int, Needed]], most: int = 20) -> list[
 
     lines = list[str]()
     for number, needed in first_misses.values():
-        value = quote_line(needed.value)[:80]
+        value = quote_line(needed.value)[:MAX_SHOWN_CHARS]
         place = quote_line(needed.place)
         calls = "call" if needed.calls_ago == 1 else "calls"
         lines.append(

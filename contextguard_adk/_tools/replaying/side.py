@@ -2,7 +2,11 @@
 
 The model gives no real answers: it reports as many tokens as the recorded model would
 have. Heuristic tokens are UTF-8 bytes / 4; real tokens are those that a provider
-counts. The whole history is a request that no guard has cut.
+counts. A ratio is the number of real tokens per heuristic token.
+
+The recorded request of a call is the one that was sent when the session was recorded. A
+guard may have cut the recorded request. The whole history is the request that ADK
+builds for the call without a guard.
 """
 
 from __future__ import annotations
@@ -39,28 +43,31 @@ from contextguard_adk.testing import SimulatedLlm
 # Two requests whose sizes differ by less than this ratio have the same size.
 SAME_SIZE_RATIO = 0.05
 
-# The difference between two heuristic counts of one request is at most this ratio and,
-# in addition, this number of tokens. A larger one means that a result was shortened.
+# Two guards may count one request a little differently. The whole history has the size
+# of the recorded request if its heuristic tokens are at most those of the recorded
+# request, times this ratio, plus this number of tokens.
 SAME_COUNT_RATIO = 1.03
 SAME_COUNT_TOKENS = 30
 
-# The ratio of a few new tokens is mostly noise outside this range.
+# New text of no more than a few tokens may have a ratio outside this range by chance.
 LEAST_NEW_RATIO = 0.2
 MOST_NEW_RATIO = 5.0
 
 # The simulated prompt cache has this number of prompts.
 MOST_CACHED_PROMPTS = 4
 
-# The keys of session state that a guard writes, in its two forms of keys. The keys of
-# todos, "context_guard:compact" and "context_guard:compact_focus" belong to the user;
-# "context_guard:compacted:…" is a key of the guard.
+# The keys of session state that a guard writes. A guard has two forms of keys, and both
+# match. The keys of todos, "context_guard:compact" and "context_guard:compact_focus"
+# belong to the user, so they do not match. "context_guard:compacted:…" is a key of the
+# guard.
 _OWN_KEY = re.compile(
     r"__context_guard_(?!todos_)|context_guard:(?!todos:|compact(?!ed))"
 )
 
 
 def make_summarizer(model: str = "simulated") -> SimulatedLlm:
-    """Makes a model that writes summaries of any length offline, and keeps nothing."""
+    """Makes a model that writes summaries of histories of any length offline."""
+    # A long replay would fill the memory with requests.
     return SimulatedLlm(
         model=model, context_window=10**12, token_ratio=1.0, keep_requests=0
     )
@@ -82,19 +89,11 @@ class Sent(NamedTuple):
 
 @dataclass
 class Scale:
-    """The real tokens of an agent's whole history, per heuristic token.
-
-    Three kinds of calls correct the ratio:
-    - The recorded request had the whole history: its count gives the ratio.
-    - A guard had cut the recorded request: the text that is new since the last call
-      gives a ratio of its own. The new text is a part of the whole history as well, so
-      it changes the ratio by its share.
-    - The first recorded request was cut: its ratio stands for the whole history.
+    """The ratio of an agent's whole history, as the recorded calls tell it.
 
     Attributes:
-        ratio: Real tokens per heuristic token.
-        last: The last recorded call that has corrected the ratio; None before the
-            first.
+        ratio: The ratio of the whole history.
+        last: The last recorded call of the agent; None before the first.
     """
 
     ratio: float = 1.0
@@ -103,10 +102,14 @@ class Scale:
     _last_whole_tokens: int = 0
 
     def find_ratio(self, heuristic_tokens: int) -> float:
-        """Returns the ratio of a request that a guard sends.
+        """Returns the ratio for a request that a guard of the replay sends.
 
-        If the last recorded request had about the same size, it had the same content:
-        its ratio is returned. Otherwise the ratio of the whole history is returned.
+        - If the last recorded request has about the same size, the two requests are
+          taken for equal, and the ratio of the recorded request is returned.
+        - If the sizes differ, or if the size of the recorded request is unknown, the
+          ratio of the whole history is returned.
+
+        `heuristic_tokens` is the size of the request that the guard sends.
         """
         last = self.last
         if last and last.ratio and last.heuristic_tokens:
@@ -118,19 +121,29 @@ class Scale:
     def correct(self, call: RecordedCall, is_whole: bool, whole_tokens: int) -> None:
         """Corrects the ratio by a recorded call, which becomes the last one.
 
+        - The recorded request had the whole history: the ratio of the recorded request
+          is taken.
+        - The recorded request was cut, and there is a last call: the whole history is
+          made of older text and of text that is new since the last call. The ratio
+          becomes the mean of the ratio so far, for the older text, and the ratio of the
+          new text. The tokens of the two texts are the weights.
+        - The recorded request was cut, and there is no last call: the ratio of the
+          recorded request is taken if it is known, because there is no better one.
+
         Args:
             call: The recorded call.
             is_whole: Whether the recorded request had the whole history.
-            whole_tokens: The heuristic tokens of the whole history at the call.
+            whole_tokens: The heuristic tokens of the whole history at the call; at
+                least 1.
         """
         if is_whole:
             self.ratio = call.prompt_tokens / whole_tokens
         elif self.last:
-            # The new ratio is the mean of two ratios, weighted by tokens: that of the
-            # new text, and the ratio so far for the older text.
+            # A rewind may have made the whole history shorter.
             new_tokens = max(0, whole_tokens - self._last_whole_tokens)
-            difference = self._measure_new_text(call, self.last) - self.ratio
-            self.ratio += new_tokens * difference / whole_tokens
+            new_text_ratio = self._measure_new_text(call, self.last)
+            # This is the weighted mean, written as a change of the ratio so far.
+            self.ratio += new_tokens * (new_text_ratio - self.ratio) / whole_tokens
         elif call.ratio:
             self.ratio = call.ratio
 
@@ -140,21 +153,24 @@ class Scale:
     def _measure_new_text(self, call: RecordedCall, last: RecordedCall) -> float:
         """Returns the ratio of the text that is new since the last call.
 
-        If the counts do not tell it, returns the ratio of the whole history.
+        The new text is the difference between the two recorded requests, unless the
+        guard cut more of the second request. Returns the ratio so far in three cases:
+
+        - The guard has not counted the heuristic tokens of both requests.
+        - The guard has noted a compaction or a recovery from an overflow on the event.
+        - The second request is not the larger one.
         """
         if not (call.heuristic_tokens and last.heuristic_tokens):
             return self.ratio
 
-        # If a guard has noted a fact on the event, the new text may be a summary that
-        # replaces older text, so the two counts cannot be compared.
-        may_be_summary = bool(read_facts(call.event))
+        was_cut_anew = bool(read_facts(call.event))
         new_heuristic_tokens = call.heuristic_tokens - last.heuristic_tokens
-        if may_be_summary or new_heuristic_tokens <= 0:
+        if was_cut_anew or new_heuristic_tokens <= 0:
             return self.ratio
 
         new_real_tokens = call.prompt_tokens - last.prompt_tokens
-        new_ratio = new_real_tokens / new_heuristic_tokens
-        return clamp(new_ratio, LEAST_NEW_RATIO, MOST_NEW_RATIO)
+        new_text_ratio = new_real_tokens / new_heuristic_tokens
+        return clamp(new_text_ratio, LEAST_NEW_RATIO, MOST_NEW_RATIO)
 
 
 def clamp(value: float, least: float, most: float) -> float:
@@ -169,15 +185,24 @@ def _had_whole_history(call: RecordedCall, whole_tokens: int) -> bool:
     """
     if call.is_guarded:
         return False
+    # A guard stores the heuristic tokens of each request that it watches. A request
+    # without them is taken for one that no guard has watched.
     if not call.heuristic_tokens:
         return True
-    # A preview of a tool result leaves no trace but a smaller request.
+
+    # A guard may have shown only a part of a large tool result from the start. The
+    # guard has left no note of that, but the recorded request is smaller.
     most_tokens = SAME_COUNT_RATIO * call.heuristic_tokens + SAME_COUNT_TOKENS
     return whole_tokens <= most_tokens
 
 
 class _RequestSize(NamedTuple):
-    """The heuristic tokens of a request, and its real tokens from a prompt cache."""
+    """The size of a request.
+
+    Attributes:
+        heuristic_tokens: The heuristic tokens of the request, at least 1.
+        cached_tokens: How many real tokens come from the prompt cache; 0 for none.
+    """
 
     heuristic_tokens: int
     cached_tokens: int
@@ -188,19 +213,12 @@ class _CachedPrompt(NamedTuple):
 
     Attributes:
         head: The text of the instruction, and the heuristic tokens of instruction and
-            tools. The tokens stand for the tools.
-        fingerprints: The fingerprints of the contents.
+            tools. Two heads with the same values are taken to have the same tools.
+        fingerprints: The fingerprint of each content.
     """
 
     head: tuple[str, int]
     fingerprints: list[bytes]
-
-
-class _Answered(NamedTuple):
-    """A request that the model has answered, and its usage."""
-
-    request: LlmRequest
-    usage: Usage
 
 
 class _RecordedModel(BaseLlm):
@@ -208,15 +226,16 @@ class _RecordedModel(BaseLlm):
 
     Attributes:
         has_cache: Whether a prompt cache is assumed.
-        call: The recorded call that corrects the scale; None for a guard that acts,
-            whose requests are none of the recording.
+        call: The recorded call that corrects the scale when the whole history is sent;
+            None for an acting guard, whose requests correct nothing.
         scale: The scale of the agent that calls.
-        is_whole: Whether the recorded request of `call` had the whole history.
+        is_whole: Whether the recorded request of `call` had the whole history. It is
+            set when the model answers.
         output_tokens: The tokens of the recorded answer.
         summarizer: The model that writes summaries.
-        answered: The last request that asked for no summary; None before the first.
+        usage: The usage of the last answer, summaries aside; None before the first.
         memo: A `Memo` of the recorded events.
-        cached_prompts: The last prompts, which the cache has, oldest first.
+        cached_prompts: The prompts in the cache, oldest first.
     """
 
     model: str = ""
@@ -226,26 +245,29 @@ class _RecordedModel(BaseLlm):
     is_whole: bool = False
     output_tokens: int = 0
     summarizer: SimulatedLlm = Field(default_factory=make_summarizer)
-    answered: _Answered | None = None
+    usage: Usage | None = None
     memo: Any = None
     cached_prompts: list[_CachedPrompt] = Field(default_factory=list)
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Answers a request with a dot, or with the summary that it asks for."""
+        """Answers a request with a dot, or with the summary that it asks for.
+
+        No answer comes in parts, so `stream` has no effect.
+        """
         if self.summarizer.is_summary_request(llm_request):
             async for response in self._summarize(llm_request):
                 yield response
             return
 
         size = self._count_and_cache(llm_request)
-        ratio = self._correct_scale(size.heuristic_tokens)
+        ratio = self._find_ratio(size.heuristic_tokens)
         tokens = max(1, round(size.heuristic_tokens * ratio))
+        # The cached tokens were counted by another ratio, so they may be too many.
         cached_tokens = min(tokens, size.cached_tokens)
 
-        usage = Usage(tokens, cached_tokens, self.output_tokens)
-        self.answered = _Answered(llm_request, usage)
+        self.usage = Usage(tokens, cached_tokens, self.output_tokens)
         usage_metadata = types.GenerateContentResponseUsageMetadata(
             prompt_token_count=tokens,
             # Providers leave out a count of 0.
@@ -256,11 +278,11 @@ class _RecordedModel(BaseLlm):
             content=types.ModelContent("."), usage_metadata=usage_metadata
         )
 
-    def _correct_scale(self, heuristic_tokens: int) -> float:
-        """Returns the real tokens per heuristic token of a request.
+    def _find_ratio(self, heuristic_tokens: int) -> float:
+        """Returns the ratio for a request, whose heuristic tokens are given.
 
-        If the request is that of `call` with the whole history, the scale is corrected
-        by the recorded count before.
+        If there is a `call`, the request is the whole history of this call. Then
+        `is_whole` is set, and the call corrects the scale before the ratio is read.
         """
         if self.call is None:
             return self.scale.find_ratio(heuristic_tokens)
@@ -272,7 +294,7 @@ class _RecordedModel(BaseLlm):
     async def _summarize(
         self, request: LlmRequest
     ) -> AsyncGenerator[LlmResponse, None]:
-        """Yields a summary; adds the cached tokens of the request to its usage."""
+        """Yields a summary, with the cached tokens of its request in the usage."""
         self.summarizer.token_ratio = self.scale.ratio
         async for response in self.summarizer.generate_content_async(request):
             if response.usage_metadata:
@@ -281,7 +303,13 @@ class _RecordedModel(BaseLlm):
             yield response
 
     def _count_and_cache(self, request: LlmRequest) -> _RequestSize:
-        """Counts the tokens of a request, whose prompt the cache stores, if any."""
+        """Counts the tokens of a request, then adds the prompt to the simulated cache.
+
+        The cached tokens are those of the longest beginning that the prompt shares with
+        a prompt in the cache. The beginning is the head and some contents; it may be
+        the head alone. Prompts with different heads share nothing. Without a cache
+        there are no cached tokens, and nothing is added.
+        """
         contents = request.contents
         head_tokens = estimate_config_tokens(request.config)
         heuristic_tokens = max(1, head_tokens + self.memo.estimate_tokens(contents))
@@ -294,22 +322,23 @@ class _RecordedModel(BaseLlm):
         ]
         head = (str(request.config.system_instruction), head_tokens)
         prompt = _CachedPrompt(head, fingerprints)
-        same_counts = [
-            _count_same(cached.fingerprints, prompt.fingerprints)
+        shared_counts = [
+            _count_shared(cached.fingerprints, prompt.fingerprints)
             for cached in self.cached_prompts
             if cached.head == prompt.head
         ]
         self.cached_prompts = [*self.cached_prompts, prompt][-MOST_CACHED_PROMPTS:]
 
-        if not same_counts:
+        if not shared_counts:  # No prompt in the cache has this head.
             return _RequestSize(heuristic_tokens, cached_tokens=0)
-        same_contents = contents[: max(same_counts)]
-        same_tokens = head_tokens + self.memo.estimate_tokens(same_contents)
-        return _RequestSize(heuristic_tokens, round(same_tokens * self.scale.ratio))
+        shared_contents = contents[: max(shared_counts)]
+        shared_tokens = head_tokens + self.memo.estimate_tokens(shared_contents)
+        cached_tokens = round(shared_tokens * self.scale.ratio)
+        return _RequestSize(heuristic_tokens, cached_tokens)
 
 
-def _count_same(old: Sequence[bytes], new: Sequence[bytes]) -> int:
-    """Counts the items with which two lists begin in common."""
+def _count_shared(old: Sequence[bytes], new: Sequence[bytes]) -> int:
+    """Counts the items that two lists share from their start: "abcx", "abdx" -> 2."""
     count = 0
     for old_item, new_item in zip(old, new, strict=False):
         if old_item != new_item:
@@ -320,14 +349,14 @@ def _count_same(old: Sequence[bytes], new: Sequence[bytes]) -> int:
 
 @dataclass
 class _Finished:
-    """The contents that ADK builds of an agent's finished invocations, in one scope.
+    """The contents that ADK has built for an agent from its finished invocations.
 
     Attributes:
-        end: The number of events of which the contents are built.
+        end: The index of the first event of which no contents are built yet.
         contents: The contents of the events before `end`.
         addition_count: How often contents were added.
         is_separable: Whether ADK builds the same contents from some invocations at a
-            time as from all at once. Once false, it stays so.
+            time as from all at once. Once false, the value stays false.
     """
 
     end: int = 0
@@ -341,8 +370,8 @@ class Side:
 
     Attributes:
         state: The state of the session.
-        plugins: The plugins that see each call. A side for building requests has none.
-        records: The records of a guard that are not read yet.
+        plugins: The plugins that see each call of `send`. They have one guard at most.
+        records: The records of the guard that `send` has not returned yet.
         llm: The model that reports tokens in place of answers.
     """
 
@@ -353,11 +382,19 @@ class Side:
         memo: Memo,
         has_cache: bool = False,
     ) -> None:
+        """Makes a side with a session that has no events yet.
+
+        Args:
+            recorded: The recorded session.
+            model: The name of the model; None for the recorded one.
+            memo: A `Memo` of the recorded events.
+            has_cache: Whether a prompt cache is assumed.
+        """
         self._model = model
         self._recorded = recorded
 
-        # A recording has the state at its end. Without the keys that events wrote, this
-        # is the state before the first event.
+        # A recording has the state at its end. The first state is this state without
+        # the keys that events wrote: their first values are not recorded.
         first_state = dict(recorded.state)
         for event in recorded.events:
             for key in event.actions.state_delta:
@@ -369,64 +406,80 @@ class Side:
         self.plugins = PluginManager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
-        # By the name of an agent, and its branch scope.
+        # By the name of an agent and its scope, see `branch_scope`.
         self._finished = defaultdict[tuple[str, str], _Finished](_Finished)
 
     async def build(self, call: RecordedCall, agent: LlmAgent) -> LlmRequest:
-        """Has ADK build the request of a call; no model is called.
+        """Has ADK build the request of a call with the whole history; calls no model.
 
-        ADK copies all events for each request, which takes most of the time of a
-        replay. So a request is joined from two parts if possible: the stored contents
-        of finished invocations, and the contents of the running one. Now and then the
-        request is also built as a whole. If the contents differ, all later requests of
-        the agent are built as a whole.
+        ADK copies all events from which it builds a request, and the copies take most
+        of the time of a replay. So a request is joined from parts where that is
+        possible. Now and then the same request is also built from all events at once,
+        as ADK does in an app. If the two differ, no later request of the agent in this
+        scope is joined.
+
+        Args:
+            call: The call. Calls come in the order of the recording.
+            agent: The agent that calls. It gets the model of this side.
         """
-        invocation = self.begin(call, agent, PluginManager())
-        events = self._session.events
+        invocation = self.advance(call, agent, PluginManager())
         finished = self._finished[agent.name, branch_scope(call.event)]
-        if finished.is_separable:
-            finished.is_separable = _are_separable(events[finished.end :])
-        if agent.include_contents == "none" or not finished.is_separable:
-            return await self._build_from(events, invocation, agent)
-
-        try:
-            joined = await self._build_joined(finished, invocation, agent)
-        except CommandError:
-            # ADK cannot build some of the events without the others.
-            finished.is_separable = False
-            return await self._build_from(events, invocation, agent)
-
-        if not _is_check_due(finished.addition_count):
+        joined = await self._join_request(finished, invocation, agent)
+        if joined is not None and not _is_check_due(finished.addition_count):
             return joined
-        whole = await self._build_from(events, invocation, agent)
-        finished.is_separable = whole.contents == joined.contents
-        return whole
 
-    async def _build_joined(
-        self, finished: _Finished, invocation: InvocationContext, agent: LlmAgent
-    ) -> LlmRequest:
-        """Has ADK build the events that are not in `finished`; joins all contents.
-
-        The contents of invocations that have finished since the last call are stored in
-        `finished`.
-        """
         events = self._session.events
+        request = await self._build_from(events, invocation, agent)
+        if joined is not None:
+            finished.is_separable = request.contents == joined.contents
+        return request
+
+    async def _join_request(
+        self, finished: _Finished, invocation: InvocationContext, agent: LlmAgent
+    ) -> LlmRequest | None:
+        """Joins the contents of finished invocations with those of the running one.
+
+        Returns None, for a request that ADK has to build from all events at once, in
+        two cases:
+
+        - The agent gets the running turn alone, so finished invocations do not count.
+        - ADK builds other contents from a part of the events than from all. Then
+          `finished` becomes inseparable.
+
+        Args:
+            finished: The contents that are built already. The contents of invocations
+                that have finished since then are added.
+            invocation: The running invocation.
+            agent: The agent that calls.
+        """
+        if agent.include_contents == "none" or not finished.is_separable:
+            return None
+
+        events = self._session.events
+        finished.is_separable = _are_separable(events[finished.end :])
+        if not finished.is_separable:
+            return None
+
         running_start = _find_running_start(events, invocation.invocation_id)
         newly_finished = events[finished.end : running_start]
-        if newly_finished:
-            addition = await self._build_from(newly_finished, invocation, agent)
-            finished.contents += addition.contents
-            finished.end = running_start
-            finished.addition_count += 1
+        try:
+            if newly_finished:
+                addition = await self._build_from(newly_finished, invocation, agent)
+                finished.contents += addition.contents
+                finished.end = running_start
+                finished.addition_count += 1
+            request = await self._build_from(events[running_start:], invocation, agent)
+        except CommandError:  # ADK refuses some events without the earlier ones.
+            finished.is_separable = False
+            return None
 
-        request = await self._build_from(events[running_start:], invocation, agent)
         request.contents = [*finished.contents, *request.contents]
         return request
 
     async def _build_from(
         self, events: list[Event], invocation: InvocationContext, agent: LlmAgent
     ) -> LlmRequest:
-        """Has ADK build a request from all events of the session, or from some."""
+        """Has ADK build a request as if the session had only these events."""
         session = self._session.model_copy(update={"events": events})
         own_invocation = invocation.model_copy(update={"session": session})
         return await _catch_request(own_invocation, agent)
@@ -436,8 +489,13 @@ class Side:
     ) -> Sent:
         """Makes a call with a copy of a request, which the guard may change.
 
-        The plugins and the model are called as by ADK, but without the traces, which
-        take most of the time.
+        The plugins and the model are called as by ADK, but without traces: ADK would
+        spend most of the time on these.
+
+        Args:
+            call: The recorded call that the request belongs to.
+            agent: The agent that calls. It gets the model of this side.
+            request: The request with the whole history; it stays unchanged.
         """
         changes = {
             "contents": list(request.contents),
@@ -445,9 +503,11 @@ class Side:
             "tools_dict": dict(request.tools_dict),
         }
         own_request = request.model_copy(update=changes)
-        invocation = self.begin(call, agent, self.plugins)
+        invocation = self.advance(call, agent, self.plugins)
         context = CallbackContext(invocation, event_actions=EventActions())
 
+        # In this callback the guard changes the copy. It may also ask `llm` for a
+        # summary.
         await self.plugins.run_before_model_callback(
             callback_context=context, llm_request=own_request
         )
@@ -456,18 +516,29 @@ class Side:
                 callback_context=context, llm_response=response
             )
 
-        answered = self.llm.answered
-        assert answered is not None, "The model has stored the request."
-        self.llm.answered = None
+        usage = self.llm.usage
+        assert usage is not None, "The model has answered."
+        self.llm.usage = None
+        # A guard adds one record for each call of an agent that it watches.
         record = self.records.pop() if self.records else None
-        return Sent(answered.request, answered.usage, record)
+        return Sent(own_request, usage, record)
 
-    def begin(
+    def advance(
         self, call: RecordedCall, agent: LlmAgent, plugins: PluginManager
     ) -> InvocationContext:
-        """Adds the events before a recorded call, and sets the model up for the call.
+        """Takes the session and the model to the moment of a recorded call.
 
-        The agent gets this model. Returns the invocation that the call belongs to.
+        The session gets all recorded events before the call, with their changes of
+        state. Values that a recorded guard has stored are left out: the guard of this
+        side stores its own. To advance twice to the same call adds nothing more.
+
+        Args:
+            call: The recorded call. Calls come in the order of the recording.
+            agent: The agent that calls. It gets the model of this side.
+            plugins: The plugins of the returned invocation.
+
+        Returns:
+            The invocation that the call belongs to.
         """
         event = call.event
         added_count = len(self._session.events)
@@ -494,7 +565,10 @@ class Side:
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
     """Runs an agent up to its model call; returns the request that ADK has built.
 
-    The agent keeps the callback that stops it.
+    The callback that catches the request stays in the agent, without effect on `send`.
+
+    Raises:
+        CommandError: ADK builds no request from the events of the session.
     """
     requests: list[LlmRequest] = []
 
@@ -516,9 +590,10 @@ async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmR
 
 
 def _is_check_due(addition_count: int) -> bool:
-    """Whether to compare a joined request with the whole one, which takes long.
+    """Whether to compare a joined request with one that is built from all events.
 
-    Comparisons after 0, 1, 2, 4, 8, … additions are enough, and cost little.
+    The second request takes long. So requests are compared only while the number of
+    additions is 0, 1, 2, 4, 8, …
     """
     # A power of two has one bit that is set, and 0 has none.
     return addition_count.bit_count() <= 1
@@ -527,8 +602,8 @@ def _is_check_due(addition_count: int) -> bool:
 def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
     """Returns the index of the first event of the running invocation.
 
-    The events of the running invocation are the last ones. If there is none yet,
-    returns the number of events.
+    The events of the running invocation are the last ones. Returns the number of events
+    if the running invocation has none yet.
     """
     start = len(events)
     while start and events[start - 1].invocation_id == invocation_id:
@@ -539,21 +614,24 @@ def _find_running_start(events: Sequence[Event], invocation_id: str) -> int:
 def _are_separable(events: Sequence[Event]) -> bool:
     """Whether ADK can build the contents of some events without the earlier events.
 
-    Two kinds of events need earlier ones: a compaction or a rewind, which changes the
-    events before it, and a tool result whose call is not among the events.
+    Two kinds of events need the earlier ones:
+
+    - A compaction of ADK or a rewind hides earlier events.
+    - A tool result may have its call among the earlier events.
     """
     call_ids = {call.id for event in events for call in event.get_function_calls()}
     for event in events:
         actions = event.actions
-        changes_earlier = actions.compaction or actions.rewind_before_invocation_id
+        hides_earlier = actions.compaction or actions.rewind_before_invocation_id
         result_ids = {result.id for result in event.get_function_responses()}
-        if changes_earlier or not result_ids <= call_ids:
+        has_all_calls = result_ids <= call_ids
+        if hides_earlier or not has_all_calls:
             return False
     return True
 
 
 def make_agent(name: str, **settings: Any) -> LlmAgent:
-    """Makes the agent of recorded calls; `settings` are fields of `LlmAgent`."""
+    """Makes the agent of recorded calls; `settings` are other fields of `LlmAgent`."""
     try:
         return LlmAgent(name=name, **settings)
     except ValidationError as error:
