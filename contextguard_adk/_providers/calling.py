@@ -145,7 +145,7 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, and makes the call again after a transient error: three tries in all.
+    """Makes a call, again after a transient error; at most three tries in all.
 
     A transient error is followed by a wait: the delay that the provider names, else the
     delay of `_BACKOFF`. Any other error that allows another try needs no wait.

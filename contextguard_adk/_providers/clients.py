@@ -55,7 +55,7 @@ def find_llm(agent: object) -> BaseLlm | None:
 
 
 async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
-    """Returns the model object that ADK calls for the agent of a run; None if unknown."""
+    """Returns the model object that ADK calls for a run's agent; None if unknown."""
     resolve = getattr(run.agent, "canonical_model_async", None)
     if resolve is None:  # ADK 2.0 does not have this method.
         llm: object = find_llm(run.agent)
@@ -214,7 +214,7 @@ def thinking_tokens(llm: object, config: types.GenerateContentConfig) -> int:
 
 
 def answers_freely(request: LlmRequest, agent: object) -> bool:
-    """Returns whether nothing in a request keeps the model from an answer in plain text.
+    """Returns whether nothing in a request prevents an answer in plain text.
 
     The result is False if the request has one of these:
 
