@@ -129,7 +129,7 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
 
     blob = part.inline_data
     if blob is not None:
-        # The medium of a part without bytes was removed: there is nothing to take.
+        # Clients leave out a part without bytes.
         has_bytes = bool(blob.data)
         return has_bytes and blob.mime_type in taken.inline
 
