@@ -8,8 +8,8 @@ agent. In a branch the owner is the agent, `@` and the scope; the scope is a sho
 of the branch, and "" outside all branches. A key has one of two forms, plain or
 namespaced. Values are written in one form, and read in both forms.
 
-The record is the value with the name "record": all that is stored of an agent and is no
-value of its own (`AgentRecord`).
+The record is the value with the name "record". It is JSON with all facts that are
+stored about an agent and have no key of their own (`AgentRecord`).
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ def request_compaction(
 class RunWrites:
     """The values that the guard has written in one run, until an event carries them.
 
-    ADK has a way of its own: it puts the values that a callback writes on the events of
-    the model call. That way has two faults. The values stand on every partial event of
-    a streamed answer. And the values are lost with an event that a code executor
-    replaces by its own. So the guard writes values to the run's copy of the state, and
-    the plugin adds them to the next event of the same scope.
+    ADK itself puts the values that a callback writes on the events of the model call.
+    This has two faults. ADK puts the values on every partial event of a streamed
+    answer. And if a code executor replaces the model's event by events of its own, the
+    values are lost with the model's event. So the guard writes values to the run's copy
+    of the state, and adds the values to the next event of the same scope itself.
 
     Attributes:
         state: The run's own copy of session state, which all callbacks of the run read.
@@ -160,8 +160,8 @@ class RunWrites:
     def pop_pending(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values that an event of a scope is to carry.
 
-        The returned values are pending no more. A value that somebody else has replaced
-        in the state is not returned.
+        Afterwards no value of the scope is pending any more. A value that somebody else
+        has replaced in the state is dropped: it is not returned.
 
         Args:
             scope: The scope of the event; "" outside all branches.
@@ -219,6 +219,15 @@ class AgentState:
         scope: str = "",
         run: RunWrites | None = None,
     ) -> None:
+        """Finds the keys of an owner.
+
+        Args:
+            state: The session state.
+            agent: The name of the agent.
+            is_namespaced: Whether keys are written in the namespaced form.
+            scope: The scope of the agent; "" outside all branches.
+            run: The writes of the run; None outside of runs.
+        """
         self.agent = agent
         self.owner = f"{agent}@{scope}" if scope else agent
         self._state = state
@@ -255,8 +264,9 @@ class AgentState:
     def _find_entry(self, name: str) -> _Entry:
         """Returns the key and the value of a name, in the form that has a value.
 
-        The form in which values are written goes first. If neither form has a value,
-        the value is None.
+        The form in which values are written goes first. The other form may have an old
+        value, from before the app has changed the form. If neither form has a value,
+        the result has the other key and None.
         """
         values = self._values
         key = self._form.format(name=name, owner=self.owner)
@@ -336,7 +346,7 @@ class AgentState:
         self._write_record(self.record.model_copy(update=update))
 
     def edit_summary(self, summary: StoredSummary | None) -> None:
-        """Stores the summary that a user has edited.
+        """Stores the summary that a user has edited, and counts the edit.
 
         Args:
             summary: The edited summary; None removes the stored one.
@@ -404,8 +414,8 @@ class AgentState:
     def write(self, name: str, value: str | int | None) -> None:
         """Writes the value of a name, unless the key has this value already.
 
-        In a branch the first written value also makes the scope the newest one of the
-        agent (`_note_scope`).
+        In a branch the write also begins the work of the agent in this scope, unless
+        the agent is at work there already or the value is removed (`_note_scope`).
 
         Args:
             name: One of the fields of `StateValues`.
@@ -431,8 +441,8 @@ class AgentState:
     def _note_scope(self) -> None:
         """Notes that the agent is at work in this scope, and clears old scopes.
 
-        This scope becomes the newest. The scopes beyond the newest `MAX_SCOPES` are
-        cleared, except those in which the agent is at work.
+        This scope, which is not "", becomes the newest. All scopes but the newest
+        `MAX_SCOPES` are cleared, except those in which the agent is at work.
         """
         self._run.owners.add(self.owner)
         key = self._form.format(name="scopes", owner=self.agent)
@@ -442,7 +452,7 @@ class AgentState:
         for scope in oldest_scopes:
             old = AgentState(self._state, self.agent, self._is_namespaced, scope)
             is_at_work = old.owner in self._run.owners
-            # The values of a later release are not changed.
+            # The values of a later release are not changed, as in `set`.
             if not is_at_work and not old.record.is_newer:
                 scopes.remove(scope)
                 self._clear(old)
@@ -451,7 +461,7 @@ class AgentState:
     def _list_scopes(self, key: str) -> list[str]:
         """Returns the scopes in which the agent has values, the oldest first.
 
-        This scope is the last. The result has at most `_MAX_LISTED_SCOPES`.
+        This scope is the last. Only the newest `_MAX_LISTED_SCOPES` are returned.
 
         Args:
             key: The key whose value is the list of the scopes.
@@ -461,7 +471,7 @@ class AgentState:
 
         # If parallel branches write the list at once, one list replaces the others, so
         # it may lack scopes. Nearly every scope has a value "last_heuristic". So the
-        # missing scopes are found by the keys of this value:
+        # missing scopes are found by the keys of this value, which end with the scope:
         # "__context_guard_last_heuristic_agent@SCOPE" -> SCOPE
         count_prefix = self.key("last_heuristic").removesuffix(self._scope)
         scopes_with_count = self.find(count_prefix)
@@ -476,8 +486,8 @@ class AgentState:
         """Removes the values and pins of the agent in an old scope.
 
         Args:
-            old: The state of the agent in the old scope. This state writes for it,
-                because the next event of this scope carries what is written.
+            old: The state of the agent in the old scope. It only names the keys: this
+                object writes, so that the next event of this scope carries the values.
         """
         pin_prefix = f"{PIN_KEY}{old.owner}:"
         pin_keys = [pin_prefix + name for name in self.find(pin_prefix)]
@@ -517,7 +527,7 @@ class AgentState:
         return "\n".join(texts)
 
     def answer_request(self, refusal: str = "") -> None:
-        """Clears the open requests for a compaction, and stores why it is refused.
+        """Clears the open requests for a compaction, and stores the answer to them.
 
         Args:
             refusal: Why the compaction is refused; "" if the compaction was made.
@@ -563,7 +573,8 @@ def _validate(key: str, name: str, value: object) -> Any:
 def _parse_record(key: str, stored: object) -> AgentRecord | None:
     """Returns a stored record; None if the record cannot be read.
 
-    A record of this version that cannot be read is logged once for its key.
+    A fault of the record is logged once for its key. If another field of a record from
+    a later release cannot be read, that is no fault.
 
     Args:
         key: The key of the record.
