@@ -237,10 +237,10 @@ class Run:
             self.metadata.setdefault(key, {})[name] = value
 
     def add_writes_to(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Adds the values that wait for an event to the event.
+        """Adds to an event the values that wait for the next event of its scope.
 
-        Values of session state go to its `state_delta`, other values to its
-        `custom_metadata`. Each value is added to one event only.
+        Values of session state go to the event's `state_delta`. Values that `describe`
+        was given go to its `custom_metadata`. Each value is added to one event only.
 
         Args:
             event: An event that is not partial.
@@ -258,16 +258,16 @@ class Run:
                 if key.startswith(COMPACTED_KEY)
             }
             # The partial events of the model call have the same `actions` object, and
-            # must not carry these values. So the event gets a copy. The copy would
-            # share `artifact_delta`, which `hand_over` changes, so this is copied too.
+            # must not carry these values. So the event gets a copy of its own. The copy
+            # has an `artifact_delta` of its own, because `hand_over` changes that dict.
             update: dict[str, Any] = {
                 "state_delta": lines | delta,
                 "artifact_delta": {**event.actions.artifact_delta},
             }
             event.actions = event.actions.model_copy(update=update)
 
-        # A final response ends the work of the agent in its scope. The owner is spelled
-        # as in `AgentState.owner`.
+        # A final response ends the work of the agent in its scope. The name of the
+        # owner is made as in `AgentState`.
         if self.writes.owners and event.is_final_response():
             self.writes.owners.discard(f"{event.author}@{scope}")
 
@@ -318,7 +318,8 @@ class Guard:
         observers: Calls the listeners of the user.
         recorded: The memo that all agents of a replay share; None if this is no replay.
         has_namespaced_keys: Whether keys of session state are written in the namespaced
-            form. If the setting is "auto", this is set anew for each app.
+            form. With the setting "auto", an app that declares a `state_schema` sets
+            this to True.
         seen_apps: The names of the apps whose guarded agents were logged.
         tasks: The tasks that write summaries.
         limits: The limits that this process keeps to, by client.
@@ -354,14 +355,14 @@ class Guard:
     ) -> AgentMemory:
         """Returns the memory of an agent in a scope of a session, a new one if needed.
 
-        All memories are bounded here: late summaries are forgotten. A memory is idle if
-        it has no summary and writes none. Of the idle memories the newest
+        Each call also bounds all memories. Late summaries are forgotten. Of the idle
+        memories, which have no summary and are writing none, only the newest
         `MAX_IDLE_SESSIONS` are kept.
 
         Args:
             invocation: The invocation, which tells the session.
             agent: The name of the agent.
-            scope: The scope, as `branch_scope` names it.
+            scope: The scope, as `summary_scope` names it.
         """
         key = name_session(invocation), agent, scope
         wanted = self._memories.get(key)
@@ -432,8 +433,8 @@ class Guard:
         if runs.session_ids:
             return
 
-        # The last chance to see which summaries have reached the session.
         del self._runs_by_state[state_id]
+        # This is the last chance to see which summaries the events have carried.
         for run in runs.by_invocation.values():
             run.forget_delivered()
 

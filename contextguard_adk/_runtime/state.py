@@ -573,8 +573,8 @@ def _validate(key: str, name: str, value: object) -> Any:
 def _parse_record(key: str, stored: object) -> AgentRecord | None:
     """Returns a stored record; None if the record cannot be read.
 
-    A fault of the record is logged once for its key. If another field of a record from
-    a later release cannot be read, that is no fault.
+    A record of this version that cannot be read is logged once for its key. A record of
+    a later release is logged by `AgentState.record`.
 
     Args:
         key: The key of the record.
