@@ -95,7 +95,7 @@ class Observers:
     async def tell(self, record: object) -> Any:
         """Calls the listener of a record, and waits for the answer until the timeout.
 
-        The listener is not called while an earlier late call of it goes on.
+        The listener is not called while a late call of the same group goes on.
 
         Args:
             record: A record of one of the classes in `self._functions`.
@@ -129,7 +129,7 @@ class Observers:
         return None if has_failed else task.result()
 
     def _remember_late(self, key: _LateKey, call: _Call) -> None:
-        """Remembers a late call; logs a warning if it is the first of its group."""
+        """Remembers a late call. The first one of a group is logged as a warning."""
         if key not in self._late_calls:
             logger.warning(
                 "A listener for %s takes longer than %g seconds. It goes on, and is "
@@ -170,6 +170,7 @@ class Observers:
         """
         try:
             return await call.ask(listener, record)
+        # A `SystemExit` of a coroutine would stop the event loop.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
             kind = type(record)
             level = logging.DEBUG if kind in self._failed_kinds else logging.WARNING
@@ -182,8 +183,8 @@ class _DaemonThreads(Executor):
     """Runs each function in a daemon thread of its own.
 
     The pool of `asyncio.to_thread` has two faults: a function has to wait while the app
-    has filled the pool, and the process cannot end before the pool's threads have
-    ended. A daemon thread does not keep the process from its end.
+    has filled the pool, and the process waits for the pool's threads before it ends.
+    The process does not wait for daemon threads.
     """
 
     def submit(
@@ -230,12 +231,12 @@ class _Call:
 
     Attributes:
         task: The task that waits for the answer; None until the task is started.
-        has_returned: Whether the function has returned or raised. If it has returned an
-            awaitable, the awaitable may still run.
+        is_function_over: Whether the listener's function has returned or raised. If the
+            function has returned an awaitable, the awaitable may still run.
     """
 
     task: asyncio.Task[Any] | None = None
-    has_returned: bool = False
+    is_function_over: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -244,7 +245,7 @@ class _Call:
         A function in a thread goes on after the event loop is closed. An awaitable in a
         task does not.
         """
-        if not self.has_returned:
+        if not self.is_function_over:
             return False
         task = self.task
         return task is None or task.done() or task.get_loop().is_closed()
@@ -288,4 +289,4 @@ class _Call:
             # Such an error would end the app, so a `RuntimeError` takes its place.
             return _Outcome(error=RuntimeError(type(error).__name__))
         finally:
-            self.has_returned = True
+            self.is_function_over = True

@@ -464,10 +464,10 @@ class Guard:
             return
         run.add_writes_to(event, invocation.session.state)
 
-        # ADK's web server splits an event that names an artifact in two events. Then
-        # the page of the server does not show the text of the event, and fails at a
-        # long-running call. So the name waits for an event without text and without a
-        # long-running call.
+        # If an event names an artifact, ADK's web server makes two events of the one.
+        # Then the server's page does not show the text of the event, and fails if the
+        # event calls a long-running tool. So the name waits for an event without text
+        # and without such a call.
         parts = (event.content.parts if event.content else None) or ()
         has_text = any(part and part.text for part in parts)
         if has_text or event.long_running_tool_ids:
