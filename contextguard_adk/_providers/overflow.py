@@ -42,7 +42,7 @@ _MOST_COUNT_TOKENS = 100_000_000
 """A larger number is not believed to be a count of tokens."""
 
 _MOST_ERRORS = 32
-"""The most linked errors that are read."""
+"""The most errors that are read: an error and the errors linked to it."""
 
 _MOST_MATCHES = 50
 """The most matches of one wording that are compared with the request."""
@@ -94,6 +94,7 @@ class Overflow:
 # All wordings for a request that is too long.
 _ALL_OVERFLOWS = LIMITS + PAYLOADS + LIMITLESS
 
+# What `_strip_marks` removes.
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 _Reading = Overflow | Literal["refused"] | None
@@ -253,8 +254,8 @@ def _choose_within_failure(readings: list[_Reading]) -> _Reading:
 
     The first of these that is among the readings is returned:
 
-    1. The overflow of a rate limit. An error that wraps it may have no more than the
-       status of a rate limit, which reads as a refusal.
+    1. The overflow of a rate limit. If another error wraps this one, the other may have
+       only the status of a rate limit, which reads as a refusal.
     2. A refusal. LiteLLM wraps some refusals in errors that read as overflows.
     3. The overflow with most numbers.
     """

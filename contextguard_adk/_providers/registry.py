@@ -127,8 +127,8 @@ class LitellmRegistry:
 
     The table is read as a file, because importing litellm takes seconds.
 
-    A name is looked up as written, then without its prefixes, one prefix less at a
-    time. If none of these names is found, the same is tried without the last suffix.
+    A name is looked up as written, then with one prefix less at a time. If none of
+    these names is found, the same is tried with the name without its last suffix.
 
     A name without a provider may stand for the entries of several providers, which are
     merged:
@@ -184,7 +184,7 @@ class LitellmRegistry:
             if entry is None:
                 continue
 
-            # Any other key is a part of the name as it was asked for.
+            # Only a key of any provider leads to entries of other providers.
             is_of_any_provider = name.startswith(_ANY_PROVIDER)
             if is_of_any_provider and _has_other_provider(model, entry):
                 return entry._replace(costs=None)
@@ -303,8 +303,8 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     Several entries may have the same model, such as "openai/gpt-4o" and "azure/gpt-4o".
     Such entries are merged, and so are entries with the same stem or full name.
 
-    The stem of one entry may be the model of another entry, such as "openai/gpt-4o".
-    Then the key leads to the other entry only, which is the one that the key names.
+    A key may be the stem of some entries and the model of others: "*/gpt-4o" is also
+    the model of the entry "openai/gpt-4o". Then the key leads only to the others.
 
     Args:
         raw: The table as JSON: the fields of each entry, by the name of its model.
@@ -345,7 +345,7 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
 
     Args:
         name: The name of the model in the table.
-        fields: The fields of the entry as JSON; any value, as anyone may edit the file.
+        fields: The fields of the entry. JSON may hold any value in this place.
 
     Returns:
         The entry; None if the model is no chat model, or if its window is unknown.

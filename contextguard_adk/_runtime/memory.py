@@ -29,7 +29,8 @@ logger = logging.getLogger("contextguard_adk.pending")
 _LATE_SECONDS = 600
 """A paid summary is forgotten after this time (`_is_late` has the one exception)."""
 
-# As the app ends, it waits so long for tasks. Together this is one second.
+# How long `SummaryTasks.close` waits for tasks to end by themselves, and then for
+# cancelled tasks. The app has to wait one second in all.
 _END_SECONDS = 0.9
 _CLEAN_UP_SECONDS = 0.1
 
@@ -291,8 +292,8 @@ class SummaryTasks:
 
         Returns:
             True when the task has a slot. False if all slots are taken by tasks on
-            other event loops: asyncio cannot wait here for the end of such a task. Then
-            the task is to end.
+            other event loops, because asyncio cannot wait here for the end of such a
+            task. Then the summary is not written.
         """
         current_task = asyncio.current_task()
         loop = asyncio.get_running_loop()
@@ -335,7 +336,8 @@ class SummaryTasks:
 
         for task in tasks:
             if self.is_queued(task) or task not in tasks_here:
-                with contextlib.suppress(RuntimeError):  # Its event loop is closed.
+                # `call_soon_threadsafe` raises if the loop of the task is closed.
+                with contextlib.suppress(RuntimeError):
                     task.get_loop().call_soon_threadsafe(task.cancel)
 
         if not tasks_here:
@@ -446,7 +448,7 @@ class PendingSummary:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Forgets a task that has ended, because the task may hold the conversation.
 
-        Another task may already stand in its place: that one stays.
+        If another task has taken its place in `self.task`, that task is not forgotten.
         """
         if self.task is task:
             self.task = None
