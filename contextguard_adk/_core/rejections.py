@@ -74,7 +74,9 @@ def learn(
         limit_calls = _start_count(is_trusted=not has_stored_limits)
     else:
         limit_calls = _start_count(is_trusted)
-    call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
+    call.memory.remember_seen(
+        call.model, replace(seen, limits=limits, limit_calls=limit_calls)
+    )
 
 
 def _start_count(is_trusted: bool) -> int | None:
@@ -215,7 +217,7 @@ def _learn_rate(
     seen = call.memory.facts.of(call.model)
     largest_tokens = min(seen.accepted_tokens, prompt_tokens)
     limited = replace(seen, accepted_tokens=largest_tokens, kept=limit)
-    call.memory.see(call.model, limited)
+    call.memory.remember_seen(call.model, limited)
     _warn_rate(call.model, overflow, estimated_tokens, rate_tokens, prompt_tokens)
     return bounds
 

@@ -467,7 +467,7 @@ class AgentMemory:
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
 
-    def keep(self, value: object) -> None:
+    def remember_unit(self, value: object) -> None:
         """Remembers the value of a section, shape or listener.
 
         The value replaces an earlier value of the same type.
@@ -475,7 +475,7 @@ class AgentMemory:
         units = {**self.facts.units, type(value): value}
         self.facts = replace(self.facts, units=units)
 
-    def see(self, model: str, seen: Seen) -> None:
+    def remember_seen(self, model: str, seen: Seen) -> None:
         """Remembers the facts that the answers of a model have shown.
 
         Args:

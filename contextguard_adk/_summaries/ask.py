@@ -227,7 +227,7 @@ class Ask:
             cost = price_calls(self._model.usages, prices)  # None if it is unknown.
             # A success ends the row of failures.
             failed = self._count_failures(name) if self.failures else Failed()
-            self._memory.keep(failed)
+            self._memory.remember_unit(failed)
         self._memory.add_summary_costs(usage, cost)
 
         if self.failures:
@@ -365,7 +365,7 @@ class Ask:
                 raise
             # A later try would end in the same way.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
-                self._memory.keep(InPlace(is_useless=True))
+                self._memory.remember_unit(InPlace(is_useless=True))
             logger.info(
                 "The model wrote no summary at the end of the conversation (%s); it is "
                 "asked again with a transcript.",

@@ -164,8 +164,8 @@ class Shape(NamedTuple):
         when: Returns whether contents may need this form. Each request calls it, so it
             has to be fast.
         relieve: Called if a provider found a request with these contents too large.
-            Returns a value for `AgentMemory.keep` with which `apply` makes them
-            smaller; None if it cannot.
+            Returns a value for `AgentMemory.remember_unit` with which `apply` makes
+            them smaller; None if it cannot.
         help: Called if a provider refused contents for their form, with the kind of the
             refusal, such as "shape". Returns the new value of `AgentRecord.helped`,
             with which `apply` makes them acceptable; None if it cannot.
