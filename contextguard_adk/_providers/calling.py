@@ -176,8 +176,8 @@ async def call_with_retries(
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same call may succeed a moment later.
 
-    The status decides; if an error has none, the names of its classes decide. An error
-    that says the request is too long is never transient.
+    The status of the error decides. If the error has no status, the names of its class
+    and base classes decide. An error about a request that is too long is not transient.
     """
     status = read_status(error)
     # Most providers refuse a request that is too long with a status that is not
@@ -267,7 +267,7 @@ def _read_retry_after(error: BaseException) -> float | None:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", {})
 
-    # A header may hold anything. If it cannot be read, the text of the error is.
+    # A header may hold anything. If reading it fails, the text of the error is read.
     with suppress(AttributeError, OverflowError, TypeError, ValueError):
         for name, value in headers.items():
             if name.lower() == "retry-after":

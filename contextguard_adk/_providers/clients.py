@@ -88,17 +88,17 @@ class Client(NamedTuple):
         if "FallbackModel" not in class_names:
             return cls(llm, class_names)
 
-        # ADK makes no `FallbackModel` without models. A class of a user that has the
-        # same name may lack the attribute: then the model is unknown.
+        # ADK makes no `FallbackModel` without models. If another class of this name has
+        # no attribute `models`, the model is unknown.
         models = getattr(llm, "models", [None])
         first_model = _make_model(models[0])
         return cls.of(first_model)
 
     @property
     def name(self) -> str:
-        """The first of `_NAMED_CLIENTS` that is a class or base class of the client.
+        """The first of `_NAMED_CLIENTS` that is the class of `llm` or a base class of it.
 
-        For any other client this is the name of its class.
+        For any other client this is the name of the class of `llm`.
         """
         for name in _NAMED_CLIENTS:
             if name in self.class_names:
@@ -254,7 +254,7 @@ def read_tokens(reported: int | None) -> int:
 
 
 def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> Usage:
-    """Returns the tokens of a model call; zeros if its client reports nothing."""
+    """Returns the tokens of a model call; zeros if the client reports nothing."""
     if reported is None:
         return Usage()
 
@@ -297,8 +297,9 @@ def _make_model(model: object) -> object:
     """Returns the model object for an item of `FallbackModel.models`.
 
     Args:
-        model: A model object or, in newer google-adk, the name of a model.
+        model: A model object or the name of a model.
     """
+    # Newer google-adk: older releases allow no names.
     return LLMRegistry.new_llm(model) if isinstance(model, str) else model
 
 

@@ -170,6 +170,7 @@ class RunWrites:
         # An event outside all branches comes after all branches have ended. So it also
         # carries the values of branches that had no event for them.
         scopes = [scope] if scope else list(self.pending)
+
         popped = dict[str, Any]()
         for each_scope in scopes:
             values = self.pending.pop(each_scope, {})
@@ -230,6 +231,7 @@ class AgentState:
         """
         self.agent = agent
         self.owner = f"{agent}@{scope}" if scope else agent
+
         self._state = state
         self._scope = scope
         self._run = run or RunWrites()
