@@ -96,7 +96,7 @@ class Client(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first of `_NAMED_CLIENTS` that is the class of `llm` or a base class of it.
+        """The first of `_NAMED_CLIENTS` among the `class_names`.
 
         For any other client this is the name of the class of `llm`.
         """
