@@ -104,19 +104,21 @@ def request_compaction(
 ) -> None:
     """Asks for a compaction before the next model call, whatever the token count.
 
-    Works with the state of a tool context, of a callback context, or a plain dict
-    that is sent as a `state_delta`. The request is refused if the last call was
-    compacted as well, or if a compaction would gain nothing. Then `state` has the
-    reason under `context_guard:compact_refused`, followed by `:` and the agent if one
-    is named.
+    The request is refused if the last model call was compacted as well, or if a
+    compaction would gain nothing. Then session state has the reason under the key
+    `context_guard:compact_refused`. If `agent` is named, `:` and its name follow in the
+    key.
 
     Args:
-        state: Where to set the flag.
-        agent: The agent whose history to compact; None takes whichever guarded
-            agent of the session calls its model next.
-        focus: What the summary should keep above all, told to the summarizer.
+        state: Where the request is written: the state of a tool context or of a
+            callback context, or a plain dict that is sent as a `state_delta`.
+        agent: The agent whose history is to be compacted; None stands for the guarded
+            agent of the session that calls its model next.
+        focus: What the summary should keep above all, as the summarizer is told; ""
+            for no focus.
     """
     suffix = f":{agent}" if agent else ""
+
     state[COMPACT_NOW_KEY + suffix] = True
     if focus:
         state[FOCUS_KEY + suffix] = focus
