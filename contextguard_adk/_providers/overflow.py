@@ -563,7 +563,7 @@ def _attribute(source: object, name: str) -> object:
 def _errors_in(error: BaseException, name: str) -> list[BaseException]:
     """Returns the errors in an attribute, which has one error, several or none."""
     value = _attribute(error, name)
-    with suppress(Exception):
+    with suppress(Exception):  # `isinstance` asks an object for its class.
         values = value if isinstance(value, list | tuple) else (value,)
         return [linked for linked in values if isinstance(linked, BaseException)]
     return []

@@ -434,9 +434,9 @@ def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
 def _build_tiers(
     fields: Mapping[str, Any], prices: dict[str, Any], tier_starts: list[int]
 ) -> Costs:
-    """Returns the prices of a tier, with those of the next higher tier in `above`.
+    """Returns the prices of a tier, with the prices of all higher tiers.
 
-    The prices of that tier have those of the tier above in their own `above`.
+    The next higher tier stands in `above`, the one after it in `above.above`.
 
     Args:
         fields: The fields of the entry.
@@ -464,8 +464,9 @@ def _merge(entries: Iterable[_Entry]) -> _Entry:
         entries: The entries, at least one.
 
     Returns:
-        The entry with the chosen window. Its output limit, its prices and whether it
-        can reason come from all entries.
+        The entry with the chosen window, changed in three fields. The output limit is
+        chosen among those of all entries. The model can think if one entry says so. The
+        prices are None unless all entries have the same prices.
     """
     # Several entries may have the chosen window. The order makes the choice among these
     # independent of the order of the table.

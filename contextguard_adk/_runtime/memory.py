@@ -224,8 +224,9 @@ class SessionFacts:
         """Returns the unconfirmed summary if the event that carried it got lost.
 
         The event got lost if the session still has the summary that the unconfirmed one
-        was to replace. In any other case the result is None: the session has the
-        unconfirmed summary, or a summary of another process.
+        was to replace (`Paid.replaced`). In any other case the result is None: no
+        summary is unconfirmed, or the session has the unconfirmed summary or a summary
+        of another process.
 
         Args:
             stored: The summary that the session has; None for no summary.
@@ -240,10 +241,10 @@ class SessionFacts:
         return self.models.get(model) or Seen()
 
     def unit(self, kind: type[U]) -> U:
-        """Returns the remembered value of a type, else a new value without arguments.
+        """Returns the remembered value of a type; if there is none, a new value.
 
         Args:
-            kind: The type, which a call without arguments gives its defaults.
+            kind: The type. A call of the type without arguments makes the new value.
         """
         found = self.units.get(kind)
         return found if isinstance(found, kind) else kind()
