@@ -320,11 +320,11 @@ def _note_ratio(call: SentCall, counted_tokens: int, estimated_tokens: int) -> b
 
     if ratio <= most_ratio:
         believed = replace(seen, doubted=NOT_DOUBTED, lowest_ratio=lowest_ratio)
-        call.memory.see(call.model, believed)
+        call.memory.remember_seen(call.model, believed)
         return True
 
     doubted = DoubtedCount(ratio, excess_tokens=counted_tokens - estimated_tokens)
-    call.memory.see(call.model, replace(seen, doubted=doubted))
+    call.memory.remember_seen(call.model, replace(seen, doubted=doubted))
     return _is_repeated(doubted, before=seen.doubted)
 
 
@@ -397,7 +397,7 @@ def _store_count(answer: Answered, count: Count) -> None:
         accepted_tokens=max(real_tokens, seen.accepted_tokens),
         counted=CountedRequest(real_tokens, count.heuristic_tokens),
     )
-    memory.see(call.model, counted)
+    memory.remember_seen(call.model, counted)
     memory.facts = replace(memory.facts, counting_model=call.model)
     answer.state.write("real_tokens", real_tokens)
     answer.state.write("last_heuristic", count.heuristic_tokens)

@@ -196,7 +196,7 @@ async def relieve_shapes(
         limit = each.relieve(turn, overflow, contents)
         if limit is not None:
             # The shape reads the limit from the memory when it forms the contents.
-            rejected.call.memory.keep(limit)
+            rejected.call.memory.remember_unit(limit)
             return contents
     return None
 

@@ -118,9 +118,13 @@ def review_limits(answer: Answered) -> None:
         # state is believed.
         wider_limits = seen_limits.model_copy(update={"window_tokens": None})
         answer.state.learn(model, wider_limits)
-        call.memory.see(model, replace(seen, limits=wider_limits, limit_calls=None))
+        call.memory.remember_seen(
+            model, replace(seen, limits=wider_limits, limit_calls=None)
+        )
     elif seen.limit_calls is not None and seen.limit_calls < _TRY_AGAIN_CALLS:
-        call.memory.see(model, replace(seen, limit_calls=seen.limit_calls + 1))
+        call.memory.remember_seen(
+            model, replace(seen, limit_calls=seen.limit_calls + 1)
+        )
 
 
 def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:

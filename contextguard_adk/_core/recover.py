@@ -297,7 +297,7 @@ class Recovery:
         if refusal in seen.kinds:
             return
 
-        call.memory.keep(SeenRefusals(seen.kinds | {refusal}))
+        call.memory.remember_unit(SeenRefusals(seen.kinds | {refusal}))
         logger.warning(
             "The provider refused a request of agent %r for its form (%s); it is sent "
             "again in another one; %s.",

@@ -76,7 +76,9 @@ def learn(
             # limits include them.
             is_trusted = stored_limits == Learned()
         limit_calls = None if is_trusted else 0
-    call.memory.see(call.model, replace(seen, limits=limits, limit_calls=limit_calls))
+    call.memory.remember_seen(
+        call.model, replace(seen, limits=limits, limit_calls=limit_calls)
+    )
 
 
 def learn_window(
@@ -221,7 +223,7 @@ def _learn_rate(
     seen = call.memory.facts.of(call.model)
     largest_tokens = min(seen.accepted_tokens, prompt_tokens)
     limited = replace(seen, accepted_tokens=largest_tokens, kept=limit)
-    call.memory.see(call.model, limited)
+    call.memory.remember_seen(call.model, limited)
     _warn_rate(call.model, overflow, estimated_tokens, rate_tokens, prompt_tokens)
     return bounds
 

@@ -113,7 +113,9 @@ class TruncatingServers(Listener):
         series = _add_count(series_before, count)
         if event.usage.cached_tokens > 0:
             series = replace(series, was_cached=True)
-        call.memory.keep(CountsOfModels(with_newest(by_model, call.model, series)))
+        call.memory.remember_unit(
+            CountsOfModels(with_newest(by_model, call.model, series))
+        )
 
         if _shows_cut_prompts(series) and count.real_tokens < call.window_tokens:
             _limit_prompts(event, count.real_tokens)
@@ -133,7 +135,7 @@ def _forget_exceeded(event: Answered, count: Count) -> None:
         return
     if count.real_tokens > limit.tokens and count.is_size:
         limits.pop(call.client, None)
-        call.memory.see(call.model, replace(seen, kept=None))
+        call.memory.remember_seen(call.model, replace(seen, kept=None))
 
 
 def _limit_prompts(event: Answered, window_tokens: int) -> None:
@@ -146,7 +148,7 @@ def _limit_prompts(event: Answered, window_tokens: int) -> None:
     limit = Limit(window_tokens)
     event.guard.limits[call.client] = limit
     seen = call.memory.facts.of(call.model)
-    call.memory.see(
+    call.memory.remember_seen(
         call.model, replace(seen, accepted_tokens=window_tokens, kept=limit)
     )
 

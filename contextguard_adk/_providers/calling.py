@@ -1,6 +1,7 @@
 """Calls a model's client so that the client can neither end nor delay a turn.
 
-A call runs in a task of its own. After a transient error it is made again.
+A call runs in a task of its own. A transient error is one after which the same call may
+succeed a moment later. After such an error the call is made again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from contextguard_adk.errors import UnusableAnswerError
 T = TypeVar("T")
 
 GRACE_SECONDS = 1.0
-"""How long a client that is cancelled may take to end by itself."""
+"""How long a cancelled call may take to end by itself."""
 
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504, 529})
 _TIMEOUT_STATUSES = frozenset({408, 504})
@@ -41,9 +42,11 @@ _TRANSIENT_NAME = re.compile(
 # Gemini says in the body: "retryDelay": "34s".
 _RETRY_DELAY = re.compile(r"""retryDelay['"]:\s*['"](\d+(?:\.\d+)?)s""")
 _BACKOFF = wait_exponential_jitter(initial=1, exp_base=2, jitter=1)
-"""Waits one second, then two, each with a jitter: up to a second more by chance."""
+"""Returns the seconds to wait: one before the second try and two before the third, each
+with up to one second more by chance."""
 
 _MOST_TRIES = 3
+"""The first try counts."""
 
 
 class Closing(aclosing[Any]):
@@ -51,29 +54,37 @@ class Closing(aclosing[Any]):
 
     async def __aexit__(self, *error: object) -> None:
         """Closes the generator."""
-        # Python 3.11 raises if the generator was dropped, as if it still ran.
+        # Python 3.11 takes a generator that was dropped with its event loop for one
+        # that still runs, and raises.
         with suppress(RuntimeError):
             await super().__aexit__(*error)
 
 
 class BrokenCallError(Exception):
-    """A client raised something that is no `Exception`; the text names its class."""
+    """A client raised something other than an `Exception`.
+
+    The text of this error names the class of what the client raised.
+    """
 
 
 async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
     """Awaits a client's call in a task of its own, and returns the client's answer.
 
-    If the caller is cancelled, so is the call. The caller does not wait for the end of
-    the call, because a client may swallow its cancellation.
+    If the caller is cancelled, the call is cancelled as well. The caller does not wait
+    for the end of the call, because a client may swallow its cancellation.
+
+    Args:
+        ask: Makes the call.
 
     Raises:
-        Exception: The client raised it.
-        KeyboardInterrupt: The client raised it.
-        BrokenCallError: The client raised anything else, or cancelled itself.
+        Exception: The client raised this exception.
+        KeyboardInterrupt: The client raised this exception.
+        BrokenCallError: The client raised anything else, or cancelled the task.
     """
     work = _ask_without_exit(ask)
     task = asyncio.create_task(work)
-    # If the user closes the loop during the call, asyncio would report the task.
+    # If the user closes the event loop during the call, the task never ends. Without
+    # this line asyncio would log an error for such a task.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     try:
@@ -96,7 +107,10 @@ async def call_apart(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _ask_without_exit(ask: Callable[[], Awaitable[T]]) -> T:
-    """Awaits the call; replaces a `SystemExit`, which would stop the event loop."""
+    """Awaits a client's call, and raises a `BrokenCallError` for a `SystemExit`.
+
+    A `SystemExit` that a task raises would stop the event loop.
+    """
     try:
         return await ask()
     except SystemExit as error:
@@ -119,9 +133,9 @@ def _end_stubborn(task: asyncio.Task[Any], work: Coroutine[Any, Any, Any]) -> No
     if task.done():
         return
 
-    # A second cancellation alone might be swallowed, too. A closed coroutine cannot
-    # swallow anything: the cancellation only wakes the task, which ends.
-    with suppress(Exception):  # The client may raise anything as it is closed.
+    # The client might swallow a second cancellation as well. So the coroutine is closed
+    # first. Then the cancellation wakes the task, and the task ends.
+    with suppress(Exception):  # The client may raise anything while it is closed.
         work.close()
     task.cancel()
 
@@ -131,18 +145,20 @@ async def call_with_retries(
     patience_seconds: float,
     is_worth_another: Callable[[BaseException], bool] | None = None,
 ) -> T:
-    """Makes a call, and makes it again after transient errors, at most three times.
+    """Makes a call, again after a transient error; at most three tries in all.
 
-    Between two tries it waits as long as the provider asks. If the provider names no
-    delay, it waits one second before the second try and two before the third, and up to
-    a second more by chance.
+    A transient error is followed by a wait: the delay that the provider names, else the
+    delay of `_BACKOFF`. Any other error that allows another try needs no wait.
 
     Args:
-        make_call: Makes the call. It must be a coroutine function or a `partial` of
-            one: tenacity would not await the result of a lambda.
+        make_call: Makes the call: a coroutine function or a `partial` of a coroutine
+            function. Tenacity would not await the result of a lambda.
         patience_seconds: The last try begins at most this long after the first.
         is_worth_another: Returns whether an error allows another try; None stands for
             `is_transient`.
+
+    Returns:
+        The answer of the first try that succeeds.
 
     Raises:
         Exception: The error of the last try, unchanged.
@@ -158,10 +174,15 @@ async def call_with_retries(
 
 
 def is_transient(error: BaseException) -> bool:
-    """Returns whether the same call may succeed a moment later."""
+    """Returns whether the same call may succeed a moment later.
+
+    The status of the error decides. If the error has no status, the names of its class
+    and base classes decide. An error about a request that is too long is not transient.
+    """
     status = read_status(error)
-    # A request that is too long never succeeds. Most providers refuse it with another
-    # status. Ollama and llama.cpp use 500. A rate limit below the size uses 429.
+    # Most providers refuse a request that is too long with a status that is not
+    # transient. These are the exceptions: Ollama and llama.cpp use 500. A rate limit
+    # that is smaller than the one request uses 429. Some errors have no status.
     may_be_overflow = status in (None, 429, 500)
     if may_be_overflow and parse_overflow(error) is not None:
         return False
@@ -174,8 +195,12 @@ def is_transient(error: BaseException) -> bool:
 
 
 def read_status(error: BaseException) -> int | None:
-    """Returns the HTTP status of a provider's error; None if it has none."""
-    # Each client names the status in its own way. httpx's errors only have a response.
+    """Returns the HTTP status of a provider's error; None if the error has none.
+
+    Only the statuses of errors count: 400 to 599.
+    """
+    # Each client has its own attribute for the status. httpx's errors only have a
+    # response.
     response = getattr(error, "response", None)
     candidates = (
         getattr(error, "status_code", None),
@@ -191,9 +216,10 @@ def read_status(error: BaseException) -> int | None:
 
 
 def name_error(error: BaseException) -> str:
-    """Returns the reason why a summary failed, such as "timeout".
+    """Returns one word for the reason why a summary failed, such as "timeout".
 
-    The word is never taken from the error, which may quote the conversation.
+    The word is never taken from the text of the error, because the text may quote the
+    conversation.
     """
     if isinstance(error, UnusableAnswerError):
         return "blocked" if error.is_blocked else "unusable"
@@ -215,23 +241,25 @@ def name_error(error: BaseException) -> str:
 
 
 def _find_wait_seconds(state: RetryCallState) -> float:
-    """Returns how long tenacity is to wait before the next try.
+    """Returns how many seconds tenacity is to wait before the next try.
 
-    `is_worth_another` may allow another try after an error that is not transient. For
-    such an error a wait changes nothing, and the result is 0.
+    After a transient error this is the delay that the provider names, else the delay of
+    `_BACKOFF`. `is_worth_another` may also allow another try after an error that is not
+    transient. After such an error a wait would change nothing, so the result is 0.
     """
+    # Here the last try has failed, so `outcome` has an error. Its type allows None.
     error = state.outcome.exception() if state.outcome else None
     if error is None or not is_transient(error):
         return 0.0
 
-    asked_seconds = _read_retry_after(error)
-    return _BACKOFF(state) if asked_seconds is None else asked_seconds
+    named_seconds = _read_retry_after(error)
+    return _BACKOFF(state) if named_seconds is None else named_seconds
 
 
 def _read_retry_after(error: BaseException) -> float | None:
-    """Returns how many seconds a provider asks to wait; None if it names no delay.
+    """Returns the delay in seconds that a provider names; None if it names no delay.
 
-    The delay stands in a header of the response, or else in the text of the error.
+    The header `Retry-After` of the response goes before the text of the error.
     """
     # LiteLLM keeps the headers in an attribute of its own.
     headers = getattr(error, "litellm_response_headers", None)
@@ -239,7 +267,7 @@ def _read_retry_after(error: BaseException) -> float | None:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", {})
 
-    # A header may hold anything. One that cannot be read is ignored.
+    # A header may hold anything. If reading it fails, the text of the error is read.
     with suppress(AttributeError, OverflowError, TypeError, ValueError):
         for name, value in headers.items():
             if name.lower() == "retry-after":
@@ -250,13 +278,18 @@ def _read_retry_after(error: BaseException) -> float | None:
 
 
 def _read_seconds(retry_after: str) -> float:
-    """Returns the seconds to wait from now that a header `Retry-After` asks for.
+    """Returns the delay in seconds, from now, that a header `Retry-After` names.
 
-    The header holds a number, as in "30", or a date: "Wed, 21 Oct 2026 07:28:00 GMT".
+    Args:
+        retry_after: The value of the header: a number of seconds, as in "30", or a
+            date, as in "Wed, 21 Oct 2026 07:28:00 GMT".
+
+    Raises:
+        TypeError, ValueError: The value is neither.
     """
     if re.fullmatch(r"\s*\d+(\.\d+)?\s*", retry_after):
         return float(retry_after)
 
-    wanted_time = parsedate_to_datetime(retry_after).timestamp()
-    wait_seconds = wanted_time - time.time()
+    retry_time = parsedate_to_datetime(retry_after).timestamp()
+    wait_seconds = retry_time - time.time()
     return max(0.0, wait_seconds)  # The date may have passed.

@@ -17,7 +17,7 @@ Price = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 class Costs(Settings):
     """The prices of a model, in US dollars per million tokens.
 
-    These are the list prices of plain calls: what a provider adds for writing to its
+    These are the list prices of plain calls. What a provider charges for writing to its
     prompt cache is left out.
     """
 
@@ -46,7 +46,11 @@ class Costs(Settings):
     def price(self, usage: Usage) -> float:
         """Returns the price of the tokens of one call, in dollars.
 
-        A long prompt has other prices for all tokens of its call: those of `above`.
+        If the prompt has more than `above_tokens`, all tokens of the call have the
+        prices of `above`.
+
+        Args:
+            usage: The tokens of the call. The prompt tokens include the cached ones.
         """
         if self.above and usage.prompt_tokens > self.above_tokens:
             return self.above.price(usage)
@@ -54,7 +58,7 @@ class Costs(Settings):
         cached_price = self.input if self.cached_input is None else self.cached_input
         uncached_tokens = usage.prompt_tokens - usage.cached_tokens
 
-        # Prices are those of a million tokens.
+        # A dollar per million tokens is a millionth of a dollar per token.
         microdollars = uncached_tokens * self.input
         microdollars += usage.cached_tokens * cached_price
         microdollars += usage.output_tokens * self.output
@@ -62,33 +66,35 @@ class Costs(Settings):
 
 
 TYPICAL_COSTS = Costs(input=1.0, cached_input=0.1, output=8.0)
-"""Multiples of the price of a prompt token, for a model whose price is unknown.
+"""Prices for a model whose prices are unknown, as multiples of its price for a prompt
+token.
 
-GPT-5 and Gemini 2.5 Pro have these ratios. Claude's output costs 5, Gemini 2.5 Flash's
-8.3."""
+GPT-5 and Gemini 2.5 Pro have these ratios. For output the ratio is 5 with Claude, and
+8.3 with Gemini 2.5 Flash."""
 
 
 def price_calls(usages: Sequence[Usage], costs: Costs | None) -> float | None:
-    """Returns the price of some calls in dollars; 0 without calls.
+    """Returns the price of some calls of one model, in dollars.
 
     Args:
         usages: The tokens of each call.
-        costs: The prices of the model; None if unknown.
+        costs: The prices of the model; None if they are unknown.
 
     Returns:
-        The price; None if the prices are unknown, or if a call reported no tokens.
+        The price: 0 without calls; None if the prices are unknown, or if the provider
+        reported no tokens for one of the calls.
     """
     if not usages:
         return 0.0
 
-    unreported = Usage()  # All tokens are 0.
+    unreported = Usage()  # Zeros stand for a call whose tokens are not reported.
     if costs is None or unreported in usages:
         return None
     return sum(costs.price(usage) for usage in usages)
 
 
 def add_costs(dollars: Iterable[float | None]) -> float | None:
-    """Adds amounts in dollars; returns None if one of them is None, for unknown."""
+    """Returns the sum of amounts in dollars; None if one amount is None (unknown)."""
     known_dollars = list[float]()
     for amount in dollars:
         if amount is None:

@@ -3,9 +3,9 @@
 A medium is an image or another file in a part of a message. It is sent as bytes
 (`inline_data`) or as an address (`file_data`).
 
-The facts were read in ADK 2.0 to 2.13 and in the documentation of the APIs. Types that
-only some versions or models of a row take are left out, and so are addresses that may
-expire.
+The facts were read in ADK 2.0 to 2.13 and in the documentation of the APIs. A row of
+the table lists what a client takes. A row leaves out the types that only some versions
+or models of the client take, and addresses that may expire.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.genai import types
 from contextguard_adk._providers.clients import list_models
 
 Place = Literal["user", "result"]
-"""Where a medium is sent: in a message of the user, or in a tool's result."""
+"""Where a medium is sent: in a message of the user, or in the result of a tool."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Taken:
     """The images and files that a client takes in one place.
 
     Attributes:
-        inline: MIME types of files that are sent as bytes.
-        addresses: MIME types of files that are sent as an address, by the beginning of
-            the address, such as "gs://".
+        inline: The MIME types that the client takes as bytes.
+        addresses: The MIME types that the client takes as an address, by the beginning
+            of the address, such as "gs://".
     """
 
     inline: frozenset[str] = frozenset()
@@ -62,32 +62,33 @@ _CHAT_IMAGES = Taken(_IMAGES_AND_GIF)
 _LITELLM_GEMINI = Taken(_IMAGES | _AUDIO | _PDF)
 
 ROWS: Mapping[str, Row] = {
-    # The class sends every file, and Gemini refuses other MIME types. In results only
-    # Gemini 3 takes any.
+    # The class sends every file, and Gemini refuses files of other MIME types. In
+    # results only Gemini 3 takes files.
     "Gemini": Row(Taken(_OF_GEMINI)),
     "Gemini on Vertex AI": Row(Taken(_OF_GEMINI, {"gs://": _OF_GEMINI})),
     "Gemma": Row(_SOME_IMAGES),
-    # The class raises on any other file of the user, and drops it from results.
+    # The class raises on any other file of the user. It drops other files from results.
     "AnthropicLlm": Row(_OF_CLAUDE, _OF_CLAUDE),
-    # LiteLlm sends the files of a result as the user's. It decodes text/* itself.
+    # LiteLlm sends the files of a result in a message of the user. It sends a file of
+    # type text/* as text.
     "LiteLlm": Row(_SOME_IMAGES, _SOME_IMAGES),
-    # Any other file would be uploaded with each request.
+    # LiteLlm would upload any other file again with each request.
     "LiteLlm openai": Row(Taken(_IMAGES_AND_GIF, {"file-": _PDF}), _CHAT_IMAGES),
     "LiteLlm anthropic": Row(_OF_CLAUDE, _OF_CLAUDE),
     "LiteLlm vertex_ai": Row(_SOME_IMAGES, _SOME_IMAGES),
     "LiteLlm vertex_ai claude": Row(_OF_CLAUDE, _OF_CLAUDE),
     "LiteLlm bedrock claude": Row(_OF_CLAUDE, _OF_CLAUDE),
-    # LiteLLM leaves out videos without a word.
+    # LiteLLM leaves out videos, and says nothing.
     "LiteLlm gemini": Row(_LITELLM_GEMINI, _LITELLM_GEMINI),
     "LiteLlm vertex_ai gemini": Row(
         Taken(_LITELLM_GEMINI.inline, {"gs://": _OF_GEMINI}), _LITELLM_GEMINI
     ),
     # DeepSeek takes texts alone.
     "LiteLlm deepseek": Row(Taken()),
-    # Mistral refuses a message of the user after a result. LiteLlm would put a file in
-    # such a message.
+    # LiteLlm would put a file of a result in a message of the user. Mistral refuses
+    # such a message after a result.
     "LiteLlm mistral": Row(Taken()),
-    # These two leave out the files of a result.
+    # These two classes leave out the files of a result.
     "OpenAIResponsesLlm": Row(Taken(_IMAGES_AND_GIF | _PDF, {"file-": _PDF})),
     "OpenAILlm": Row(_CHAT_IMAGES),
     # The class sends every file as an image.
@@ -103,7 +104,8 @@ _LITELLM_WITHOUT_ADDRESSES = (
     "LiteLlm vertex_ai",
     "LiteLlm vertex_ai claude",
 )
-# The MIME types of bytes that LiteLlm sends. It raises on others.
+# The MIME types that LiteLlm sends as bytes: all with one of these beginnings, and the
+# types of `_LITELLM_FILES`. It raises on bytes of any other type.
 _LITELLM_TYPE_BEGINNINGS = ("text/", "image/", "audio/", "video/")
 _LITELLM_FILES = _PDF | {
     "application/msword",
@@ -115,18 +117,19 @@ _LITELLM_FILES = _PDF | {
 
 
 def takes_media(client: str, place: Place, part: types.Part) -> bool:
-    """Returns whether a client is known to take an image or a file in a place.
+    """Returns whether a client is known to take a medium in a place.
 
     Args:
-        client: A name that `name_media_clients` returned.
+        client: The name of the client's row, from `name_media_clients`.
         place: Where the medium would be sent.
-        part: A part with a medium.
+        part: A part with a medium: with bytes, or else with an address.
     """
     row = ROWS[client]
     taken = row.user if place == "user" else row.result
 
     blob = part.inline_data
     if blob is not None:
+        # Clients leave out a part without bytes.
         has_bytes = bool(blob.data)
         return has_bytes and blob.mime_type in taken.inline
 
@@ -140,13 +143,13 @@ def takes_media(client: str, place: Place, part: types.Part) -> bool:
 
 
 def refuses_media(client: str, part: types.Part) -> bool:
-    """Returns whether ADK's class is known to raise on a file of the user.
+    """Returns whether ADK's class is known to raise on a medium of the user's message.
 
-    Only `AnthropicLlm` and `LiteLlm` check files. A file on which no class raises may
-    still be refused by the API behind it.
+    Only `AnthropicLlm` and `LiteLlm` check the media that they send. If the result is
+    False, the provider's API may still refuse the medium.
 
     Args:
-        client: A name that `name_media_clients` returned.
+        client: The name of the client's row, from `name_media_clients`.
         part: A part with a medium.
     """
     if client == "AnthropicLlm":
@@ -154,66 +157,77 @@ def refuses_media(client: str, part: types.Part) -> bool:
     if not client.startswith("LiteLlm"):
         return False
 
+    # LiteLlm sends the bytes of a part if they have a type, else the address.
     blob = part.inline_data
     if blob and blob.data and blob.mime_type:
         mime_type = _without_parameters(blob.mime_type).lower()
-        is_sent_by_kind = mime_type.startswith(_LITELLM_TYPE_BEGINNINGS)
-        return not is_sent_by_kind and mime_type not in _LITELLM_FILES
+        has_sent_beginning = mime_type.startswith(_LITELLM_TYPE_BEGINNINGS)
+        is_sent = has_sent_beginning or mime_type in _LITELLM_FILES
+        return not is_sent
 
     file = part.file_data
     if file and file.file_uri:
         mime_type = _without_parameters(file.mime_type or "").lower()
         return _refuses_address(client, file.file_uri, mime_type)
-    return False
+    return False  # LiteLlm leaves out a part with neither.
 
 
 def _claude_refuses(part: types.Part) -> bool:
-    """Returns whether ADK's Claude class raises on a file.
+    """Returns whether ADK's Claude class raises on a medium of the user's message.
 
-    The class takes only the bytes of a PDF or of some images. It does not know a MIME
-    type with capitals.
+    The class takes only bytes, and only those of a PDF or of some images.
     """
     blob = part.inline_data
     if blob is None or blob.data is None:
         return True
+    # The class does not know MIME types with capitals, so they stay as they are.
     mime_type = _without_parameters(blob.mime_type or "")
     return mime_type not in _OF_CLAUDE.inline
 
 
 def _refuses_address(client: str, address: str, mime_type: str) -> bool:
-    """Returns whether LiteLlm raises on a file that is sent as an address.
+    """Returns whether LiteLlm is known to raise on a medium that is sent as an address.
 
-    - For some providers it sends no addresses.
-    - For OpenAI it sends ids of files, and links to images and videos.
-    - For all others it sends any address whose file has a known type.
+    - For the providers of `_LITELLM_WITHOUT_ADDRESSES` it raises on all addresses.
+    - For OpenAI it sends ids of files, and links to images and videos. It raises on all
+      other addresses.
+    - For other providers it raises only if the type says nothing about the medium.
+
+    Args:
+        client: The name of the row of LiteLlm.
+        address: The address.
+        mime_type: The MIME type in lower case, without parameters; "" for no type.
     """
     if client in _LITELLM_WITHOUT_ADDRESSES:
         return True
 
     if client == "LiteLlm openai":
-        if address.startswith(("file-", "assistant-")):  # These are ids of files.
-            return False
+        is_file_id = address.startswith(("file-", "assistant-"))
         is_link = address.startswith(("http://", "https://"))
         is_image_or_video = mime_type.startswith(("image/", "video/"))
-        return not (is_link and is_image_or_video)
+        is_sent = is_file_id or (is_link and is_image_or_video)
+        return not is_sent
 
-    # This type stands for bytes of an unknown kind.
+    # This type stands for any bytes. If the type is "", LiteLlm guesses a type.
     return mime_type == "application/octet-stream"
 
 
 def _without_parameters(mime_type: str) -> str:
-    """Returns a MIME type alone: "image/png; name=a.png" -> "image/png"."""
+    """Returns a MIME type without its parameters.
+
+    "image/png; name=a.png" -> "image/png"
+    """
     return mime_type.partition(";")[0].strip()
 
 
 def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
-    """Returns the names of the rows of `ROWS` for a model.
+    """Returns the names of the rows of `ROWS` for a model, at least one.
 
     A `FallbackModel` has a row for each model that it may ask. Any other model has one
     row.
 
     Args:
-        llm: The model as ADK calls it; None if it is not known.
+        llm: The model object that ADK calls; None if the object is unknown.
         model: The name of the model in the request.
     """
     row_names: list[str] = []
@@ -230,9 +244,14 @@ def name_media_clients(llm: object, model: str) -> tuple[str, ...]:
 
 
 def _name_row(llm: object, model: str) -> str:
-    """Names the row for a model by its class; "" for a class that has none.
+    """Returns the name of the row for a model; "" if the model's class has no row.
 
-    Of a class that derives from several of these, the first decides.
+    The classes are compared in the order below: the first that is the model's class or
+    a base class of it decides.
+
+    Args:
+        llm: The model object; None if the object is unknown.
+        model: The name of the model.
     """
     class_names = [base.__name__ for base in type(llm).__mro__]
     if "LiteLlm" in class_names:
@@ -244,7 +263,7 @@ def _name_row(llm: object, model: str) -> str:
         is_chat = getattr(api_type, "value", "") == "chat_completions"
         return "ApigeeLlm chat" if is_chat else "Gemini"
 
-    # ADK's class for Gemma on Google's API derives from `Gemini` as well.
+    # ADK's class for Gemma on Google's API derives from this class and from `Gemini`.
     if "GemmaFunctionCallingMixin" in class_names:
         return "Gemma"
 
@@ -260,10 +279,13 @@ def _name_row(llm: object, model: str) -> str:
 
 
 def _name_litellm_row(model: str) -> str:
-    """Names the row for a model of LiteLlm: by provider and family, else by provider.
+    """Returns the name of the row for a model of LiteLlm.
 
-    "vertex_ai/claude-opus-4-1" -> "LiteLlm vertex_ai claude"
-    "openai/gpt-5" -> "LiteLlm openai"
+    The first of these rows that `ROWS` has is taken:
+
+    - of provider and family: "vertex_ai/claude-opus-4-1" -> "LiteLlm vertex_ai claude"
+    - of the provider: "openai/gpt-5" -> "LiteLlm openai"
+    - of the class: "groq/llama-4" -> "LiteLlm"
 
     Args:
         model: The name of the model in lower case.
@@ -279,12 +301,18 @@ def _name_litellm_row(model: str) -> str:
 
 
 def _find_provider(model: str) -> str:
-    """Finds the provider in the name of a model as ADK does; "" if it names none."""
+    """Returns the provider of a model of LiteLlm; "" if the name does not tell it.
+
+    Azure counts as OpenAI, because both have the same API.
+
+    Args:
+        model: The name of the model in lower case.
+    """
     if "/" in model:
         provider = model.partition("/")[0]
         return "openai" if provider == "azure" else provider
 
-    # ADK knows these names without a provider.
+    # ADK takes these names without a provider for models of OpenAI.
     is_openai = "azure" in model or model.startswith(("gpt-", "o1"))
     return "openai" if is_openai else ""
 

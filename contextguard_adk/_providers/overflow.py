@@ -1,8 +1,11 @@
 """Recognizes errors that say a request is too long, and reads their numbers.
 
 The text of an error is searched for the wordings of providers (`wordings.py`). Some
-providers quote the request in their errors. A wording that stands in the request as
-well counts as a quotation, and its numbers are not read.
+providers quote the request in their errors. So words of an error that the request
+contains as well count as a quotation, and the numbers in a quotation are not read.
+
+An error may be linked to other errors, such as the error that it wraps (its cause). A
+refusal, in this file, is an error that a shorter request would not avoid.
 """
 
 from __future__ import annotations
@@ -33,29 +36,31 @@ from contextguard_adk._providers.wordings import (
 )
 
 MIN_LIMIT_TOKENS: Final = 256
-"""A smaller limit is not believed."""
+"""A smaller number is not believed to be a limit."""
 
 _MOST_COUNT_TOKENS = 100_000_000
-"""A larger number counts no tokens."""
+"""A larger number is not believed to be a count of tokens."""
 
-# Bounds of the work for one error.
 _MOST_ERRORS = 32
-_MOST_MATCHES = 50
+"""The most errors that are read: an error and the errors linked to it."""
 
-# A longer text holds a quoted request. The words of the provider stand before or after
-# the quotation, so that only the two ends of the text are read.
+_MOST_MATCHES = 50
+"""The most matches of one wording that are compared with the request."""
+
+# A text of more characters holds a quoted request. The words of the provider stand
+# before or after the quotation, so only the two ends of the text are read.
 _MOST_READ_CHARS = 40_000
 _END_CHARS = 20_000
 
-# A provider names its numbers in the sentence of the limit, or in one beside it. Three
-# sentences have about so many characters before and after the limit.
+# A provider names its numbers near the limit: in the same sentence, the sentence before
+# or the sentence after. So many characters before and after the limit hold these three.
 _CHARS_BEFORE = 300
 _CHARS_AFTER = 400
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """A provider refused a request because it does not fit the context window.
+    """A provider refused a request because the request is too long.
 
     A number that the provider did not name is None. If the error names two different
     limits, all numbers are None.
@@ -64,15 +69,16 @@ class Overflow:
         limit_tokens: The context window, or the limit of a `period`.
         prompt_tokens: The size of the request.
         output_tokens: The output that the request asked for.
-        is_input_plus_output: Whether the limit holds for prompt and output together, so
-            that a smaller output would help.
+        is_input_plus_output: Whether the limit holds for prompt and output together.
+            Then a smaller output would help.
         in_bytes: Whether the limit counts bytes; then all numbers of tokens are None.
-        is_quotation: Whether the words of the error may all be quoted from the request;
+        is_quotation: Whether all words that tell of the overflow may be a quotation;
             then all numbers of tokens are None.
-        period: "minute", "hour" or "day" for a rate limit of the key that is below this
-            one request with its output; else "".
-        model: The model that refused, if the error names it: a gateway may have asked
-            another one.
+        period: The period of a rate limit: "minute", "hour" or "day". The limit is
+            smaller than this one request with its output. "" if the limit is no rate
+            limit.
+        model: The name of the model that refused; "" if the error names no model. A
+            gateway may have asked another model than the request names.
     """
 
     limit_tokens: int | None = None
@@ -88,13 +94,14 @@ class Overflow:
 # All wordings for a request that is too long.
 _ALL_OVERFLOWS = LIMITS + PAYLOADS + LIMITLESS
 
+# What `_strip_marks` removes.
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 _Reading = Overflow | Literal["refused"] | None
-"""What an error says: an overflow; "refused" for a refusal that a shorter request would
-not avoid; None for anything else."""
+"""What an error says: an overflow, a refusal, or nothing about the request's length."""
 
-# Gateways nest JSON in JSON. Some servers escape `>` and `'` as for HTML.
+# What stands in an error for a plain character. Gateways nest JSON in JSON. Some
+# servers escape `>` and `'` as in HTML.
 _ESCAPES: Final = {
     r"\n": " ",
     r"\u003e": ">",
@@ -113,18 +120,23 @@ def parse_overflow(
     contents: Iterable[types.Content] = (),
     sent_tokens: int = 0,
 ) -> Overflow | None:
-    """Returns the overflow that an error tells; None if it tells none. Never raises.
+    """Returns the overflow that an error reports; None if there is none. Never raises.
 
-    A rate limit, a quota or a refusal of the reserved output alone is no overflow,
-    because a shorter request would not help. One rate limit is an overflow: if it is
-    below the size of this one request, no wait helps.
+    An overflow is an error that a shorter request would avoid. These are overflows:
+
+    - The request does not fit the context window.
+    - The request has too many bytes.
+    - The request is larger than a rate limit of the key: no wait would help.
+
+    These are no overflows: any other rate limit, a quota, and a reserved output that is
+    too large by itself.
 
     Args:
-        error: The error that the call raised. The errors linked to it are read as well.
-        contents: The messages of the request, which the error may quote. If all that
-            tells of an overflow may be quoted, the result has `is_quotation`.
-        sent_tokens: The estimated size of the request. A rate limit is compared with it
-            if the provider does not name the size.
+        error: The error that the call raised. Errors linked to it are read as well.
+        contents: The messages of the request, which the error may quote. If all words
+            that tell of an overflow may be quoted, the result has `is_quotation`.
+        sent_tokens: The estimated size of the request. A rate limit is compared with
+            this size if the provider names no size.
     """
     sent = _Sent(contents, sent_tokens)
     reading = _ErrorChain(sent).read(error)
@@ -139,10 +151,10 @@ def parse_overflow(
 
 
 class _Sent:
-    """The request that was refused.
+    """The request that was sent.
 
     Attributes:
-        tokens: Its estimated size.
+        tokens: The estimated size of the request.
     """
 
     def __init__(self, contents: Iterable[types.Content], tokens: int) -> None:
@@ -151,9 +163,10 @@ class _Sent:
 
     @cached_property
     def _bare_text(self) -> str:
-        """The text of the request as `_strip_marks` returns it.
+        """The letters and digits of the request, in lower case.
 
-        It is one text of all parts, because a quotation may go over several of them.
+        All parts make one text, because a quotation may begin in one part and end in
+        another.
         """
         part_texts = list[bytes]()
         for content in self._contents:
@@ -163,9 +176,13 @@ class _Sent:
         return _strip_marks(_plain(text))
 
     def find_unquoted(self, pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-        """Finds a wording in the text of an error, where it is not a quotation.
+        """Returns the matches of a wording in an error's text that are no quotations.
 
         A match is a quotation if the request contains the same letters and digits.
+
+        Args:
+            pattern: The wording.
+            text: The text of the error, from `_plain`.
         """
         unquoted_matches = list[re.Match[str]]()
         for match in itertools.islice(pattern.finditer(text), _MOST_MATCHES):
@@ -180,7 +197,7 @@ def _strip_marks(text: str) -> str:
 
 
 class _ErrorChain:
-    """Reads an error and the errors linked to it, each of them once."""
+    """Reads an error and the errors linked to it, each error once."""
 
     def __init__(self, sent: _Sent) -> None:
         self._sent = sent
@@ -191,9 +208,9 @@ class _ErrorChain:
 
         The first of these groups that says anything decides:
 
-        1. the error itself and the errors that it wraps
-        2. the members of an `ExceptionGroup`
-        3. the error in whose handling this one was raised
+        1. the error itself, and the errors that it wraps
+        2. the members of the error, if it is an `ExceptionGroup`
+        3. the context: the error that was handled when `error` was raised
         """
         # Errors may be linked in a circle.
         is_read_before = id(error) in self._seen_ids
@@ -201,9 +218,9 @@ class _ErrorChain:
             return None
         self._seen_ids.add(id(error))
 
-        # LiteLLM wraps the error of a broken stream in `original_exception`.
         own_reading = _read_error(error, self._sent)
         cause_readings = self._read_linked(error, "__cause__")
+        # LiteLLM puts the error of a broken stream in `original_exception`.
         stream_readings = self._read_linked(error, "original_exception")
         reading = _choose_within_failure(
             [own_reading, *cause_readings, *stream_readings]
@@ -216,22 +233,31 @@ class _ErrorChain:
         if member_reading is not None:
             return member_reading
 
-        # `raise ... from None` says that the context does not matter.
+        # `raise ... from …` says that the context does not matter: the cause is read.
         if _attribute(error, "__suppress_context__"):
             return None
         context_readings = self._read_linked(error, "__context__")
         return _choose_between_failures(context_readings)
 
     def _read_linked(self, error: BaseException, name: str) -> list[_Reading]:
-        """Returns the readings of the errors in an attribute of an error."""
+        """Returns the readings of the errors in an attribute of an error.
+
+        Args:
+            error: The error.
+            name: The name of the attribute, which has one error, several or none.
+        """
         return [self.read(linked) for linked in _errors_in(error, name)]
 
 
 def _choose_within_failure(readings: list[_Reading]) -> _Reading:
-    """Chooses among the readings of an error and the errors that it wraps.
+    """Chooses among the readings of errors that tell of the same failure.
 
-    They tell of the same failure. The first of these decides: the overflow of a rate
-    limit, a refusal, the overflow with most numbers.
+    The first of these that is among the readings is returned:
+
+    1. The overflow of a rate limit. If another error wraps this one, the other may have
+       only the status of a rate limit, which reads as a refusal.
+    2. A refusal. LiteLLM wraps some refusals in errors that read as overflows.
+    3. The overflow with most numbers.
     """
     for reading in readings:
         if isinstance(reading, Overflow) and reading.period:
@@ -244,7 +270,8 @@ def _choose_within_failure(readings: list[_Reading]) -> _Reading:
 def _choose_between_failures(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of separate failures.
 
-    One overflow among them is enough. Without an overflow, a refusal decides.
+    The result is the overflow with most numbers; "refused" if there are refusals and no
+    overflows; else None.
     """
     overflow = _find_fullest(readings)
     if overflow is None and "refused" in readings:
@@ -255,20 +282,23 @@ def _choose_between_failures(readings: list[_Reading]) -> _Reading:
 def _find_fullest(readings: list[_Reading]) -> Overflow | None:
     """Returns the overflow with most numbers; None if no reading is an overflow.
 
-    A wrapper may have cut off the numbers that the wrapped error still has.
+    An error may lack numbers that the error wrapped in it has.
     """
     overflows = [reading for reading in readings if isinstance(reading, Overflow)]
     return max(overflows, key=_count_facts, default=None)
 
 
 def _count_facts(overflow: Overflow) -> int:
-    """Returns how many fields of an overflow are not None."""
+    """Returns how many fields of an overflow are not None.
+
+    Only numbers can be None, so more such fields mean more numbers.
+    """
     return sum(1 for value in astuple(overflow) if value is not None)
 
 
 def _has_rate_status(error: BaseException) -> bool:
     """Returns whether an error has the HTTP status of a rate limit."""
-    with suppress(Exception):
+    with suppress(Exception):  # A value may raise as it is compared.
         for name in ("status_code", "code", "status"):
             if _attribute(error, name) in (429, "429"):
                 return True
@@ -276,9 +306,9 @@ def _has_rate_status(error: BaseException) -> bool:
 
 
 def _read_error(error: BaseException, sent: _Sent) -> _Reading:
-    """Reads one error, without the errors linked to it.
+    """Returns what one error says, without the errors linked to it.
 
-    The wordings are tried from the most special to the most general.
+    Special wordings are tried before general ones: the first that matches decides.
     """
     text = _plain(_error_text(error))
     rate_overflow = _read_rate(text, sent)
@@ -293,13 +323,13 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
     if _find_first(PAYLOADS, text, sent):
         return Overflow(in_bytes=True)
 
-    # LiteLLM adds these words to any overflow. So the wordings above, which say more,
-    # are tried first.
+    # LiteLLM adds one of these wordings to any overflow. The wordings above say more,
+    # so they are tried before.
     limitless_matches = _find_first(LIMITLESS, text, sent)
     if limitless_matches:
         return _read_numbers(text, limitless_matches)
 
-    # A wording that is found only now stands in the request as well.
+    # No wording was found outside of quotations. So each match here is a quotation.
     for pattern in compile_wordings(_ALL_OVERFLOWS):
         if pattern.search(text):
             return Overflow(is_quotation=True)
@@ -307,26 +337,29 @@ def _read_error(error: BaseException, sent: _Sent) -> _Reading:
 
 
 def _error_text(error: BaseException) -> str:
-    """Joins the texts of an error: its message, its fields, and the response's body."""
+    """Returns the texts of an error in one: its message, fields and response's body."""
     sources: list[object] = [error]
     for name in ("message", "body", "code", "details"):
         sources.append(_attribute(error, name))
 
     response = _attribute(error, "response")
-    # `requests` sets `_content` to False until the body is read. To read `text` then
-    # would wait for the server.
+    # In a response of `requests`, `_content` is False until the body is read. While it
+    # is False, access to `text` would wait for the server.
     is_unread = _attribute(response, "_content") is False
     if not is_unread:
         sources.append(_attribute(response, "text"))
 
     texts = [_text_of(source) for source in sources]
-    # Unlike a set, a dict keeps the order of the texts.
+    # A dict keeps the order of the texts; a set would not.
     distinct_texts = dict.fromkeys(texts)
     return " | ".join([_shorten(text) for text in distinct_texts])
 
 
 def _shorten(text: str) -> str:
-    """Keeps the beginning and the end of a text that is too long to be read."""
+    """Returns the beginning and the end of a text that is too long to be read whole.
+
+    A shorter text is returned as it is.
+    """
     if len(text) <= _MOST_READ_CHARS:
         return text
     return f"{text[:_END_CHARS]} ... {text[-_END_CHARS:]}"
@@ -335,12 +368,12 @@ def _shorten(text: str) -> str:
 def _find_first(
     wordings: tuple[str, ...], text: str, sent: _Sent
 ) -> list[re.Match[str]]:
-    """Returns all matches of the first wording that matches; [] if none does.
+    """Returns all matches of the first wording that matches; [] if none matches.
 
     Args:
         wordings: The wordings, in the order in which they are tried.
-        text: The text of the error.
-        sent: The request. A match that may be quoted from it does not count.
+        text: The text of the error, from `_plain`.
+        sent: The request. Quotations from the request are no matches.
     """
     for pattern in compile_wordings(wordings):
         matches = sent.find_unquoted(pattern, text)
@@ -350,9 +383,14 @@ def _find_first(
 
 
 def _read_rate(text: str, sent: _Sent) -> Overflow | None:
-    """Reads a rate limit that is below the size of the request; None if there is none.
+    """Returns the overflow of a rate limit that is smaller than the request, else None.
 
-    A request below the limit may pass after a wait, so that it is no overflow.
+    A request that is smaller than the rate limit may pass after a wait. So the error
+    about such a request is no overflow.
+
+    Args:
+        text: The text of the error, from `_plain`.
+        sent: The request. Its estimated size counts if the error names no size.
     """
     for pattern in compile_wordings(RATES):
         for match in sent.find_unquoted(pattern, text):
@@ -372,7 +410,7 @@ def _read_rate(text: str, sent: _Sent) -> Overflow | None:
 
 
 def _name_period(words: str) -> str:
-    """Names the period of a rate limit; a minute if the words name none."""
+    """Returns the period of a rate limit; "minute" if the words name no period."""
     for period in ("day", "hour"):
         if period in words:
             return period
@@ -382,19 +420,20 @@ def _name_period(words: str) -> str:
 def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     """Reads the limit of an error, and the tokens of prompt and output near the limit.
 
+    A number that the wording itself contains goes before one that stands near it.
+
     Args:
-        text: The text of the whole error.
-        matches: The matches of one wording for a request that is too long, at least
-            one. A wording may contain numbers.
+        text: The text of the whole error, from `_plain`.
+        matches: The matches of one wording for an overflow, at least one.
 
     Returns:
-        The overflow; without numbers if the matches name different limits, because one
-        of these must be a quotation.
+        The overflow. It has no numbers if the matches name different limits, because
+        nobody knows which of the limits is the provider's.
     """
     limits = {_read_group(match, "limit") for match in matches}
     if len(limits) > 1:
         return Overflow()
-    limit_tokens = limits.pop()
+    limit_tokens = limits.pop()  # The only limit; None if the wording has no limit.
 
     match = matches[0]
     near_start = max(0, match.start() - _CHARS_BEFORE)
@@ -411,6 +450,7 @@ def _read_numbers(text: str, matches: list[re.Match[str]]) -> Overflow:
     if named_tokens is None:
         prompt_tokens = _derive_prompt(near_text, limit_tokens, output_tokens or 0)
 
+    # A provider names the output only if the output counts against the limit.
     is_limit_of_sum = output_tokens is not None or bool(SUM.search(near_text))
     is_believed = limit_tokens is not None and limit_tokens >= MIN_LIMIT_TOKENS
     return Overflow(
@@ -426,15 +466,19 @@ def _derive_prompt(
 ) -> int | None:
     """Returns the tokens of a prompt that an error names only indirectly.
 
-    "requested 9000 tokens", with an output of 1000 -> 8000
+    The first of these that the text has is used:
+
+    - A number of prompt and output together: "requested 9000 tokens" with an output of
+      1000 -> 8000.
+    - A number of prompt tokens that may be too low.
 
     Args:
-        text: The text of the error near its limit.
+        text: The text of the error near the limit.
         limit_tokens: The limit; None if unknown.
-        output_tokens: The output that was asked for; 0 if unknown.
+        output_tokens: The output that the request asked for; 0 if unknown.
 
     Returns:
-        The tokens; None if the error does not tell them.
+        The tokens of the prompt; None if the error does not tell them.
     """
     total_tokens = _find_count(TOTALS, text)
     if total_tokens is not None and total_tokens > output_tokens:
@@ -444,14 +488,19 @@ def _derive_prompt(
     if counted_tokens is None or limit_tokens is None:
         return counted_tokens
 
-    # vLLM may stop counting as soon as prompt and output are one token over the limit.
-    # Then the prompt may be larger than the count.
+    # vLLM may stop counting one token past the limit of prompt and output together. A
+    # count that ends exactly there may be too low.
     has_stopped_counting = counted_tokens + output_tokens == limit_tokens + 1
     return None if has_stopped_counting else counted_tokens
 
 
 def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
-    """Returns the count in the first wording that a text has; None if it has none."""
+    """Returns the count in the first wording that matches; None if none matches.
+
+    Args:
+        wordings: Wordings with a `<count>`, in the order in which they are tried.
+        text: The text of the error near the limit.
+    """
     for pattern in compile_wordings(wordings):
         match = pattern.search(text)
         if match:
@@ -460,17 +509,22 @@ def _find_count(wordings: tuple[str, ...], text: str) -> int | None:
 
 
 def _read_group(match: re.Match[str], name: str) -> int | None:
-    """Reads a number in the match of a wording; None if the wording has no such number.
+    """Returns a number in the match of a wording; None if the wording lacks the number.
 
     Args:
         match: The match.
-        name: The name of the number: "limit", "prompt" or "output".
+        name: The name of the number in the wording: "limit", "prompt" or "output".
     """
     return _read_tokens(match.groupdict().get(name))
 
 
 def _read_tokens(digits: str | None) -> int | None:
-    """Reads a number such as "128,000" or "128_000"; None if it counts no tokens."""
+    """Reads a number such as "128,000" or "128_000".
+
+    Returns:
+        The number; None for no digits, and for 0 or a number above
+        `_MOST_COUNT_TOKENS`, which cannot be a count of tokens.
+    """
     if not digits:
         return None
     count = int(re.sub("[,_]", "", digits))
@@ -486,27 +540,30 @@ def _plain(text: str) -> str:
 
 
 def _text_of(source: object) -> str:
-    """Returns the text of a field of an error; "" if it has none that can be read."""
+    """Returns the text of an error or of one of its fields.
+
+    The result is "" for a field of another type, and if the text cannot be read.
+    """
     with suppress(Exception):
         if isinstance(source, bytes):
             return source.decode(errors="replace")
         if isinstance(source, str | dict | list | BaseException):
-            # An error may return an object of a subclass of str; `join` makes it a str.
+            # `__str__` of an error may return a subclass of str. `join` returns a str.
             return "".join([str(source)])
     return ""
 
 
 def _attribute(source: object, name: str) -> object:
-    """Returns an attribute; None if there is none, or if it cannot be read."""
+    """Returns an attribute; None if it does not exist, or if access to it raises."""
     with suppress(Exception):
         return getattr(source, name, None)
     return None
 
 
 def _errors_in(error: BaseException, name: str) -> list[BaseException]:
-    """Returns the errors in an attribute, which holds one, several or none."""
+    """Returns the errors in an attribute, which has one error, several or none."""
     value = _attribute(error, name)
-    with suppress(Exception):
+    with suppress(Exception):  # `isinstance` asks an object for its class.
         values = value if isinstance(value, list | tuple) else (value,)
         return [linked for linked in values if isinstance(linked, BaseException)]
     return []

@@ -14,7 +14,7 @@ from contextguard_adk._measuring.tokens import part_text
 from contextguard_adk._providers.calling import read_status
 
 _WORDINGS = {
-    # A signed thought stands after other messages than those it was written after.
+    # Other messages stand before a signed thought than when the thought was written.
     "binding": r"bound to a different conversation",
     # A thought or its signature is not valid, or stands in the wrong place.
     "thoughts": r"Invalid `?(signature|data)`? in `?(redacted_)?thinking`?|cannot be "
@@ -25,7 +25,7 @@ _WORDINGS = {
     # Gemini's signature of a call is missing or not valid.
     "signatures": r"missing a `?thought_signature|Corrupted thought signature|"
     r"Thought signature is not valid",
-    # Thoughts are missing in a request of OpenAI's form, as DeepSeek wants them.
+    # A request in OpenAI's form lacks the thoughts that DeepSeek and others want back.
     "reasoning": r"in the thinking mode must be passed back|reasoning_content`? is "
     r"missing|Missing `?reasoning_content",
     # Roles do not alternate, a call has no result, or a message is empty.
@@ -46,18 +46,20 @@ _PATTERNS = {kind: re.compile(wording) for kind, wording in _WORDINGS.items()}
 def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> str:
     """Returns the kind of a refusal, such as "shape"; "" if an error is no refusal.
 
-    The kinds are the keys of `_WORDINGS`.
+    The kinds are the keys of `_WORDINGS`. The first kind that matches is returned.
 
     Args:
         error: The error that the call raised.
-        contents: The contents of the request. Words that stand in one of them do not
-            count, because the error may quote the request.
+        contents: The contents of the request. The error may quote the request, so a
+            wording that also stands in one of the contents does not count.
     """
     if isinstance(error, UnicodeDecodeError):
-        # ADK's Claude class could not decode the signature of another client.
+        # ADK's Claude class decodes signatures, and raises this error if another client
+        # wrote the signature. No request was sent.
         return "thoughts"
 
-    # 400 and 422 stand for an invalid request. Some clients raise without a status.
+    # 400 and 422 stand for an invalid request. The errors of some clients have no
+    # status.
     if read_status(error) not in (400, 422, None):
         return ""
 
@@ -69,7 +71,7 @@ def parse_refusal(error: BaseException, contents: Iterable[types.Content]) -> st
             continue
 
         words = match[0].encode()
-        is_quotation = any(words in part_text(part) for part in parts)
-        if not is_quotation:
+        is_quoted = any(words in part_text(part) for part in parts)
+        if not is_quoted:
             return kind
     return ""

@@ -1,7 +1,14 @@
 """Finds the context window, the output limit and the prices of a model by its name.
 
-The table is the list of models in litellm's package. It is indexed by keys: a key is
-the name of a model, or a part of the name, in lower case and with "-" for each ".".
+The facts come from a registry: an object of the user, or else litellm's table. The
+table is a JSON file in litellm's package with an entry for each name of a model.
+
+A name has up to three parts besides the model: "bedrock/us.anthropic.claude-x-20250929"
+has a provider ("bedrock/"), vendors ("us.", "anthropic.") and a suffix ("-20250929").
+Providers and vendors are prefixes. A suffix is a date, a version or a tag.
+
+Entries are found by keys. A key is a name or a part of a name, in lower case and with
+"-" for each ".". A key that begins with "*/" stands for the model of any provider.
 """
 
 from __future__ import annotations
@@ -42,15 +49,17 @@ MIN_WINDOW_TOKENS = 1_000
 """Smaller numbers, also learned ones, are not the windows of chat models."""
 
 _MIN_OUTPUT_LIMIT_TOKENS = 8_000
-"""Output limits below this number say too little about the window."""
+"""The smallest output limit that stands for the window of an entry without a window. A
+smaller one says too little: most windows are several times as large."""
 
 MAX_NAME_CHARS = 500
-"""Longer names of models are not looked up part by part; none has 200."""
+"""Longer names of models are not looked up. No name in the table has 200 characters."""
 
+# The modes of entries for models that answer in text.
 _CHAT_MODES = ("chat", "responses", "completion")
-# "us." and "anthropic." of "us.anthropic.claude-…".
+# The first vendor of a name, such as "us." of "us.anthropic.claude-…".
 _VENDOR_PREFIX = re.compile(r"[a-z][a-z0-9]*(?:-gov)?\.(?=[a-z])")
-# The last date, version or tag of a name.
+# The last suffix of a name.
 _SUFFIX = re.compile(
     r"""( -v\d+:\d+(:\w+)?  | (?<!\bft):[^:/]*  | @[^@/]*  # -v1:0  :free  @20250929
         | -\d{4}-\d\d-\d\d | -\d{8} | -\d\d-\d{4} | -\d\d-\d\d  # -2024-08-06  -05-20
@@ -58,20 +67,22 @@ _SUFFIX = re.compile(
         | -latest | -preview | -exp | -experimental )$""",
     re.VERBOSE,
 )
-# The fields of `Costs`, each with the field of the table that has the same price for
-# one token.
+# The fields of `Costs`, each with the field of an entry that has this price for one
+# token.
 _PRICES = {
     "input": "input_cost_per_token",
     "output": "output_cost_per_token",
     "cached_input": "cache_read_input_token_cost",
 }
-# A tier: other prices for prompts above a number of thousands of tokens.
+# The field of an entry that tells of a tier: the price for prompts of more than so many
+# thousands of tokens.
 _TIER = re.compile(rf"{_PRICES['input']}_above_(\d+)k_tokens")
-# The beginning of keys that hold for a model of any provider.
+# The beginning of keys that stand for the model of any provider.
 _ANY_PROVIDER = "*/"
 # "claude-3.5-haiku" and "claude-3-5-haiku" have the same key.
 _KEY_SPELLING = str.maketrans(".", "-")
-# Local servers. For other providers a price of 0 in the table is a missing price.
+# Local servers, whose tokens are free. In the entries of other providers a price of 0
+# stands for an unknown price.
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
 
 
@@ -116,17 +127,17 @@ class LitellmRegistry:
 
     The table is read as a file, because importing litellm takes seconds.
 
-    A name is looked up as written, then without its prefixes from the left. If none of
-    these names is found, the same is tried without its date, version or tag.
+    A name is looked up as written, then with one prefix less at a time. If none of
+    these names is found, the same is tried with the name without its last suffix.
 
     A name without a provider may stand for the entries of several providers, which are
     merged:
 
-    - The smallest window counts, except windows below a quarter of the low median,
-      which are taken for mistakes. The output limit is found by the same rule.
-    - The prices are known if all of these providers ask the same.
+    - The smallest window counts. A window below a quarter of the low median is taken
+      for a mistake, and does not count. The output limit is found by the same rule.
+    - The prices are known if all of these providers ask the same prices.
 
-    If the name has a provider that is not in the table, the prices are unknown.
+    If an entry of another provider is found for a name, the prices are unknown.
     """
 
     def __init__(self, table_path: Path | None = None) -> None:
@@ -148,7 +159,7 @@ class LitellmRegistry:
         return entry.costs if entry else None
 
     def supports_reasoning(self, model: str) -> bool:
-        """Returns whether `model` can think before it answers; unknown ones cannot."""
+        """Returns whether `model` can think before it answers; False if unknown."""
         entry = self._find(model)
         return entry is not None and entry.has_reasoning
 
@@ -160,8 +171,10 @@ class LitellmRegistry:
     def _find(self, model: str) -> _Entry | None:
         """Returns the entry of the first name of `model` that is in the table.
 
-        Its prices are None if they are those of another provider.
+        If the entry is that of another provider, the result has no prices. If no name
+        is in the table, the result is None.
         """
+        # Each prefix and suffix of a name costs a look-up.
         if len(model) > MAX_NAME_CHARS:
             return None
 
@@ -171,34 +184,38 @@ class LitellmRegistry:
             if entry is None:
                 continue
 
+            # Only a key of any provider leads to entries of other providers.
             is_of_any_provider = name.startswith(_ANY_PROVIDER)
-            if is_of_any_provider and _names_other_provider(model, entry):
+            if is_of_any_provider and _has_other_provider(model, entry):
                 return entry._replace(costs=None)
             return entry
         return None
 
 
-def _names_other_provider(model: str, entry: _Entry) -> bool:
-    """Returns whether a model's name has another provider than an entry.
+def _has_other_provider(model: str, entry: _Entry) -> bool:
+    """Returns whether the name of a model has a provider, and the entry another one.
 
-    "together/llama-4" has another one than the entry "groq/llama-4". "llama-4" names no
-    provider.
+    - "together/llama-4", entry "groq/llama-4" -> True
+    - "ollama_chat/llama-4", entry "ollama/llama-4" -> False, the same provider
+    - "llama-4", entry "groq/llama-4" -> False
 
     Args:
         model: The name of the model, as it was asked for.
-        entry: The entry that was found for the name.
+        entry: An entry of the same model.
     """
     asked_name = model.strip().lower()
     if "/" not in asked_name:
         return False
 
+    # If the entry's name has no provider, this is the name of the model. Then each
+    # provider counts as another one.
     entry_provider = entry.name.partition("/")[0]
-    # Only the beginning is compared: "ollama_chat" is the provider "ollama".
+    # Only the beginnings are compared, so "ollama_chat" is the same as "ollama".
     return not asked_name.startswith(entry_provider)
 
 
 def _candidate_names(model: str) -> Iterator[str]:
-    """Yields the names to look up, the most specific first.
+    """Yields the names under which a model is looked up, the most specific first.
 
     "openai/gpt-4o-latest" -> "openai/gpt-4o-latest", "gpt-4o-latest",
     "*/gpt-4o-latest", "openai/gpt-4o", "gpt-4o", "*/gpt-4o"
@@ -207,17 +224,20 @@ def _candidate_names(model: str) -> Iterator[str]:
     while name:
         names = _without_prefixes(name)
         yield from names
-        if "/" not in name:  # ADK sends a model without a provider to Google.
+        # ADK sends a model without a provider to Google.
+        if "/" not in name:
             yield f"gemini/{name}"
         yield _ANY_PROVIDER + names[-1]
 
-        # Next come the names without the last date, version or tag.
+        # The next round has the names without the last suffix.
         suffix = _SUFFIX.search(name)
         name = name[: suffix.start()] if suffix else ""
 
 
 def _without_prefixes(name: str) -> list[str]:
-    """Returns a name, and the names that are left as its prefixes are taken off.
+    """Returns a name, then the name without one, two and more of its prefixes.
+
+    The last item has no prefixes.
 
     "bedrock/us.anthropic.claude-x" -> "bedrock/us.anthropic.claude-x",
     "us.anthropic.claude-x", "anthropic.claude-x", "claude-x"
@@ -234,13 +254,13 @@ def _without_prefixes(name: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _load_table(path: Path | None) -> dict[str, _Entry]:
-    """Reads and indexes a table once per process.
+    """Returns the entries of a table by key; reads each table once per process.
 
-    If the file cannot be used, litellm is imported, and its table is used. If the
-    import fails as well, the table is empty.
+    If the file cannot be used, litellm is imported, and the table of the imported
+    module is used. If the import fails as well, the result is empty.
 
     Args:
-        path: The file; None for the one in litellm's package.
+        path: The file of the table; None for the file in litellm's package.
     """
     failure: object
     try:
@@ -265,22 +285,29 @@ def _packaged_path() -> Path:
     """Returns the path of the table in litellm's package, without importing litellm."""
     spec = importlib.util.find_spec("litellm")
     origin = spec.origin if spec else None
-    # Without a package the result is a path to no file, and to read it fails.
+    # Without litellm the result is the path of no file. Then the caller fails to read
+    # the file, and logs the name of the path.
     package_file = Path(origin or "no litellm package")
     return package_file.with_name("model_prices_and_context_window_backup.json")
 
 
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
-    """Returns the entries of a table by the keys under which they are looked up.
+    """Returns the entries of a table by key.
 
-    An entry has up to three keys. For "openai/gpt-4o-2024-08-06" these are:
+    An entry has up to three keys. For "openai/gpt-4o-2024-08-06" the keys are:
 
-    - its full name: "openai/gpt-4o-2024-08-06"
-    - its model, for any provider: "*/gpt-4o-2024-08-06"
-    - the stem of its model, which has no date, version or tag: "*/gpt-4o"
+    - the full name: "openai/gpt-4o-2024-08-06"
+    - the model, which has no prefixes: "*/gpt-4o-2024-08-06"
+    - the stem, which is the model without its suffixes: "*/gpt-4o"
 
-    Entries with the same full name, the same model or the same stem are merged. The
-    stem of some entries may be the model of others. Then only the others have the key.
+    Several entries may have the same model, such as "openai/gpt-4o" and "azure/gpt-4o".
+    Such entries are merged, and so are entries with the same stem or full name.
+
+    A key may be the stem of some entries and the model of others: "*/gpt-4o" is also
+    the model of the entry "openai/gpt-4o". Then the key leads only to the others.
+
+    Args:
+        raw: The table as JSON: the fields of each entry, by the name of its model.
     """
     by_full_name = defaultdict[str, list[_Entry]](list)
     by_model = defaultdict[str, list[_Entry]](list)
@@ -293,6 +320,7 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         full_key = name.lower().translate(_KEY_SPELLING)
         by_full_name[full_key].append(entry)
 
+        # The last item has no prefixes.
         model = _without_prefixes(name.lower())[-1]
         model_key = _ANY_PROVIDER + model.translate(_KEY_SPELLING)
         by_model[model_key].append(entry)
@@ -300,22 +328,27 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         stem = model
         while suffix := _SUFFIX.search(stem):
             stem = stem[: suffix.start()]
-        # A stem without a dash names a family: "gemini" of "gemini-exp-1206".
+        # A stem without a dash names a family, and no model. "gemini-exp-1206" has the
+        # stem "gemini", which would stand for all models of Gemini.
         if "-" in stem:
             stem_key = _ANY_PROVIDER + stem.translate(_KEY_SPELLING)
             by_stem[stem_key].append(entry)
 
-    # The right side of `|` replaces equal keys of the left.
+    # If a key is a stem and a model, the model replaces the stem: `|` takes the value
+    # of the right side.
     by_key = by_stem | by_model | by_full_name
     return {key: _merge(entries) for key, entries in by_key.items()}
 
 
 def _parse_entry(name: str, fields: object) -> _Entry | None:
-    """Reads one entry of the table; None unless it is a chat model with a window.
+    """Reads one entry of the table.
 
     Args:
         name: The name of the model in the table.
-        fields: The entry, as JSON has it.
+        fields: The fields of the entry. JSON may hold any value in this place.
+
+    Returns:
+        The entry; None if the model is no chat model, or if its window is unknown.
     """
     if not isinstance(fields, Mapping) or fields.get("mode") not in _CHAT_MODES:
         return None
@@ -323,14 +356,16 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
     window = fields.get("max_input_tokens")
     least_tokens = MIN_WINDOW_TOKENS
     if window is None and fields["mode"] == "chat":
-        # `max_tokens` is the output limit, so the window is at least as large.
+        # The entry names no window. In the mode "chat" `max_tokens` is the output
+        # limit, and no window is smaller than the output limit. So a large output limit
+        # stands for the window.
         window = fields.get("max_tokens")
         least_tokens = _MIN_OUTPUT_LIMIT_TOKENS
     if not _is_positive_int(window) or window < least_tokens:
         return None
 
-    # Some entries name their window, and not their output limit, in `max_tokens`. No
-    # output limit is above the window.
+    # In some entries `max_tokens` is the window, and not the output limit. `min` keeps
+    # the output limit within the window.
     output_limit = fields.get("max_output_tokens") or fields.get("max_tokens")
     output_tokens: int | None = None
     if _is_positive_int(output_limit):
@@ -345,15 +380,18 @@ def _parse_entry(name: str, fields: object) -> _Entry | None:
 
 
 def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
-    """Reads the prices of an entry; None if the price of prompt or output is missing.
+    """Returns the prices of an entry; None if the price of prompt or output is unknown.
 
-    A price of 0 counts as missing, except for local servers, which are free.
+    A price of 0 counts as unknown, except for local servers, which are free.
+
+    Prices may have tiers: the longer the prompt, the higher the tier. The lowest tier
+    holds for all prompts that have no higher tier.
 
     Args:
         name: The name of the model in the table.
         fields: The fields of the entry.
     """
-    tier_starts = list[int]()
+    tier_starts = list[int]()  # In thousands of prompt tokens.
     for field in fields:
         # "input_cost_per_token_above_200k_tokens" -> 200
         tier_match = _TIER.fullmatch(field)
@@ -363,7 +401,8 @@ def _read_costs(name: str, fields: Mapping[str, Any]) -> Costs | None:
     try:
         lowest_prices = _read_prices(fields, "")
         costs = _build_tiers(fields, lowest_prices, sorted(tier_starts))
-    except (TypeError, ValueError):  # A price is missing, or is no number.
+    except (TypeError, ValueError):
+        # `input` or `output` is missing, or a price is no number.
         return None
 
     is_free = name.startswith(_FREE_PROVIDERS)
@@ -377,9 +416,12 @@ def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
     {"input_cost_per_token": 3e-6} -> {"input": 3.0}
 
     Args:
-        fields: The fields of the entry. A price that they lack is left out.
-        tier_suffix: The end of the fields' names in this tier, such as
+        fields: The fields of the entry. A price without a field is left out.
+        tier_suffix: How the names of the tier's fields end, such as
             "_above_200k_tokens"; "" for the lowest tier.
+
+    Raises:
+        TypeError: A price is no number.
     """
     prices = dict[str, Any]()
     for costs_field, table_field in _PRICES.items():
@@ -392,28 +434,42 @@ def _read_prices(fields: Mapping[str, Any], tier_suffix: str) -> dict[str, Any]:
 def _build_tiers(
     fields: Mapping[str, Any], prices: dict[str, Any], tier_starts: list[int]
 ) -> Costs:
-    """Returns the prices of a tier. The prices of each higher tier stand in `above`.
+    """Returns the prices of a tier, with the prices of all higher tiers.
+
+    The next higher tier stands in `above`, the one after it in `above.above`.
 
     Args:
         fields: The fields of the entry.
         prices: The prices of the tier, by `Costs` field.
         tier_starts: The starts of the higher tiers, in thousands of prompt tokens, the
-            lowest first.
+            lowest first; empty for the highest tier.
+
+    Raises:
+        TypeError, ValueError: A price is no price, or `input` or `output` is missing.
     """
     if not tier_starts:
         return Costs(**prices)
 
     next_start, *later_starts = tier_starts
-    # A price that a tier does not name is the price of the tier below.
+    # A price that the next tier does not name is the same as in this tier.
     next_prices = prices | _read_prices(fields, f"_above_{next_start}k_tokens")
     above = _build_tiers(fields, next_prices, later_starts)
     return Costs(**prices, above=above, above_tokens=1_000 * next_start)
 
 
 def _merge(entries: Iterable[_Entry]) -> _Entry:
-    """Merges the entries of several providers, as `LitellmRegistry` explains."""
-    # Several entries may have the chosen window. Sorted so, the first of these is the
-    # same one in whatever order the table has them.
+    """Merges the entries of one key as `LitellmRegistry` explains.
+
+    Args:
+        entries: The entries, at least one.
+
+    Returns:
+        The entry with the chosen window, changed in three fields. The output limit is
+        chosen among those of all entries. The model can think if one entry says so. The
+        prices are None unless all entries have the same prices.
+    """
+    # Several entries may have the chosen window. The order makes the choice among these
+    # independent of the order of the table.
     sorted_entries = sorted(
         entries,
         key=lambda entry: (entry.window_tokens, entry.has_reasoning, entry.name),
@@ -432,7 +488,13 @@ def _merge(entries: Iterable[_Entry]) -> _Entry:
 
 
 def _find_smallest_credible(numbers: list[int]) -> int:
-    """Returns the smallest number that is at least a quarter of the low median."""
+    """Returns the smallest number that is at least a quarter of the low median.
+
+    Smaller numbers are taken for mistakes of the table.
+
+    Args:
+        numbers: The numbers, at least one.
+    """
     least_number = statistics.median_low(numbers) / 4
     return min(number for number in numbers if number >= least_number)
 
@@ -450,10 +512,11 @@ class _Question(Generic[T]):
     """A question that a registry can answer.
 
     Attributes:
-        method_name: The method of the registry that answers it.
+        method_name: The method of the registry that answers the question.
         noun: The name of the answer in a warning.
-        answer_type: The class of an answer.
-        least_tokens: The smallest answer that is believed, if the answer is a number.
+        answer_type: The class of the answer.
+        least_tokens: The smallest number of tokens that is believed as an answer.
+            Without effect if the answer is no number.
     """
 
     method_name: str
@@ -480,7 +543,7 @@ def resolve_costs(
     Args:
         model: The name of the model.
         prices: The prices that the user has set, by model; they go first.
-        registry: Knows the prices of models; None asks litellm's table.
+        registry: Knows the prices of models; None asks LiteLLM's table.
     """
     if model in prices:
         return prices[model]
@@ -495,14 +558,17 @@ def resolve_context_window(
     agent: str = "",
     is_quiet: bool = False,
 ) -> ResolvedWindow:
-    """Returns the context window of `model` and who said so; never raises.
+    """Returns the context window of `model` and its source. Never raises.
+
+    The first of these is taken: `configured`, the window that the registry knows,
+    `DEFAULT_CONTEXT_WINDOW`.
 
     Args:
         model: The name of the model.
-        configured: The window that the user has set, in tokens; it goes first.
-        registry: Knows the windows of models; None asks litellm's table.
-        agent: The agent that a warning names.
-        is_quiet: Whether nothing is logged if the window is unknown.
+        configured: The window that the user has set, in tokens; None if not set.
+        registry: Knows the windows of models; None asks LiteLLM's table.
+        agent: The agent that the warning about an unknown window names; "" if unknown.
+        is_quiet: Whether the warning is left out.
     """
     if configured is not None:
         return ResolvedWindow(configured, "configured")
@@ -524,15 +590,17 @@ def resolve_context_window(
 def _ask(
     registry: ModelRegistry | None, question: _Question[T], model: str
 ) -> T | None:
-    """Returns the answer of a registry; None if the answer is unknown or not believed.
-
-    Never raises. An answer that is not believed is logged.
+    """Asks a registry; never raises.
 
     Args:
-        registry: The user's registry. The table answers if this is None, or if it lacks
-            the method.
+        registry: The user's registry. If this is None, or lacks the method of the
+            question, LiteLLM's table is asked instead.
         question: The question.
         model: The name of the model.
+
+    Returns:
+        The answer; None if the registry does not know it, or if the answer is not
+        believed. An answer that is not believed is logged.
     """
     table_method = getattr(_TABLE, question.method_name)
     method = getattr(registry, question.method_name, table_method)
@@ -540,7 +608,7 @@ def _ask(
     try:
         answer = method(model)
     except Exception as error:  # noqa: BLE001 - anyone's code, and no turn ends here
-        answer = error  # It is logged below like any other answer of a wrong type.
+        answer = error  # An error is logged below as an answer of a wrong type.
 
     if answer is None:
         return None

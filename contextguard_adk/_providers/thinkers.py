@@ -1,7 +1,8 @@
 """Describes models by the thoughts that they sign, read and check.
 
 A provider may sign a model's thoughts. Some models bind their thoughts: such a model
-refuses a signed thought if other messages stand before it than when it was written.
+refuses a request in which other messages stand before a signed thought than when the
+thought was written.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 
 from contextguard_adk._providers.clients import Client
 
-# All names of the first group are those of Claude models.
+# The words that tell a model's family. All words of the group are names of Claude.
 _FAMILY = re.compile(
     r"(claude|anthropic|fable|mythos|opus|sonnet|haiku)|gemini|gemma|gpt|deepseek|kimi"
     r"|glm|minimax|qwen|mistral|grok|llama"
 )
-# "opus-4-1" or "opus-4.1". The digits of a date, as in "opus-4-20250514", are no minor
-# version.
+# "opus-4-1" or "opus-4.1". A number of more than two digits, such as the date in
+# "opus-4-20250514", is no version.
 _CLAUDE_VERSION = re.compile(
     r"(?P<line>fable|mythos|opus|sonnet|haiku)"
     r"-(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)"
@@ -26,7 +27,8 @@ _CLAUDE_VERSION = re.compile(
 # The names of old Claude models begin with their version, as in "claude-3-opus".
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
 
-# The first versions of Claude that bind their thoughts, as major and minor number.
+# The first version of each line of Claude that binds its thoughts: major and minor
+# number.
 _FIRST_BINDING_VERSION = {
     "fable": (5, 1),
     "mythos": (5, 1),
@@ -41,12 +43,12 @@ class Thinker:
     """A model as far as its thoughts are concerned.
 
     Attributes:
-        client: The name of ADK's class that sends its requests. Each class encodes
-            signatures in its own way.
-        family: Its family, such as "claude"; "" if unknown. Other families cannot read
-            its thoughts.
-        binds: Whether it binds its thoughts; None if that is unknown.
-        is_alias: Whether its name tells no family, as "my-model" does.
+        client: The name of ADK's class that sends the model's requests, as
+            `Client.name`. Each class encodes signatures in its own way.
+        family: The family of the model, such as "claude"; "" if unknown. Models of
+            other families cannot read the model's thoughts.
+        binds: Whether the model binds its thoughts; None if that is unknown.
+        is_alias: Whether the name of the model tells no family, such as "my-model".
     """
 
     client: str
@@ -65,14 +67,15 @@ class Thinker:
         """Describes a model by its client and its name.
 
         The first of these that is known decides whether the model binds its thoughts:
-        the user's setting, earlier refusals, its name.
+        the user's setting, earlier refusals, the name of the model.
 
         Args:
-            llm: The model as ADK calls it; None if it is not known.
+            llm: The model object that ADK calls; None if the object is unknown.
             model: The name of the model in the request.
             binds: The user's setting; None if it is not set.
-            helped: What the provider's earlier refusals have shown. Under "binds" it
-                names a model that binds its thoughts, under "free" one that does not.
+            helped: What earlier refusals of the provider have shown. The value of
+                "binds" is the name of a model that binds its thoughts. The value of
+                "free" is the name of a model that does not.
         """
         client = Client.of(llm).name
         family = name_family(model)
@@ -88,17 +91,28 @@ class Thinker:
 
     @property
     def may_bind(self) -> bool:
-        """Whether it binds its thoughts, or is a Claude model of unknown version."""
+        """Whether the model binds its thoughts, or may be a Claude model that does.
+
+        Models of other families are not known to bind their thoughts.
+        """
         return self.binds is True or (self.binds is None and self.family == "claude")
 
     @property
     def is_checked(self) -> bool:
-        """Whether its thoughts may need the messages that they were written after."""
+        """Whether the provider may check which messages stand before a thought.
+
+        Only Claude's provider checks. A model of unknown family may be Claude, except
+        with the class `Gemini`.
+        """
         return self.client != "Gemini" and self.family in ("claude", "")
 
 
 def name_family(model: str) -> str:
-    """Returns the family that a model's name tells; "" if it tells none."""
+    """Returns the family that a model's name tells; "" if the name tells no family.
+
+    "anthropic/opus-4-1" -> "claude"
+    "gpt-5" -> "gpt"
+    """
     match = _FAMILY.search(model.lower())
     if match is None:
         return ""
@@ -110,7 +124,7 @@ def _tell_binding(model: str, family: str, helped: Mapping[str, str]) -> bool | 
 
     Args:
         model: The name of the model.
-        family: Its family; "" if unknown.
+        family: The family of the model; "" if unknown.
         helped: What earlier refusals have shown, as `Thinker.of` explains.
     """
     if model == helped.get("binds"):
@@ -126,9 +140,14 @@ def _tell_binding(model: str, family: str, helped: Mapping[str, str]) -> bool | 
 
 
 def _read_binding(name: str) -> bool | None:
-    """Returns whether a Claude model binds its thoughts; None without a version.
+    """Returns whether a Claude model binds its thoughts; None for no known version.
 
-    "claude-opus-4-1" -> version (4, 1) of the line "opus" -> False
+    "claude-opus-4-1" is version (4, 1) of the line "opus" -> False
+    "claude-3-opus" is older than all versions that bind -> False
+    "claude" -> None
+
+    Args:
+        name: The name of the model in lower case.
     """
     match = _CLAUDE_VERSION.search(name)
     if match:

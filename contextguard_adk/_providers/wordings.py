@@ -1,7 +1,8 @@
 """The words of providers, servers and gateways for a request that is too long.
 
-A wording is a regular expression with two additions: `<limit>`, `<prompt>`, `<output>`
-and `<count>` stand for numbers that are read, and `<_>` stands for any number.
+A wording is a regular expression with marks for numbers. `<limit>`, `<prompt>`,
+`<output>` and `<count>` stand for numbers that are read. `<_>` stands for a number that
+is not read. Wordings are searched in lower-case text.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Final
 _NUMBER = r"[0-9](?:[0-9]|[,_](?=[0-9])){0,14}+"
 
 
-@cache  # Compiled late, because most runs need none of them.
+@cache  # Wordings are compiled when an error is read; most runs have no error.
 def compile_wordings(wordings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Compiles wordings for a text in lower case, on one line, without backslashes.
+    """Returns the pattern of each wording, with a named group for each read number.
 
-    A number that is read becomes a group of the same name:
     "limit of <limit> of <_>" -> "limit of (?P<limit>NUMBER) of NUMBER"
+
+    The patterns are for a text in lower case, on one line and without backslashes.
     """
     patterns = list[re.Pattern[str]]()
     for wording in wordings:
@@ -40,7 +42,7 @@ RATES: Final = (
     r"tpm limit=<limit>",
 )
 
-# Refusals that a shorter request would not avoid, or that a wait may.
+# Errors that a shorter request would not avoid.
 REFUSALS: Final = (
     # Rate limits and quotas: the same request may pass in a minute.
     r"rate[ _-]?limit[ _-]?(?:error|exceeded|reached)",
@@ -62,8 +64,8 @@ REFUSALS: Final = (
     r"(?:expected a string with maximum length|expected maxlength:) [0-9]{1,4}\b",
 )
 
-# Limits in tokens. Only the first wording that matches is read. So special wordings
-# stand before general ones.
+# Requests that are longer than a limit in tokens. Only the numbers of the first wording
+# that matches are read. So special wordings stand before general ones.
 LIMITS: Final = (
     r"exceed context limit: <prompt> \+ <output> > <limit>",
     r"prompt is too long: <prompt> tokens > <limit> maximum",
@@ -99,7 +101,7 @@ LIMITS: Final = (
     r"|item|page|second|request|output))",
 )
 
-# Words for a request that is too long, without a limit.
+# Requests that are too long. These wordings do not name the limit.
 LIMITLESS: Final = (
     r"context[ _]?(?:length|window)[ _]?exceeded",
     r"exceed_context_size_error|model_max_prompt_tokens_exceeded",
@@ -120,7 +122,7 @@ LIMITLESS: Final = (
     r"reduce the length of the (?:messages|prompt|input)",
 )
 
-# Limits in bytes or characters.
+# Requests that are longer than a limit in bytes or characters.
 PAYLOADS: Final = (
     r"request_too_large",
     r"(?:request entity|payload|content|request body)(?: is)? too large",
@@ -133,7 +135,7 @@ PAYLOADS: Final = (
     r"string value length \(<_>\) exceeds the maximum allowed",
 )
 
-# Counts that stand near a limit: first those of prompt and output together.
+# The wordings below are for numbers near a limit. Counts of prompt and output together.
 TOTALS: Final = (r"requested (?:about |a total of )?<count> tokens",)
 # Counts of the output.
 OUTPUTS: Final = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-# The attributes in which ADK's classes hold the nodes below them. An attribute may hold
-# one node, or a list or tuple of nodes.
+# The attributes in which objects of ADK have the nodes below them. The value of an
+# attribute is one node, or a list or tuple of nodes.
 _CHILD_FIELDS = (
     "graph",
     "agent",
@@ -21,17 +21,22 @@ _CHILD_FIELDS = (
 
 
 def declares_state_schema(root: object) -> bool:
-    """Returns whether any agent of a tree, or of its tools, has a state schema."""
+    """Returns whether any node of a tree declares a `state_schema`."""
     tree = walk_tree(root)
     return any(getattr(node, "state_schema", None) is not None for node in tree)
 
 
 def walk_tree(root: object) -> Iterator[object]:
-    """Yields the root and every node below it, each node once."""
+    """Yields the root and every node below the root, each node once.
+
+    Args:
+        root: An app, an agent or any other node; None yields nothing.
+    """
     waiting = [root]
     seen_ids = set[int]()
     while waiting:
         node = waiting.pop()
+        # An attribute may be None. Nodes may stand in a circle.
         if node is None or id(node) in seen_ids:
             continue
         seen_ids.add(id(node))
@@ -43,11 +48,13 @@ def walk_tree(root: object) -> Iterator[object]:
                 waiting.extend(value)
             else:
                 waiting.append(value)
+        # The class of a user may have agents in fields of its own.
         if isinstance(node, BaseModel):
             waiting.extend(_agents_in_fields(node))
 
 
 def _agents_in_fields(node: BaseModel) -> list[BaseModel]:
-    """Returns the agents in any field, because a user's class may add fields."""
+    """Returns the agents that are values of a node's fields, whatever their names."""
     models = [value for value in vars(node).values() if isinstance(value, BaseModel)]
+    # Each agent of ADK has this field.
     return [model for model in models if hasattr(model, "sub_agents")]

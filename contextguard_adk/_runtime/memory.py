@@ -1,7 +1,10 @@
 """The memory of the process: facts about each agent, and its summary under way.
 
-An agent has one memory for each scope of a session in which it works. A scope is a
-branch of the session, or one of ADK's isolation scopes.
+An agent has one memory for each scope of a session in which the agent works. A scope is
+a branch of the session, or one of ADK's isolation scopes.
+
+A summary ahead of time is written in the background, before a compaction is due. The
+summary then waits on the shelf (`SessionFacts.ready`) until a compaction is due.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from contextguard_adk.records import Usage
 logger = logging.getLogger("contextguard_adk.pending")
 
 _LATE_SECONDS = 600
-"""A summary that a call has waited for is forgotten after this time."""
+"""A paid summary is forgotten after this time (`_is_late` has the one exception)."""
 
-# Together they are one second: so long may the app have to wait as it ends.
+# How long `SummaryTasks.close` waits for tasks to end by themselves, and then for
+# cancelled tasks. The app has to wait one second in all.
 _END_SECONDS = 0.9
 _CLEAN_UP_SECONDS = 0.1
 
@@ -36,7 +40,10 @@ U = TypeVar("U")
 
 
 class BoundedDict(OrderedDict[K, V], Generic[K, V]):
-    """A dict for several threads that forgets its oldest entry when it is full."""
+    """A dict for several threads that forgets its oldest entry when it is full.
+
+    The oldest entry is the one whose key was set the longest time ago.
+    """
 
     def __init__(self, max_count: int = 1_024) -> None:
         super().__init__()
@@ -51,7 +58,10 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
                 self.popitem(last=False)
 
     def snapshot(self) -> list[tuple[K, V]]:
-        """Returns the items; to iterate over the dict itself is not thread-safe."""
+        """Returns a copy of the items, the oldest first.
+
+        Iteration over the dict itself is not safe while other threads write.
+        """
         with self._lock:
             return list(self.items())
 
@@ -60,25 +70,30 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
 class Paid:
     """A summary that was paid for, and that the session is not known to have.
 
-    First it waits on the shelf (`SessionFacts.ready`). Then it is put in a request and
-    written to session state. It stays unconfirmed (`SessionFacts.unconfirmed`) until an
-    event has carried it to the session, because events may get lost.
+    The summary first waits on the shelf (`SessionFacts.ready`). Then it is put in a
+    request and written to session state. It stays unconfirmed
+    (`SessionFacts.unconfirmed`) until an event has carried it to the session, because
+    events may get lost.
 
     Attributes:
-        draft: The decision of the strategy. Its indexes count the contents of the
-            request for which it was made.
-        stored: The form in which it is stored; it names the contents that it replaces.
-        facts: The fields of its `CompactionRecord` that tell what writing it took.
-        run_id: The run that wrote it; once it is in a request, the run that put it in.
-        is_background: Whether it was written ahead of time, and waits until a
-            compaction is due.
-        is_reported: Whether listeners were told of it.
-        replaced: The summary that the session has until the event of this one arrives;
-            None for none.
-        key: The key of session state under which it was written.
-        event_count: The number of events that the session had when it was put in.
-        paid_seconds: The time when it was written, on the monotonic clock; once it is
-            in a request, the time when it was put in.
+        draft: The decision of the strategy. The indexes in the draft count the contents
+            of the request for which the draft was made.
+        stored: The summary as session state has it.
+        facts: The fields of the summary's `CompactionRecord` that tell how the summary
+            was written, by their names.
+        run_id: On the shelf, the id of the run that wrote the summary; later the id of
+            the run that put the summary in a request.
+        is_background: Whether the summary is on the shelf and was written ahead of
+            time.
+        is_reported: Whether listeners were told of the summary.
+        replaced: The summary that the session has until an event carries this one to
+            it; None for no summary.
+        key: The key of session state under which the summary was written; "" on the
+            shelf.
+        event_count: How many events the session had when the summary was put in a
+            request; 0 on the shelf.
+        paid_seconds: On the shelf, when the summary was written; later, when it was put
+            in a request. On the monotonic clock.
     """
 
     draft: Draft
@@ -98,9 +113,9 @@ class Limit(NamedTuple):
 
     Attributes:
         tokens: The most tokens of a prompt.
-        is_rate: Whether it follows from a rate limit, and not from a window.
-        sum_tokens: The most tokens of prompt and output together; 0 if output does not
-            count.
+        is_rate: Whether the limit follows from a rate limit, and not from a window.
+        sum_tokens: The most tokens of prompt and output together; 0 if the output does
+            not count.
     """
 
     tokens: int
@@ -109,18 +124,21 @@ class Limit(NamedTuple):
 
 
 class CountedRequest(NamedTuple):
-    """A provider's count of a request, and bytes / 4 of the same request."""
+    """Two measures of one request: the provider's count, and heuristic tokens.
+
+    A heuristic token is 4 bytes.
+    """
 
     real_tokens: int
     heuristic_tokens: int
 
 
 class DoubtedCount(NamedTuple):
-    """A count that is far above the estimate of its request.
+    """A provider's count of a request that is far above the estimate of the request.
 
     Attributes:
-        ratio: The count over the estimate; 0 if there is no such count.
-        excess_tokens: The tokens of the count above the estimate.
+        ratio: The count divided by the estimate; 0 if there is no such count.
+        excess_tokens: The count less the estimate.
     """
 
     ratio: float = 0.0
@@ -135,15 +153,17 @@ class Seen:
     """The facts that the answers of one model have shown.
 
     Attributes:
-        accepted_tokens: The largest prompt that the model has accepted.
-        limits: The limits that its provider has shown to this process; None for none.
-        limit_calls: The number of calls that were answered under limits that this
-            process does not trust; None if it trusts `limits`.
-        counted: The last count, and bytes / 4 of its request; None before the first.
-        lowest_ratio: The lowest believed count over the estimate of its request.
-        doubted: The last count if it was far above its estimate; zeros otherwise.
-        kept: The limit that this session keeps to. Unlike `Guard.limits` it stays when
-            the app makes a new model object.
+        accepted_tokens: The size of the largest prompt that the model has accepted.
+        limits: The limits that the model's provider has shown to this process; None for
+            no limits.
+        limit_calls: None if this process trusts `limits`. Else the number of calls that
+            were answered under limits that are not trusted.
+        counted: The measures of the last counted request; None before the first.
+        lowest_ratio: The lowest believed ratio of a count to the estimate of the same
+            request.
+        doubted: The last count if it was far above the estimate; else `NOT_DOUBTED`.
+        kept: The limit that this session keeps to; None for no limit. `Guard.limits`
+            loses a limit when the app makes a new model object; this one stays.
     """
 
     accepted_tokens: int = 0
@@ -155,7 +175,7 @@ class Seen:
     kept: Limit | None = None
 
     def has_shown(self, limits: Learned) -> bool:
-        """Returns whether its provider has shown these limits to this process."""
+        """Returns whether this process has seen the model's provider show `limits`."""
         return self.limits is not None and vars(self.limits) == vars(limits)
 
 
@@ -164,22 +184,25 @@ class SessionFacts:
     """The facts about one agent in one scope at a moment; `AgentMemory` has the newest.
 
     Attributes:
-        ready: A summary on the shelf: it was paid for and is in no request yet.
-        unconfirmed: The last summary that was put in a request, until the session is
-            seen to have it; None for none.
-        is_background_tried: Whether a summary was begun ahead of time since the last
+        ready: The summary on the shelf, which was paid for and is in no request yet;
+            None for no summary.
+        unconfirmed: The last summary that was put in a request; None once an event has
+            carried it to the session.
+        is_background_tried: Whether a summary ahead of time was begun since the last
             compaction.
-        compacted_run: The run whose last call was compacted; "" if it was not.
-        was_full: Whether that call was compacted for its size.
-        fruitless_tokens: The estimate of the request whose compaction gained nothing;
-            None if none was tried since the last compaction.
-        is_under_pressure: Whether the last request filled much of the window, and was
-            reported for that.
-        cached_ratio: The part of the last prompt that a cache served.
-        counting_model: The model whose count stands in session state; "" if unknown.
-        models: The facts that the newest models have shown, by their names.
+        compacted_run: The id of the last call's run if the last call was compacted;
+            else "".
+        was_full: Whether the last call was compacted for its size.
+        fruitless_tokens: The estimate of the last request whose compaction gained
+            nothing; None if there was no such request since the last compaction.
+        is_under_pressure: Whether the last request was reported because it filled much
+            of the window.
+        cached_ratio: The part of the last prompt that a cache served: 0 to 1.
+        counting_model: The name of the model whose count stands in session state; "" if
+            unknown.
+        models: The facts that the newest models have shown, by the models' names.
         summary_usage: The tokens of summary calls since the last `CallRecord`.
-        summary_cost: Their price in US dollars; None if it is unknown.
+        summary_cost: The price of these summary calls in US dollars; None if unknown.
         units: The values that sections, shapes and listeners remember, by their types.
     """
 
@@ -198,13 +221,15 @@ class SessionFacts:
     units: Mapping[type, object] = field(default_factory=dict)
 
     def find_lost(self, stored: StoredSummary | None) -> Paid | None:
-        """Returns the unconfirmed summary if its event got lost; else None.
+        """Returns the unconfirmed summary if the event that carried it got lost.
 
-        Then the session still has the summary before it (`Paid.replaced`). Any other
-        summary in the session is the unconfirmed one, or comes from another process.
+        The event got lost if the session still has the summary that the unconfirmed one
+        was to replace (`Paid.replaced`). In any other case the result is None: no
+        summary is unconfirmed, or the session has the unconfirmed summary or a summary
+        of another process.
 
         Args:
-            stored: The summary that the session has; None for none.
+            stored: The summary that the session has; None for no summary.
         """
         unconfirmed = self.unconfirmed
         if unconfirmed is not None and unconfirmed.replaced == stored:
@@ -216,16 +241,21 @@ class SessionFacts:
         return self.models.get(model) or Seen()
 
     def unit(self, kind: type[U]) -> U:
-        """Returns the remembered value of a type; one of defaults if there is none."""
+        """Returns the remembered value of a type; if there is none, a new value.
+
+        Args:
+            kind: The type. A call of the type without arguments makes the new value.
+        """
         found = self.units.get(kind)
         return found if isinstance(found, kind) else kind()
 
 
 class SummaryTasks:
-    """All tasks of a plugin that write summaries or wait for listeners.
+    """Tasks that write summaries or wait for listeners.
 
-    A summary ahead of time is written in a slot. When all slots are taken, its task is
-    queued.
+    The number of summaries that are written ahead of time at once is limited. So a task
+    that writes a summary ahead of time first asks for a slot (`acquire_slot`). If all
+    slots are taken, the task is queued.
 
     Attributes:
         max_working: The number of slots.
@@ -233,18 +263,24 @@ class SummaryTasks:
 
     def __init__(self, max_working: int = 4) -> None:
         self.max_working = max_working
-        # A task that has asked for no slot is "free".
+        # "working": the task has a slot. "queued": the task waits for a slot. "free":
+        # the task has not asked for a slot.
         self._tasks: dict[asyncio.Task[Any], Literal["free", "queued", "working"]] = {}
         self._lock = threading.Lock()
 
     def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
-        """Starts a task that need not be awaited; the task ends with its event loop."""
+        """Starts a task that need not be awaited; the task ends with its event loop.
+
+        Args:
+            work: The coroutine that the task runs.
+        """
         task = asyncio.create_task(work)
-        # If the user closes the loop during the task, asyncio would report the task.
+        # If the user closes the event loop during the task, the task never ends.
+        # Without this line asyncio would log an error for such a task.
         task._log_destroy_pending = False  # type: ignore[attr-defined]
 
         with self._lock:
-            # A task on a closed loop never ends, so that `_forget` is not called.
+            # Tasks on a closed loop never end, so `_forget` is never called for them.
             dead_tasks = [each for each in self._tasks if each.get_loop().is_closed()]
             for dead_task in dead_tasks:
                 del self._tasks[dead_task]
@@ -253,43 +289,46 @@ class SummaryTasks:
         return task
 
     async def acquire_slot(self) -> bool:
-        """Waits for a slot for the current task, which keeps the slot until it ends.
+        """Waits for a slot for the current task; the task keeps the slot until it ends.
 
         Returns:
-            True once the task has a slot; False if tasks on other event loops hold all
-            slots, because nothing on this loop would notice their end.
+            True when the task has a slot. False if all slots are taken by tasks on
+            other event loops, because asyncio cannot wait here for the end of such a
+            task. Then the summary is not written.
         """
-        task = asyncio.current_task()
+        current_task = asyncio.current_task()
         loop = asyncio.get_running_loop()
-        assert task is not None, "A coroutine always runs in a task."
+        assert current_task is not None, "A coroutine always runs in a task."
 
+        # When a task ends, `_forget` frees its slot. Another task may take the freed
+        # slot before this one wakes. So this is a loop.
         while True:
             with self._lock:
-                working_tasks = list[asyncio.Task[Any]]()
-                for each, state in self._tasks.items():
-                    # A loop that does not run any more does not work on its tasks.
-                    if state == "working" and each.get_loop().is_running():
-                        working_tasks.append(each)
-                if len(working_tasks) < self.max_working:
-                    self._tasks[task] = "working"
+                slot_owners = list[asyncio.Task[Any]]()
+                for task, state in self._tasks.items():
+                    # A task on a stopped loop does no work, so its slot is free.
+                    if state == "working" and task.get_loop().is_running():
+                        slot_owners.append(task)
+                if len(slot_owners) < self.max_working:
+                    self._tasks[current_task] = "working"
                     return True
-                self._tasks[task] = "queued"
+                self._tasks[current_task] = "queued"
 
-            tasks_here = [each for each in working_tasks if each.get_loop() is loop]
-            if not tasks_here:
+            owners_here = [owner for owner in slot_owners if owner.get_loop() is loop]
+            if not owners_here:
                 return False
-            await asyncio.wait(tasks_here, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(owners_here, return_when=asyncio.FIRST_COMPLETED)
 
     def is_queued(self, task: asyncio.Task[Any]) -> bool:
         """Returns whether a task waits for a slot."""
         return self._tasks.get(task) == "queued"
 
     async def close(self) -> None:
-        """Ends all tasks, within one second.
+        """Ends all tasks as the app ends; takes at most one second.
 
         A task that is queued, or runs on another event loop, is cancelled at once. Any
-        other task has `_END_SECONDS` to end by itself. Then it is cancelled, and has
-        `_CLEAN_UP_SECONDS` for its own cleaning up.
+        other task has `_END_SECONDS` to end by itself. Then the task is cancelled, and
+        has `_CLEAN_UP_SECONDS` to clean up.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -298,7 +337,8 @@ class SummaryTasks:
 
         for task in tasks:
             if self.is_queued(task) or task not in tasks_here:
-                with contextlib.suppress(RuntimeError):  # Its event loop is closed.
+                # `call_soon_threadsafe` raises if the loop of the task is closed.
+                with contextlib.suppress(RuntimeError):
                     task.get_loop().call_soon_threadsafe(task.cancel)
 
         if not tasks_here:
@@ -324,24 +364,25 @@ class SummaryTasks:
 class PendingSummary:
     """The summary of an agent in one scope that is being written, if there is one.
 
-    Its task goes on when the call that wants it is cancelled, and ends with its event
-    loop.
+    The task that writes the summary goes on if the model call that waits for the
+    summary is cancelled. The task ends with its event loop.
 
     Attributes:
-        tasks: All such tasks of the plugin.
-        task: The task that writes it; None if none is being written.
+        tasks: All tasks of the plugin that write summaries.
+        task: The task that writes the summary; None if no summary is being written.
     """
 
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
         self.task: asyncio.Task[Any] | None = None
-        self._is_ahead = False  # Whether it is written ahead of time.
+        self._is_ahead = False  # Whether `task` writes a summary ahead of time.
 
     @property
     def is_under_way(self) -> bool:
         """Whether a summary is being written on this event loop.
 
-        A summary of another event loop does not count, because that loop may be dead.
+        A summary on another event loop does not count, because the other loop may never
+        run again.
         """
         task = self.task
         return task is not None and task.get_loop() is asyncio.get_running_loop()
@@ -349,8 +390,14 @@ class PendingSummary:
     async def wait(self, timeout_seconds: float) -> None:
         """Waits until no summary is under way on this event loop.
 
-        Only a summary ahead of time can be cancelled here: if it takes longer than the
-        timeout, or at once if it is still queued.
+        There are three cases:
+
+        - A summary that a model call waits for is waited for until it is written.
+        - A summary ahead of time is cancelled if it takes longer than the timeout.
+        - A summary ahead of time that is still queued is cancelled at once.
+
+        Args:
+            timeout_seconds: How long to wait for a summary ahead of time.
         """
         # Another call may begin a summary while this one waits. So this is a loop.
         while self.is_under_way and (task := self.task):
@@ -359,7 +406,8 @@ class PendingSummary:
             elif not self.tasks.is_queued(task):
                 await asyncio.wait([task], timeout=timeout_seconds)
 
-            # `_forget` removes a task that has ended, so this one is late or queued.
+            # `_forget` removes a task that has ended. So a task that is still here is
+            # a summary ahead of time that is late or queued.
             if self.task is task:
                 self.task = None
                 task.cancel()
@@ -367,11 +415,14 @@ class PendingSummary:
     def start(
         self, work: Coroutine[Any, Any, V], is_ahead: bool = True
     ) -> asyncio.Task[V]:
-        """Starts to write a summary; no other may be under way on this event loop.
+        """Starts a task that writes a summary.
+
+        The caller has waited until no other summary is under way on this event loop.
 
         Args:
             work: Writes the summary.
-            is_ahead: Whether it is written ahead of time, so that no call waits for it.
+            is_ahead: Whether the summary is written ahead of time: then no model call
+                waits for it.
         """
         task = self.tasks.start(work)
         self.task = task
@@ -380,53 +431,75 @@ class PendingSummary:
         return task
 
     async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
-        """Writes a summary that a call waits for; returns None if it was cancelled.
+        """Starts a task that writes a summary, and waits for the result of the task.
 
-        If the caller is cancelled, the work goes on: a later call uses the summary.
+        If the caller is cancelled, the task goes on: a later model call uses the
+        summary.
+
+        Args:
+            work: Writes the summary.
+
+        Returns:
+            What `work` returns; None if the task was cancelled.
         """
         task = self.start(work, is_ahead=False)
         await asyncio.wait([task])
         return None if task.cancelled() else task.result()
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Forgets a task that has ended, because it may hold the conversation."""
+        """Forgets a task that has ended, because the task may hold the conversation.
+
+        If another task has taken its place in `self.task`, that task is not forgotten.
+        """
         if self.task is task:
             self.task = None
 
 
 @dataclass
 class AgentMemory:
-    """The memory of the process of one agent in one scope of a session.
+    """What the process remembers of one agent in one scope of a session.
 
     Attributes:
         pending: The summary under way, if there is one.
-        facts: The facts at this moment. A change puts another object in place.
+        facts: The facts at this moment. They are never changed: a change of a fact puts
+            another `SessionFacts` in place.
     """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
 
-    def keep(self, own: object) -> None:
-        """Keeps the value of a unit, in place of another value of the same type."""
-        units = {**self.facts.units, type(own): own}
+    def remember_unit(self, value: object) -> None:
+        """Remembers the value of a section, shape or listener.
+
+        The value replaces an earlier value of the same type.
+        """
+        units = {**self.facts.units, type(value): value}
         self.facts = replace(self.facts, units=units)
 
-    def see(self, model: str, seen: Seen) -> None:
-        """Keeps the facts that the answers of a model have shown so far."""
+    def remember_seen(self, model: str, seen: Seen) -> None:
+        """Remembers the facts that the answers of a model have shown.
+
+        Args:
+            model: The name of the model.
+            seen: All facts about the model, in place of the earlier ones.
+        """
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
 
     def drop_late(self) -> None:
-        """Forgets the summaries for which no call has come in `_LATE_SECONDS`."""
+        """Forgets the summaries that are late (`_is_late`)."""
         if _is_late(self.facts.ready):
             self.facts = replace(self.facts, ready=None)
         if _is_late(self.facts.unconfirmed):
             self.facts = replace(self.facts, unconfirmed=None)
 
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
-        """Adds the tokens of summary calls, and their price in US dollars.
+        """Adds the tokens and the price of summary calls to the sums.
 
-        None stands for an unknown price. With one of these the whole is unknown.
+        Args:
+            usage: The tokens.
+            cost: The price in US dollars; None if unknown. The sum with an unknown
+                price is unknown.
         """
         facts = self.facts
         self.facts = replace(
@@ -436,17 +509,24 @@ class AgentMemory:
         )
 
     def pop_summary_costs(self) -> tuple[Usage, float | None]:
-        """Returns the tokens and the price of summary calls; sets both to zero."""
+        """Returns the sums of `add_summary_costs`, and sets both sums to zero.
+
+        Returns:
+            The tokens, and the price in US dollars; None for an unknown price.
+        """
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
         return facts.summary_usage, facts.summary_cost
 
 
 def _is_late(paid: Paid | None) -> bool:
-    """Returns whether a summary is older than `_LATE_SECONDS`.
+    """Returns whether a summary was paid for longer than `_LATE_SECONDS` ago.
 
-    A summary from the background is never late, because it waits until a compaction is
-    due.
+    A summary ahead of time on the shelf is never late, because it waits until a
+    compaction is due.
+
+    Args:
+        paid: The summary; None is never late.
     """
     if paid is None or paid.is_background:
         return False

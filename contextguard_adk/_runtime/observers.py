@@ -1,7 +1,7 @@
 """Calls the listeners of a user: functions that get a record of what happened.
 
-The failure of a listener is logged. A call of a listener is late if it has not ended
-after a timeout. A late call goes on, and nobody waits for it any more.
+A failure of a listener is logged. A call of a listener is late if the call has not
+ended after a timeout. A late call goes on, and nobody waits for its end any more.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ Listener = Callable[[R], Awaitable[None] | None]
 
 Plan = str | Literal[False] | None
 BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
-"""A function, sync or async, that is asked before a compaction. It may give a focus
-(str), put the compaction off (False), or do neither (None)."""
+"""A function, sync or async, that is asked before a compaction.
 
-# The most late calls that are remembered; the oldest is forgotten first. Then its
-# listener may be called again before the late call ends.
+It returns a focus (str), which says what the summary should keep above all; False,
+which puts the compaction off; or None, which changes nothing."""
+
+# The most late calls that are remembered. The oldest is forgotten first: its listener
+# may then be called again before the late call ends.
 _MAX_LATE_CALLS = 1_024
 
 
@@ -56,7 +58,10 @@ class Listeners:
 
 
 class _LateKey(NamedTuple):
-    """Names a group of calls: while one of them is late, no other one is made.
+    """Names a group of calls: while a late call of the group goes on, no other is made.
+
+    `before_compaction` answers for one session, so each session has a group of its own.
+    The other listeners have one group each.
 
     Attributes:
         kind: The class of the record.
@@ -88,17 +93,22 @@ class Observers:
         self._late_calls: dict[_LateKey, _Call] = {}
 
     async def tell(self, record: object) -> Any:
-        """Calls the listener of a record, unless an earlier call is late and goes on.
+        """Calls the listener of a record, and waits for the answer until the timeout.
+
+        The listener is not called while a late call of the same group goes on.
+
+        Args:
+            record: A record of one of the classes in `self._functions`.
 
         Returns:
-            The listener's answer; None if it is not called, fails, or is late.
+            The listener's answer; None if there is no listener, or if the listener is
+            not called, fails, or is late.
         """
         kind = type(record)
         listener = self._functions[kind]
         if listener is None:
             return None
 
-        # `before_compaction` may be late in one session, and asked in another.
         session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
         late_key = _LateKey(kind, session_id)
         late_call = self._late_calls.get(late_key)
@@ -113,11 +123,13 @@ class Observers:
             self._remember_late(late_key, call)
             return None
 
+        # `_ask` logs an `Exception`. A task may still be cancelled, or end with another
+        # error: neither may reach the caller.
         has_failed = task.cancelled() or task.exception() is not None
         return None if has_failed else task.result()
 
     def _remember_late(self, key: _LateKey, call: _Call) -> None:
-        """Remembers a late call, and logs the first one with its key."""
+        """Remembers a late call. The first one of a group is logged as a warning."""
         if key not in self._late_calls:
             logger.warning(
                 "A listener for %s takes longer than %g seconds. It goes on, and is "
@@ -132,7 +144,7 @@ class Observers:
             del self._late_calls[oldest_key]
 
     async def tell_pressure(self, record: PressureRecord) -> None:
-        """Tells log and listener of a request that fills much of the window."""
+        """Tells the log and the listener of a request that fills much of the window."""
         logger.warning(
             "Agent %r is under pressure: %d of %d tokens (%.0f %%) are sent; %s.",
             record.agent,
@@ -146,13 +158,19 @@ class Observers:
     async def _ask(
         self, call: _Call, listener: Callable[[Any], object], record: object
     ) -> Any:
-        """Returns a listener's answer; logs a failure and returns None.
+        """Returns a listener's answer; logs a failure, and then returns None.
 
-        The first failure for a kind of record is logged as a warning, later ones at
-        DEBUG.
+        The first failure for a class of records is logged as a warning. Later failures
+        for this class are logged at DEBUG.
+
+        Args:
+            call: The call, which is new.
+            listener: The listener.
+            record: The record that the listener gets.
         """
         try:
             return await call.ask(listener, record)
+        # A `SystemExit` of a coroutine would stop the event loop.
         except (Exception, SystemExit) as error:  # noqa: BLE001 - it is anyone's code.
             kind = type(record)
             level = logging.DEBUG if kind in self._failed_kinds else logging.WARNING
@@ -162,18 +180,27 @@ class Observers:
 
 
 class _DaemonThreads(Executor):
-    """Makes each call in a daemon thread of its own.
+    """Runs each function in a daemon thread of its own.
 
-    The pool of `asyncio.to_thread` has two faults here: a call has to wait if the app
-    has filled the pool, and a process waits for the pool's threads before it ends.
+    The pool of `asyncio.to_thread` has two faults: a function has to wait while the app
+    has filled the pool, and the process waits for the pool's threads before it ends.
+    The process does not wait for daemon threads.
     """
 
     def submit(
         self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:
-        """Starts a thread for a call, which must not raise anything."""
+        """Starts a thread that calls a function.
+
+        Args:
+            call: The function. It raises nothing: `_Call._invoke` returns exceptions.
+            args: The arguments of the function.
+            kwargs: The keyword arguments of the function.
+        """
         future = Future[T]()
-        future.set_running_or_notify_cancel()  # From now on nobody can cancel it.
+        # A future that is marked as running cannot be cancelled. `set_result` would
+        # raise for a cancelled future.
+        future.set_running_or_notify_cancel()
 
         def run_call() -> None:
             result = call(*args, **kwargs)
@@ -190,7 +217,7 @@ class _Outcome(NamedTuple):
     """The outcome of a listener's function.
 
     Attributes:
-        returned: The value that the function has returned, maybe an awaitable.
+        returned: What the function has returned: an awaitable, or the answer.
         error: The exception that the function has raised; None if it has returned.
     """
 
@@ -203,36 +230,40 @@ class _Call:
     """One call of a listener.
 
     Attributes:
-        task: The task that waits for the answer; None until it is started.
-        has_returned: Whether the function has returned, maybe an awaitable that has
-            not ended.
+        task: The task that waits for the answer; None until the task is started.
+        is_function_over: Whether the listener's function has returned or raised. If the
+            function has returned an awaitable, the awaitable may still run.
     """
 
     task: asyncio.Task[Any] | None = None
-    has_returned: bool = False
+    is_function_over: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has ended."""
-        # A thread goes on after its event loop is closed. A task does not.
-        if not self.has_returned:
+        """Whether the function has ended, and the awaitable if it returned one.
+
+        A function in a thread goes on after the event loop is closed. An awaitable in a
+        task does not.
+        """
+        if not self.is_function_over:
             return False
         task = self.task
         return task is None or task.done() or task.get_loop().is_closed()
 
     async def ask(self, listener: Callable[[Any], object], record: object) -> Any:
-        """Returns the listener's answer, awaited; raises the listener's exceptions.
+        """Calls the listener, and returns the answer; raises the listener's exceptions.
 
-        A coroutine function is called on the event loop, because it returns at once.
-        Any other function may block, so it is called in a thread.
+        A coroutine function is called on the event loop, because the call only makes a
+        coroutine. Any other function may block, so it is called in a thread. An
+        awaitable that a function returns is awaited on the event loop.
         """
-        # The listener may be an object with a method `__call__`.
+        # The listener may be an object whose method `__call__` is a coroutine function.
         method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
         is_coroutine_method = inspect.iscoroutinefunction(method)
         if is_coroutine_method or inspect.iscoroutinefunction(listener):
             outcome = self._invoke(listener, record)
         else:
-            # The thread has the context variables of this task.
+            # A new thread has no context variables, so it gets those of this task.
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
             loop = asyncio.get_running_loop()
@@ -245,17 +276,17 @@ class _Call:
         return outcome.returned
 
     def _invoke(self, listener: Callable[[Any], object], record: object) -> _Outcome:
-        """Calls the listener's function, and returns its outcome; raises nothing.
+        """Calls the listener, and returns the outcome; raises nothing.
 
-        The future of a thread could not hold every exception: it refuses a
-        `StopIteration`.
+        Exceptions are returned, because asyncio cannot pass a `StopIteration` from a
+        thread to a task.
         """
         try:
             return _Outcome(returned=listener(record))
         except Exception as error:  # noqa: BLE001 - it is anyone's code.
             return _Outcome(error=error)
         except BaseException as error:  # noqa: BLE001 - such as `SystemExit`.
-            # It must not end the app, so an `Exception` stands for it.
+            # Such an error would end the app, so a `RuntimeError` takes its place.
             return _Outcome(error=RuntimeError(type(error).__name__))
         finally:
-            self.has_returned = True
+            self.is_function_over = True

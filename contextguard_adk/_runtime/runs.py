@@ -1,11 +1,13 @@
 """The memory of the process between the callbacks of a run; all of it is bounded.
 
-The memory of a run is forgotten with the run, however the run ends. The memory of a
-session has only flags, numbers and the summaries that were paid for and are not in the
-session yet. A process that starts anew pays for these again.
+A run is one invocation of ADK. The memory of a run is forgotten with the run, however
+the run ends. The memory of a session has only flags, numbers, and summaries that were
+paid for and are not in the session yet. If the process is lost, another process pays
+for these summaries again.
 
-A callback cannot write to the session itself. Its values wait until ADK yields an event
-of its agent and scope: the event carries them to the session (`RunWrites`).
+A callback cannot write to the session. The values of a callback wait until ADK yields
+an event of the same agent and scope: the event carries the values to the session
+(`RunWrites`).
 """
 
 from __future__ import annotations
@@ -57,32 +59,38 @@ _ClientKey = tuple[str, int]
 
 
 def name_session(invocation: InvocationContext) -> str:
-    """Returns a name for a session: two users may have sessions with the same id."""
+    """Returns the name of a session, which no other session has.
+
+    The id alone is not enough: two users may have sessions with the same id.
+    """
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
 
 
 def call_key(context: CallbackContext) -> CallKey:
-    """Identifies the model call that a callback is about, in its run."""
+    """Returns the key in `Run.calls` of the model call that a callback is about."""
     return context.agent_name, branch_scope(context.get_invocation_context())
 
 
 def summary_scope(invocation: InvocationContext) -> str:
-    """Names the scope in which a summary is valid.
+    """Returns a name for the scope in which a summary is valid.
 
-    It is the branch of a session. For an agent that does not see its earlier runs it is
-    one run in the branch.
+    The scope is a branch of a session. For an agent that does not see its earlier runs,
+    the scope is one run in the branch.
     """
     branch = invocation.branch or ""
     # Only ADK 2.0 has isolation scopes.
     isolation_scope = getattr(invocation, "isolation_scope", "") or ""
     session_id = invocation.session.id
-    run_names = name_run(invocation)  # Empty for an agent that sees earlier runs.
+    run_names = name_run(invocation)  # Empty for an agent that sees its earlier runs.
     return digest([session_id, branch, isolation_scope, *run_names])
 
 
 def branch_scope(source: InvocationContext | Event) -> str:
-    """Names the branch and isolation scope of a run or an event; "" for neither."""
+    """Returns a name for the branch and isolation scope of a run or an event.
+
+    The name is "" without a branch and an isolation scope.
+    """
     branch = source.branch or ""
     # Only ADK 2.0 has isolation scopes.
     isolation_scope = getattr(source, "isolation_scope", "") or ""
@@ -99,27 +107,28 @@ class SentCall:
     """A model call from the moment it is sent until it is answered.
 
     Attributes:
-        heuristic_tokens: Bytes / 4 of the request.
-        estimated_tokens: The estimate of the request, in tokens of the model.
-        window_tokens: The context window that counted.
+        heuristic_tokens: The size of the request in heuristic tokens, of 4 bytes each.
+        estimated_tokens: The estimated size of the request in tokens of the model.
+        window_tokens: The context window that the guard kept to.
         threshold_tokens: The size at which a compaction is due.
-        model: The model that was asked first.
+        model: The name of the model that was asked first.
         client: The client whose limits count.
-        original_contents: The request's contents before the guard changed them.
-        sent_contents: Its contents as the guard has left them.
-        sent_config: A copy of its config as the guard has left it.
-        request: Returns the request, which later callbacks may edit. It is held weakly
-            because its tools hold the session.
+        original_contents: The contents of the request before the guard changed them.
+        sent_contents: The contents of the request as the guard has left them.
+        sent_config: A copy of the request's config as the guard has left it.
+        request: Returns the request, which later callbacks may edit; None if it is
+            gone. The request is held weakly, because its tools hold the session.
         stated_window_tokens: The window without learned limits; 0 if unknown.
-        is_observed: Whether the guard only watches.
+        is_observed: Whether the guard only watches, and changes nothing.
         memory: What the process remembers of the agent.
         origin: The agent, session and run of the call.
-        compaction: The record of the compaction that preceded the call, if any.
-        after_answer: Called with the prompt's tokens once the call is answered; None
-            for nothing to do.
+        compaction: The record of the compaction for this call; None for no compaction.
+        after_answer: A function that is called once the call is answered, with the size
+            of the prompt in tokens; None for no function.
         is_answered: Whether the model has answered anything.
-        is_reported: Whether the call's record was made.
-        is_recovered: Whether the answer is that of a request that was sent again.
+        is_reported: Whether the record of the call was made.
+        is_recovered: Whether the provider refused the request, and the model answered
+            another request that the guard sent instead.
     """
 
     heuristic_tokens: int
@@ -143,7 +152,7 @@ class SentCall:
     is_recovered: bool = False
 
     def release(self) -> None:
-        """Forgets the contents, and keeps the numbers."""
+        """Forgets what holds the conversation, and keeps the numbers."""
         self.original_contents = ()
         self.sent_contents = ()
         self.sent_config = None
@@ -151,13 +160,14 @@ class SentCall:
 
 
 class Run:
-    """The memory of one run, for as long as ADK keeps its session object.
+    """The memory of one run, for as long as the session object of the run lives.
 
     Attributes:
         invocation_id: ADK's id of the run.
         writes: The values that no event has carried to the session yet.
         calls: The newest model call of each agent and scope.
-        metadata: The `custom_metadata` of the next event of each agent and scope.
+        metadata: What the next event of each agent and scope is to carry in its
+            `custom_metadata`.
     """
 
     def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
@@ -172,7 +182,11 @@ class Run:
         self._compacted: list[AgentMemory] = []
 
     def memo(self, invocation: InvocationContext) -> Memo:
-        """Returns the memo of an agent, which remembers the sizes of its contents."""
+        """Returns the memo of the invocation's agent.
+
+        The memo remembers the sizes of contents. Each agent has a memo of its own,
+        because the clients of agents may spell the same content in different ways.
+        """
         if self._shared_memo is not None:  # A replay has one memo for all agents.
             return self._shared_memo
 
@@ -183,9 +197,9 @@ class Run:
         return self._memos[agent]
 
     def note_unconfirmed(self, memory: AgentMemory, paid: Paid, key: str) -> None:
-        """Remembers that a summary was put in a request, until an event has carried it.
+        """Remembers that a summary was put in a request, as `SessionFacts.unconfirmed`.
 
-        The summary leaves the shelf, and another one may be begun ahead of time.
+        The summary leaves the shelf, and the next one may be begun ahead of time.
 
         Args:
             memory: The memory of the agent.
@@ -195,8 +209,8 @@ class Run:
         replaced = paid.replaced
         earlier = memory.facts.unconfirmed
         if earlier is not None:
-            # No event is known to have carried the earlier summary. So the session may
-            # still have the one that the earlier summary replaced.
+            # The session may lack the earlier summary, because no event is known to
+            # have carried it. Then the session has what the earlier one was to replace.
             replaced = earlier.replaced
 
         unconfirmed = replace(
@@ -212,18 +226,28 @@ class Run:
         self._compacted.append(memory)
 
     def describe(self, key: CallKey, name: str, value: object) -> None:
-        """Lets the next event of an agent carry a value in `custom_metadata`."""
+        """Lets the next event of an agent and scope carry a value in `custom_metadata`.
+
+        Args:
+            key: The agent and scope.
+            name: The key of the value in `custom_metadata`.
+            value: The value; None and other empty values are not carried.
+        """
         if value:
             self.metadata.setdefault(key, {})[name] = value
 
     def add_writes_to(self, event: Event, state: Mapping[str, Any]) -> None:
-        """Adds to an event the state values and the metadata that wait for it.
+        """Adds to an event the values that wait for the next event of its scope.
+
+        Values of session state go to the event's `state_delta`. Values that `describe`
+        was given go to its `custom_metadata`. Each value is added to one event only.
 
         Args:
             event: An event that is not partial.
             state: The session state of the run.
         """
         scope = branch_scope(event)
+        # A value that the event has already goes before a waiting one.
         delta = self.writes.pop_pending(scope, state) | event.actions.state_delta
         if delta:
             # ADK's web page labels an event by its first key. So the line about the
@@ -233,27 +257,34 @@ class Run:
                 for key, value in delta.items()
                 if key.startswith(COMPACTED_KEY)
             }
+            # The partial events of the model call have the same `actions` object, and
+            # must not carry these values. So the event gets a copy of its own. The copy
+            # has an `artifact_delta` of its own, because `hand_over` changes that dict.
             update: dict[str, Any] = {
                 "state_delta": lines | delta,
                 "artifact_delta": {**event.actions.artifact_delta},
             }
-            # The partial events of the call share the old actions, so these stay.
             event.actions = event.actions.model_copy(update=update)
 
-        # With its final response an agent is no longer at work in its scope.
+        # A final response ends the work of the agent in its scope. The name of the
+        # owner is made as in `AgentState`.
         if self.writes.owners and event.is_final_response():
             self.writes.owners.discard(f"{event.author}@{scope}")
 
         metadata = self.metadata.pop((event.author, scope), None)
         if metadata is not None:
-            # The old dict may belong to the model's response, so it is not changed.
+            # The dict of the event may also be that of the model's response, which must
+            # not change. So the event gets a new dict.
             event.custom_metadata = {**(event.custom_metadata or {}), **metadata}
 
     def forget_delivered(self) -> None:
-        """Forgets the summaries that an event has carried to the session."""
+        """Forgets the unconfirmed summaries that an event has carried to the session.
+
+        Only summaries that this run has put in a request are looked for.
+        """
         for memory in self._compacted:
             unconfirmed = memory.facts.unconfirmed
-            # Another run may have put in a newer summary. That run looks for its event.
+            # If another run has put in a newer summary, that run looks for the event.
             if unconfirmed is None or unconfirmed.run_id != self.invocation_id:
                 continue
 
@@ -268,7 +299,7 @@ class _RunsOfState(NamedTuple):
     """The runs that share one dict of session state.
 
     Attributes:
-        session_ids: `id()` of each session object that has the dict.
+        session_ids: The `id()` of each living session object that has the dict.
         by_invocation: The runs, by the ids of their invocations.
     """
 
@@ -282,17 +313,18 @@ class Guard:
 
     Attributes:
         settings: The settings of the plugin.
-        registry: The registry of models; None for the default one.
+        registry: The user's registry of models; None for LiteLLM's table.
         redactor: Applies the user's `redact`.
         observers: Calls the listeners of the user.
-        recorded: The memo of a replay, in which no tool changes a result; else None.
-        has_namespaced_keys: Whether keys of session state have the namespaced form.
-            Each app decides this if the setting is "auto".
-        seen_apps: The apps for which the log has told which agents are guarded.
-        tasks: The summaries that are being written.
+        recorded: The memo that all agents of a replay share; None if this is no replay.
+        has_namespaced_keys: Whether keys of session state are written in the namespaced
+            form. With the setting "auto", an app that declares a `state_schema` sets
+            this to True.
+        seen_apps: The names of the apps whose guarded agents were logged.
+        tasks: The tasks that write summaries.
         limits: The limits that this process keeps to, by client.
-        accepted: The tokens of the largest prompts that were accepted, by client.
-        artifacts: Name and version of the artifacts that no event has named yet.
+        accepted: The size in tokens of the largest accepted prompt, by client.
+        artifacts: The name and version of each artifact that no event has named yet.
     """
 
     settings: GuardSettings = field(default_factory=GuardSettings)
@@ -323,35 +355,43 @@ class Guard:
     ) -> AgentMemory:
         """Returns the memory of an agent in a scope of a session, a new one if needed.
 
-        It also forgets late summaries, and the oldest memories beyond
-        `MAX_IDLE_SESSIONS` that have no summary and are writing none.
+        Each call also bounds all memories. Late summaries are forgotten. Of the idle
+        memories, which have no summary and are writing none, only the newest
+        `MAX_IDLE_SESSIONS` are kept.
+
+        Args:
+            invocation: The invocation, which tells the session.
+            agent: The name of the agent.
+            scope: The scope, as `summary_scope` names it.
         """
         key = name_session(invocation), agent, scope
         wanted = self._memories.get(key)
         if wanted is None:
             wanted = AgentMemory(PendingSummary(self.tasks))
-        self._memories[key] = wanted  # A `BoundedDict` now counts it as the newest.
+        # This makes the memory the newest one of the `BoundedDict`.
+        self._memories[key] = wanted
 
-        oldest_idle_first = list[_AgentKey]()
+        idle_keys = list[_AgentKey]()  # The oldest first, as in the snapshot.
         for each_key, each in self._memories.snapshot():
             if each.facts.ready or each.facts.unconfirmed:
                 each.drop_late()
             elif each.pending.task is None:
-                oldest_idle_first.append(each_key)
+                idle_keys.append(each_key)
 
-        for idle_key in oldest_idle_first[:-MAX_IDLE_SESSIONS]:
+        for idle_key in idle_keys[:-MAX_IDLE_SESSIONS]:
             self._memories.pop(idle_key, None)
         return wanted
 
     def run(self, invocation: InvocationContext) -> Run:
         """Returns the memory of a run, a new one if needed.
 
-        Runs are kept by their dict of session state. In ADK 2.0 each node of a workflow
-        has a copy of the session object, and all copies have the same dict.
+        Runs are kept by the `id()` of their dict of session state, and not by session
+        object: in ADK 2.0 each node of a workflow has a copy of the session object, and
+        all copies have the same dict.
 
-        The runs of a dict are forgotten with the last session object that has it. No
-        callback tells of the end of a run that is cancelled, but session services make
-        new session objects for each run.
+        When the last session object that has a dict is gone, the runs of the dict are
+        forgotten. ADK has no callback for the end of a cancelled run. But session
+        services make a new session object for each run, so the objects go with the run.
         """
         session = invocation.session
         state_id = id(session.state)
@@ -359,11 +399,12 @@ class Guard:
         runs = self._runs_by_state.setdefault(state_id, _RunsOfState(set(), {}))
         if session_id not in runs.session_ids:
             runs.session_ids.add(session_id)
-            # The dict itself cannot have a finalizer in Python.
+            # Python calls `_forget_session` when the session object is gone. A dict
+            # cannot have such a finalizer.
             finalizer = weakref.finalize(
                 session, self._forget_session, state_id, session_id
             )
-            finalizer.atexit = False  # When the process ends, all is forgotten anyway.
+            finalizer.atexit = False  # At the end of the process nothing is to be done.
 
         run_id = invocation.invocation_id
         if run_id not in runs.by_invocation:
@@ -378,7 +419,10 @@ class Guard:
         return ended_run
 
     def _forget_session(self, state_id: int, session_id: int) -> None:
-        """Forgets a session object, and with the last one of a state also its runs.
+        """Forgets a session object that is gone.
+
+        If no other session object has the same dict of session state, the runs of the
+        dict are forgotten as well.
 
         Args:
             state_id: The `id()` of the dict of session state.
@@ -390,6 +434,7 @@ class Guard:
             return
 
         del self._runs_by_state[state_id]
+        # This is the last chance to see which summaries the events have carried.
         for run in runs.by_invocation.values():
             run.forget_delivered()
 
@@ -405,9 +450,13 @@ class Guard:
         )
 
     def hand_over(self, event: Event, invocation: InvocationContext) -> None:
-        """Lets an event carry the values that no event before it has carried.
+        """Lets an event carry the values that wait for it, and the name of an artifact.
 
-        A partial event carries nothing, because ADK does not store it.
+        A partial event carries nothing, because ADK does not store partial events.
+
+        Args:
+            event: The event.
+            invocation: The invocation that yields the event.
         """
         run = self.run(invocation)
         if event.partial:
@@ -415,9 +464,10 @@ class Guard:
             return
         run.add_writes_to(event, invocation.session.state)
 
-        # ADK's web server splits an event with an artifact in two, one of them without
-        # content. Then its page shows no text, and fails at a long-running call. So the
-        # name of an artifact waits for an event without these.
+        # If an event names an artifact, ADK's web server makes two events of the one.
+        # Then the server's page does not show the text of the event, and fails if the
+        # event calls a long-running tool. So the name waits for an event without text
+        # and without such a call.
         parts = (event.content.parts if event.content else None) or ()
         has_text = any(part and part.text for part in parts)
         if has_text or event.long_running_tool_ids:
@@ -431,9 +481,14 @@ class Guard:
 
 
 def _leave_out_pending(event: Event, writes: RunWrites) -> None:
-    """Removes the values from a partial event that a later event is to carry.
+    """Removes the pending values from the `state_delta` of a partial event.
 
-    ADK puts them there: the events of one model call share their actions.
+    A later event is to carry these values. ADK puts them on each partial event as well,
+    because all events of one model call have the same `actions` object.
+
+    Args:
+        event: The partial event.
+        writes: The pending values.
     """
     pending_keys = set[str]()
     for values in writes.pending.values():
@@ -443,4 +498,5 @@ def _leave_out_pending(event: Event, writes: RunWrites) -> None:
     if pending_keys.isdisjoint(delta):
         return
     rest = {key: value for key, value in delta.items() if key not in pending_keys}
+    # The later event has the same `actions` object, so this one gets a copy.
     event.actions = event.actions.model_copy(update={"state_delta": rest})

@@ -163,7 +163,7 @@ class Seals(Listener):
 
         known_losses = event.memory.facts.unit(LostThoughts)
         losses = LostThoughts(known_losses.change_count + 1)
-        event.memory.keep(losses)
+        event.memory.remember_unit(losses)
         if losses.change_count == _WARNED_CHANGE_COUNT:
             message = (
                 "Agent %r: %s changed between calls, so that the thoughts of its model "

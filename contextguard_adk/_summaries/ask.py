@@ -261,7 +261,7 @@ class Ask:
             cost = price_calls(self._model.usages, prices)
             # A success ends the row of failures.
             failed = self._count_failures(name) if self.failures else Failed()
-            self._memory.keep(failed)
+            self._memory.remember_unit(failed)
         self._memory.add_summary_costs(usage, cost)
 
         if self.failures:
@@ -412,7 +412,7 @@ class Ask:
                 raise
             # A later question in place would end in the same way.
             if isinstance(error, UnusableAnswerError) or is_overflow(error):
-                self._memory.keep(InPlace(is_useless=True))
+                self._memory.remember_unit(InPlace(is_useless=True))
             logger.info(
                 "The model wrote no summary at the end of the conversation (%s); it is "
                 "asked again with a transcript.",
