@@ -250,6 +250,7 @@ def _warn_rate(
         "%s: no wait helps. Prompts stay below %s tokens from now on, in this process. "
         "Set context_window=%d on the agent's strategy, or have the limit raised."
     )
+
     warn_once(
         logger,
         message,

@@ -339,6 +339,7 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
         gathered = _gather(history, indexes)
         _mark_listed(gathered.values, max_bytes - len(VALUES))
         text = _write_list(gathered.sources)
+
     # A remembered list is stored again, too. So the lists that were not used for the
     # longest time are dropped first.
     _TEXTS[key] = text

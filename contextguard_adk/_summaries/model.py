@@ -366,6 +366,7 @@ async def _ask(question: _Question) -> Answer:
             the calls failed, the `__cause__` is the error of the model's client.
     """
     timeout_seconds = question.model.timeout_seconds
+
     try:
         async with asyncio.timeout(timeout_seconds):
             return await call_with_retries(

@@ -258,6 +258,7 @@ def _describe_agent(agent: str, session: Session, replayed: Replayed) -> Row:
     own_replayed = replace(replayed, calls=calls)
     without = own_replayed.without_guard
     guarded = own_replayed.with_guard
+
     return {
         "agent": agent,
         "sessions": 1,
@@ -322,6 +323,7 @@ def _keep_as_recorded(number: int, call: RecordedCall, limits: _Limits) -> Repla
     """
     usage = read_usage(call.event.usage_metadata)
     bill = Bill(usage, price_calls([usage], limits.costs))
+
     return ReplayedCall(
         number=number,
         agent=call.event.author,

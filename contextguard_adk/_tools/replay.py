@@ -425,6 +425,7 @@ class _Replay:
             prices=guard.prices,
             on_call=side.records.append,
         )
+
         # All sides share the sizes and fingerprints of the recorded events.
         plugin._guard.recorded = self._memo
         side.plugins.register_plugin(plugin)
@@ -583,6 +584,7 @@ class _Replay:
         # A guard that does not watch the agent has no record of the call. The threshold
         # is taken from the acting guard or, if it has no record, from the watching one.
         record = sent.record or whole.record
+
         return ReplayedCall(
             number=whole_call.number,
             agent=whole_call.agent,

@@ -175,8 +175,8 @@ class Shape(NamedTuple):
         when: Returns whether contents may need this form. It is called for each
             request, so it has to be fast.
         relieve: Called if a provider has found a request too large. Returns a value for
-            `AgentMemory.remember_unit` with which `apply` makes such contents smaller; None if
-            this form cannot help.
+            `AgentMemory.remember_unit` with which `apply` makes such contents smaller;
+            None if this form cannot help.
         help: Called if a provider has refused the form of contents, with the kind of
             the refusal, such as "shape". Returns the new value of `AgentRecord.helped`
             with which `apply` makes such contents acceptable; None if this form cannot
