@@ -330,6 +330,8 @@ SAID = [
     "รหัสของเซิร์ฟเวอร์คือเจ็ด",
     "서버에서 오류가 났다.",
     "Где лежат ключи?",
+    "The egg is in an odd nest.",
+    "We will add a nest.",
 ]
 FINDS = {
     "the rare word": ("where was the garden, and the other", 30),
@@ -353,6 +355,9 @@ FINDS = {
     "Thai": ("เซิร์ฟเวอร์", 44),
     "Korean": ("서버 오류", 45),
     "Cyrillic": ("КЛЮЧИ", 46),
+    "short, doubled": ("odd", 47),
+    "short, doubled, plural": ("eggs", 47),
+    "short, doubled, with an ending": ("adding", 48),
 }
 
 

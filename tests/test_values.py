@@ -295,6 +295,13 @@ def test_the_last_resort_names_what_it_cuts() -> None:
     assert shown[NAMES_KEY].count("/var/data/part-") > 5
 
 
+def test_the_last_resort_bears_an_empty_content_without_room() -> None:
+    """It has no size, so that no ratio shortens it."""
+    empty = types.Content(role="user", parts=[])
+    cut = reduce_contents([user("How? " * 400), empty], 5)
+    assert empty not in cut
+
+
 def test_names_are_read_of_the_payload_not_of_its_json() -> None:
     """No letter of an escape sticks to a value; fields of credentials name none."""
     output = "\n".join(

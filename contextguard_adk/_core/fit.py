@@ -315,7 +315,10 @@ def _shorten_group(
     Returns:
         The shortened contents, by index; {} if they still do not fit.
     """
-    ratio = max(0.0, room_tokens) / scale.measure(group.values())
+    if room_tokens <= 0:
+        return {}
+
+    ratio = room_tokens / scale.measure(group.values())
     shortened = {
         index: scale.shorten(content, scale.measure([content]) * ratio)
         for index, content in group.items()

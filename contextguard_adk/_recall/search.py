@@ -63,8 +63,9 @@ _WORD = re.compile(r"[^\W_]+")
 _ENDING = re.compile(
     r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
 )
-# A consonant that an ending has doubled: "runn" of "running", but not "call" or "pass".
-_DOUBLED = re.compile(r"([b-df-km-rtv-x])\1$")
+# A consonant that an ending has doubled: "runn" of "running", but not "call" or "pass",
+# and not "add": a stem of two letters would begin unlike its word.
+_DOUBLED = re.compile(r"(?<=\w\w)([b-df-km-rtv-x])\1$")
 # Scripts without blanks; and Korean, which joins endings to words.
 _UNSPACED = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
