@@ -314,3 +314,23 @@ async def test_each_agent_has_its_own_strategy_and_summary() -> None:
     assert llms["root"].summaries == 0
     assert "mark-result-003!" in llms["root"].requests[-1].text
     assert all(llm.rejections == llm.violations == 0 for llm in llms.values())
+
+
+async def test_guards_of_different_agents_are_no_mistake(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each agent has one guard, so none is said to be idle."""
+    llm = SimulatedLlm(script=["To you.", "Done."])
+    agents = [LlmAgent(name=name, model=llm) for name in ("writer", "editor")]
+    strategy = SlidingWindow(context_window=8_000)
+    guards = [
+        ContextGuardPlugin(
+            agents={agent.name: strategy}, default=None, name=f"guard_{agent.name}"
+        )
+        for agent in agents
+    ]
+    chat = Chat(SequentialAgent(name="both", sub_agents=[*agents]), guards)
+
+    assert answer_text(await chat.say("Please write.")) == "Done."
+    warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert not [each for each in warnings if each.name.startswith("contextguard")]

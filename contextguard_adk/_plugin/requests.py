@@ -84,9 +84,10 @@ def _may_guard(
     - The session switches the guard off.
     - The run is a live one (`run_live`).
     - The request has only new messages, because the provider stores the earlier ones.
-    - An earlier plugin of the app guards this agent. A warning says so.
+    - An earlier plugin of the app guards this agent. A warning says so, if the settings
+      of this plugin name a strategy for the agent, too.
 
-    If the app also has ADK's own compaction, a warning says that both write summaries.
+    A warning also says if ADK's own compaction and this plugin both write summaries.
     """
     invocation = context.get_invocation_context()
     is_off = invocation.session.state.get(OFF_KEY) is True
@@ -107,15 +108,17 @@ def _may_guard(
         for guard in guards
         if guard.settings.agents.get(agent, guard.settings.default) is not None
     ]
-    is_idle = bool(guards_of_agent) and guards_of_agent[0] is not plugin
-    if is_idle:
-        working_name = guards_of_agent[0].name
-        warn_once(logger, _TWO_GUARDS, app, working_name, plugin.name)
+    is_guarding = plugin in guards_of_agent
+    if guards_of_agent and guards_of_agent[0] is not plugin:
+        if is_guarding:
+            working_name = guards_of_agent[0].name
+            warn_once(logger, _TWO_GUARDS, app, working_name, plugin.name)
         return False
 
     # A guard that only observes writes no summaries.
+    writes_summaries = is_guarding and not plugin.settings.observe
     has_adk_compaction = getattr(invocation, "events_compaction_config", None)
-    if has_adk_compaction and not plugin.settings.observe:
+    if has_adk_compaction and writes_summaries:
         warn_once(logger, _TWO_COMPACTIONS, app)
     return True
 
