@@ -418,7 +418,7 @@ def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     """Returns the names of the telling arguments of one tool's calls.
 
     The arguments are tried one after the other, those with short texts first. An
-    argument is telling if calls differ in it that are equal in all telling arguments
+    argument is telling if it tells calls apart that are equal in all telling arguments
     before it. For example, of `read(line=1, path=src/a)` and `read(line=2, path=src/b)`
     only `line` is telling: its texts are shorter, and it leaves no equal calls that
     `path` could tell apart.
@@ -435,7 +435,8 @@ def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     for call in group:
         for name, text in call.args.items():
             total_chars[name] += len(text)
-    # Of equally long arguments, the name decides: the list must not change by chance.
+    # If arguments are equally long, their names decide the order. So the list does not
+    # depend on the order in which the model writes the arguments.
     shortest_first = sorted(total_chars, key=lambda name: (total_chars[name], name))
 
     telling_names: list[str] = []
