@@ -287,8 +287,8 @@ def _keep_newest(
         indexes = [index for index in range(start, end) if index != request_index]
         group = {index: contents[index] for index in indexes}
         group_tokens = scale.measure(group.values())
-        # If the request is its only content, a group is empty. Then it fits even if
-        # `left_tokens` is below 0.
+        # The group is empty if the user's request is its only content. An empty group
+        # fits even if `left_tokens` is below 0.
         fits = not group or group_tokens <= left_tokens
         if fits:
             kept |= group

@@ -138,6 +138,8 @@ class DoneCalls(Section):
         """
         history = turn.history
         indexes = sorted(covered.intersection(history.running_turn))
+        # The list is written from redacted parts, but handles are made from the parts
+        # in `contents`. Only an agent with the recall tool can use a handle.
         wholes = history.contents if turn.has_recall else None
         parts = walk_parts(history.told, indexes, wholes=wholes)
         calls = self._find_completed(parts, history.memo)
@@ -187,8 +189,8 @@ class DoneCalls(Section):
 
             part = placed.part
             outcome, is_failed = memo.remember(_read_result, part, (part,))
-            # `part` may be shortened, but the handle leads to the whole result. Without
-            # the recall tool, there is neither a whole part nor a handle.
+            # The handle is made from the whole part. Without the recall tool, there is
+            # neither a whole part nor a handle.
             whole = placed.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {

@@ -228,8 +228,10 @@ class UserMessages(Section):
 
         The list has one of these:
 
-        - If the messages are all there, with the words they had when the value was
-          written: the covered messages, shortened by `condense`.
+        - If the covered messages are the same as when the value was written: the
+          messages, shortened by `condense`.
+        - If the session has lost some of them by a rewind, and requests have the whole
+          session: the messages that are left, shortened by `condense`.
         - Otherwise: the stored excerpts.
 
         Returns "" if there is no message.
@@ -247,9 +249,7 @@ class UserMessages(Section):
         quoted_index = max(quoted_indexes, default=None)
         texts = _read_texts(history, user_indexes - {quoted_index})
 
-        # After a rewind the session itself has fewer messages, and their digest is
-        # another one. Still, no message is missing if requests had the whole session
-        # when the value was written, and have the whole session now.
+        # A digest was stored only if requests had the whole session.
         had_all = stored.digest != ""
         has_all_left = had_all and history.is_rewound and not history.is_partial
         if has_all_left or _digest(texts) == stored.digest:
