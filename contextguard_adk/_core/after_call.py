@@ -385,11 +385,11 @@ def _store_count(answer: Answered, count: Count) -> None:
         answer.state.write("real_tokens", None)
         return
 
-    # The largest accepted prompt is kept for all sessions by client, and for this agent
-    # in its session by model.
+    # The largest accepted prompt is kept for all sessions by `server_key`, and for this
+    # agent in its session by the name of the model.
     largest_accepted = answer.guard.accepted
-    if real_tokens > largest_accepted.get(call.client, 0):
-        largest_accepted[call.client] = real_tokens
+    if real_tokens > largest_accepted.get(call.server_key, 0):
+        largest_accepted[call.server_key] = real_tokens
 
     seen = memory.facts.of(call.model)
     counted = replace(

@@ -206,7 +206,8 @@ def _read_own_overflow(
     if seen.counted is not None:
         sent_tokens = estimate_least_tokens(seen, sent.heuristic_tokens)
     else:
-        # Without a count, `estimate_least_tokens` would return half of this number.
+        # Without a count, `estimate_least_tokens` would return half of this number. A
+        # request above a rate limit would then often seem to be below it.
         sent_tokens = sent.heuristic_tokens
     overflow = read_overflow(error, request, sent_tokens)
     if overflow is None:
@@ -324,9 +325,13 @@ class _Added(NamedTuple):
 def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
     """Returns the contents that later callbacks have added to a rejected request.
 
-    A content is added if the guard has neither sent nor replaced it. The contents that
-    the guard sent are recognized by their fingerprints, because a callback may have
-    copied them.
+    A content of the rejected request does not count as added in two cases:
+
+    - If the guard has sent the content. Such a content is recognized by its
+      fingerprint, because a callback may have copied it.
+    - If the content is an object of the request before the guard changed it. Such a
+      content was taken out by the guard, and put back by a callback. An equal content
+      counts as added, because it may be a new message with the same words.
     """
     # How many times each content is still to be found among the rejected contents.
     missing = Counter(fingerprint(content) for content in sent.sent_contents)
@@ -334,9 +339,10 @@ def _find_added(sent: SentCall, rejected: LlmRequest) -> _Added:
     added: list[types.Content] = []
     for content in rejected.contents:
         name = fingerprint(content)
+        is_original = id(content) in original_ids
         if missing[name] > 0:
             missing[name] -= 1
-        elif id(content) not in original_ids:
+        elif not is_original:
             added.append(content)
 
     return _Added(added, is_complete=missing.total() == 0)

@@ -34,7 +34,7 @@ from contextguard_adk._turn.units import Contents
 # because a provider may count a few tokens more than the rejection names.
 _OUTPUT_RATIO = 0.98
 
-# `keep_least` lets contents take the first part of the last request, less its
+# `keep_least` lets contents take the first of these parts of the last request less its
 # instruction and tools, or the second part of the window if that is more.
 _LEAST_ROOM_RATIO = 0.4
 _LEAST_WINDOW_RATIO = 0.1
@@ -235,9 +235,9 @@ async def keep_least(
 ) -> list[types.Content] | None:
     """Keeps only the summary, the user's request and the newest contents.
 
-    The kept contents may take 40 % of the contents that were sent last: their size is
-    that of the last request, or the window if that is smaller, less the instruction and
-    the tools. They may always take a tenth of the window.
+    The kept contents may take 40 % of the room for contents, or a tenth of the window
+    if that is more. The room is the size of the last request less the instruction and
+    the tools. A request above the size of the window counts as the window.
 
     Returns:
         The kept contents; None if the request gets no smaller.

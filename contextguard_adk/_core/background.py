@@ -71,6 +71,7 @@ def _begin(payer: Payer, turn: Turn, prompt_tokens: int) -> None:
 
     # The size of the request need not be the reason for the summary: the strategy may
     # want a summary, for example, because the history has many messages.
+    # `ahead` is a number here: with None, `may_begin_in_background` is False.
     ahead = answered.settings.ahead or 1.0
     is_near_threshold = answered.fullness >= ahead
     if is_near_threshold and not is_worth_it(_at_threshold(answered)):

@@ -132,12 +132,13 @@ class Call:
         return self.llm.model if self.llm else ""
 
     @property
-    def client(self) -> tuple[str, int]:
-        """A key for the limits of a server: the model's name and its object's id.
+    def server_key(self) -> tuple[str, int]:
+        """The key of `Guard.limits` and `Guard.accepted` for the server of the model.
 
-        The name is not enough, because two agents may ask models of one name at
-        different servers, or with different keys. The id is 0 if the agent has no model
-        object, but only the name of a model.
+        The key has the name of the model and the `id()` of ADK's model object. The name
+        is not enough, because two agents may ask models of one name at different
+        servers, or with different API keys. If the agent has only the name of a model,
+        the id is 0.
         """
         # An agent without a model of its own uses the model of its nearest parent.
         owner: Any = self.invocation.agent

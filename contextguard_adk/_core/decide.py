@@ -203,9 +203,10 @@ def _is_little_new(turn: Turn) -> bool:
 def fixed_part_tokens(turn: Turn) -> int:
     """Returns the size of the fixed part, which no compaction removes, in tokens.
 
-    The size can be compared with `turn.tokens`. `turn.fixed_tokens` cannot always: if
-    the provider has counted less than the heuristic tokens (bytes / 4) of a request,
-    only `turn.tokens` is below the heuristic tokens.
+    The size can be compared with `turn.tokens`. `turn.fixed_tokens` cannot always be
+    compared: if the provider has counted fewer tokens than the heuristic tokens
+    (bytes / 4) of a request, `turn.tokens` follows the count, and `turn.fixed_tokens`
+    does not.
     """
     memo = turn.history.memo
     fixed_tokens = turn.fixed_tokens

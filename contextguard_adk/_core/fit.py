@@ -199,7 +199,7 @@ def reduce_contents(
     if frame is None:
         frame = _guess_frame(contents)
 
-    # Without any calls left out, all contents may fit.
+    # If all contents fit, no call is left out, and there is no list of calls.
     beginning = _begin(frame.head, calls_text="")
     if scale.measure([*beginning, *contents]) <= room_tokens:
         return join_messages(beginning, contents)
@@ -264,7 +264,8 @@ def _keep_newest(
     """Returns the newest contents that fit, by index.
 
     Contents are kept or left out in groups: a call stays with its result. If the newest
-    group does not fit, a shortened group is kept alone, if that fits.
+    group does not fit, it is shortened, and all older groups are left out. If even the
+    shortened group does not fit, nothing is kept.
 
     Args:
         contents: All contents.
@@ -286,8 +287,8 @@ def _keep_newest(
         indexes = [index for index in range(start, end) if index != request_index]
         group = {index: contents[index] for index in indexes}
         group_tokens = scale.measure(group.values())
-        # If the request is its only content, a group is empty. Then it fits even if
-        # `left_tokens` is below 0.
+        # The group is empty if the user's request is its only content. An empty group
+        # fits even if `left_tokens` is below 0.
         fits = not group or group_tokens <= left_tokens
         if fits:
             kept |= group
@@ -347,9 +348,10 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
 
     scale = Scale(correction, history.memo)
     reduced = reduce_contents(history.shown, room_tokens, scale, frame)
-    # A shape puts contents in order before they are sent. But if the provider refuses
-    # their form, the last content is stored by its fingerprint. So the contents are put
-    # in order here, and the shape changes nothing.
+    # A shape puts contents in order before they are sent. But a remedy against a
+    # refusal names the last refused content by its fingerprint from before any shape.
+    # The content has to have the same fingerprint after the shape. So the contents are
+    # put in order here, and the shape changes nothing.
     return put_in_order(reduced, turn.media_mover)
 
 
@@ -393,8 +395,11 @@ def _render_short_head(
 def _find_unquoted_request(turn: Turn, head: _Head | None) -> int | None:
     """Returns the index of the user's request; None if the head quotes the request.
 
-    If the history does not tell the request, the result is None with a head. Without a
-    head it is the user's newest message, if there is one.
+    If the history does not know the request:
+
+    - With a head: the result is None.
+    - Without a head: the result is the index of the user's newest message, or None if
+      there is no message.
 
     Args:
         turn: The model call.
@@ -402,15 +407,13 @@ def _find_unquoted_request(turn: Turn, head: _Head | None) -> int | None:
     """
     history = turn.history
     request_index = history.request_index
-    if head is None and request_index is None:
-        return _find_newest_message(history.shown)
-    if head is None or request_index is None:
-        return request_index
+    if request_index is None:
+        return _find_newest_message(history.shown) if head is None else None
 
-    # A continuation asks to go on with the request that it quotes. Only this part of a
-    # head quotes a request. The quoted request may be an older one.
-    if not head.stored.has_continuation:
+    # Only a continuation, which is the end of some heads, quotes a request.
+    if head is None or not head.stored.has_continuation:
         return request_index
+    # The quoted request may be an older one.
     is_quoted = head.stored.request == history.fingerprint(request_index).hex()
     return None if is_quoted else request_index
 
@@ -430,10 +433,11 @@ def cut_request(request: LlmRequest, max_tokens: int, llm: object) -> None:
         return
 
     reduced = reduce_contents(request.contents, room_tokens, scale)
-    # A cut may leave a result without its call, or no user's message at the beginning.
-    # A text file of such a result becomes a text of at most one page.
-    page_tokens = max_tokens // 10
-    mover = MediaMover(llm, request.model or "", page_tokens)
+    # A cut may leave the list without a message at its beginning, or a result without
+    # its call. Such a result becomes a text, and so does a text file in the result. The
+    # text of a file gets a tenth of the request, so that one file does not fill it.
+    most_file_tokens = max_tokens // 10
+    mover = MediaMover(llm, request.model or "", text_tokens=most_file_tokens)
     ordered = put_in_order(reduced, mover)
     request.contents = join_new_texts(ordered, request.contents)
     # ADK's cache metadata describe a prefix of the contents that is gone.

@@ -49,19 +49,19 @@ def find_limits(call: Call) -> Learned:
     """Returns the limits of the call's model that hold now.
 
     Returns:
-        One of three values:
-        - The limits of this process if they are trusted, whatever session state says.
-        - An empty `Learned`, to try the model without limits, once 20 calls were
-          answered under limits that are not trusted.
-        - The limits of session state otherwise. They include those of this process that
-          are not trusted. An empty `Learned` stands for no limits.
+        One of three values; an empty `Learned` stands for no limits:
+        - If this process trusts its own limits: those, whatever session state says.
+        - If 20 calls were answered under limits that are not trusted: an empty
+          `Learned`, to try the model without these limits.
+        - Otherwise: the limits of session state. This process or another one has
+          written them, and they are not trusted.
     """
     seen = call.memory.facts.of(call.model)
-    answered_calls = seen.limit_calls
-    is_trusted = answered_calls is None
-    if is_trusted and seen.limits is not None:
+    # The number is None if this process has limits that it trusts.
+    untrusted_calls = seen.limit_calls
+    if untrusted_calls is None and seen.limits is not None:
         return seen.limits
-    if answered_calls is not None and answered_calls >= _TRY_AGAIN_CALLS:
+    if untrusted_calls is not None and untrusted_calls >= _TRY_AGAIN_CALLS:
         return Learned()
     return call.state.record.of(call.model)
 
@@ -76,6 +76,7 @@ def note_use_of_limits(call: Call) -> None:
     """
     seen_limits = call.memory.facts.of(call.model).limits or Learned()
     stored_limits = call.state.record.of(call.model)
+    # `vars` leaves out fields of later releases, which `==` would compare.
     if vars(stored_limits) == vars(seen_limits):
         return
 
@@ -152,11 +153,11 @@ def resolve_model(call: Call, bounds: Bounds) -> ModelFacts:
     )
 
     # Second source: this process keeps prompts below a limit because of a rate limit,
-    # or because a server truncates longer prompts. The limit is kept by client, and in
-    # this session also by model, because the app may make a new client. If the model
-    # has accepted a larger prompt, the limit does not hold.
+    # or because a server truncates longer prompts. The limit is kept by `server_key`,
+    # and in this session also by the model's name, because the app may make a new model
+    # object. If the model has accepted a larger prompt, the limit does not hold.
     no_limit = Limit(stated.tokens)
-    limit = call.guard.limits.get(call.client, seen.kept or no_limit)
+    limit = call.guard.limits.get(call.server_key, seen.kept or no_limit)
     if limit.tokens < seen.accepted_tokens:
         limit = no_limit
 
@@ -234,7 +235,7 @@ def fit_output(call: Call, model: ModelFacts, prompt_tokens: int) -> None:
         # Somebody has set this output limit, and no provider has objected to it.
         return
 
-    # The output is 0 if neither somebody nor the client has set a limit.
+    # The number is 0 if nobody has set an output limit, and no default is known.
     output_tokens = model.reserved_output_tokens or model.default_output_tokens
     needed_tokens = prompt_tokens + output_tokens
     most_tokens = model.sum_tokens or model.window_tokens

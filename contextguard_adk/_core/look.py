@@ -243,10 +243,10 @@ def _is_too_large(turn: Turn) -> bool:
     """
     if turn.record.is_newer:
         # A later release has written the record, so this release stores no compaction.
-        # `has_room` is always False if a compaction is demanded, so the property is
-        # read as if none was demanded.
-        undemanded = replace(turn, reason="tokens")
-        return not undemanded.has_room
+        # `has_room` knows only for the reason "tokens" whether there is room, so the
+        # property is read with this reason.
+        has_room = replace(turn, reason="tokens").has_room
+        return not has_room
     if not turn.is_overfull:
         return False
 

@@ -244,8 +244,8 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         correction = call.counts.measured_correction
         call.counts = Counts(correction=correction, measured_correction=correction)
 
-    # With another reason, the summary was paid for before somebody asked for a
-    # compaction. Then the compaction that was asked for is still to come.
+    # If the draft has another reason, the summary was paid for before somebody asked
+    # for a compaction. Then the compaction that was asked for is still to come.
     if is_requested and outcome.draft.reason == "requested":
         state.answer_request()
     # ADK's cache metadata describe a prefix of the contents that is gone.
@@ -357,7 +357,7 @@ async def prepare_request(call: Call, turn: Turn) -> None:
         window_tokens=turn.budgets.window_tokens,
         threshold_tokens=turn.budgets.threshold_tokens,
         model=turn.model.name,
-        client=call.client,
+        server_key=call.server_key,
         original_contents=tuple(original_contents),
         sent_contents=tuple(turn.contents),
         sent_config=_copy_config(call.request.config),
@@ -374,14 +374,16 @@ async def prepare_request(call: Call, turn: Turn) -> None:
 def _change_request(call: Call, turn: Turn) -> None:
     """Gives the request its contents, tools and output limit.
 
-    Listeners are told of the request if the contents change.
+    Listeners are told of the request if the guard sends other contents than those that
+    ADK has built. Listeners look for what a request has lost, and ADK's own contents
+    have lost nothing.
     """
-    is_changed = turn.is_changed(turn.contents)
-    if is_changed:
+    differs_from_adk = turn.is_changed(turn.contents)
+    if differs_from_adk:
         call.request.contents = list(turn.contents)
     declare_tools(call, turn)
     fit_output(call, turn.model, turn.tokens)
-    if not is_changed:
+    if not differs_from_adk:
         return
 
     event = Sent(call.memory, turn, is_compacted=call.compaction is not None)

@@ -80,30 +80,29 @@ class Payer:
             - The unchanged turn in all other cases: the compaction is to go on.
         """
         new_indexes = turn.older_than(keep_count=0) - turn.history.model_covered
-        # A strategy that cannot tell its nearness says infinity for each call. Usually
-        # such a strategy then compacts nothing.
+        # A strategy that cannot tell how near a compaction is has a nearness of
+        # infinity: it is asked to compact before each call. Below the threshold it
+        # mostly compacts nothing, so the user is not asked each time.
         is_unlikely = turn.nearness == math.inf and not turn.is_due
         has_function = self.guard.observers.listeners.before_compaction is not None
         if not has_function or is_unlikely or not new_indexes:
             return turn
 
         answer = await self._call_user(turn, new_indexes, threshold_tokens, is_ahead)
-        if answer is None:
-            return turn
         if isinstance(answer, str):
             focus = answer[:MAX_FOCUS_CHARS]
             return replace(turn, focus=f"{turn.focus}\n{focus}".strip())
-        if answer is not False:
+        if answer is not None and answer is not False:
             message = "before_compaction returned %s, no str, False or None: ignored."
             warn_once(logger, message, type(answer).__name__)
-            return turn
 
-        # The compaction can wait if the request can be sent without it. `has_room` is
-        # always False if a compaction is demanded, but a requested compaction can wait
-        # too. So the property is read as if no compaction was demanded.
-        undemanded = replace(turn, reason="tokens")
-        can_wait = turn.reason != "overflow" and undemanded.has_room
-        if not can_wait:
+        # After a rejection, no compaction can wait. Any other compaction can wait if
+        # the request has room without it. `has_room` knows that for the reason "tokens"
+        # alone, so the property is read with this reason.
+        has_room = replace(turn, reason="tokens").has_room
+        can_wait = has_room and turn.reason != "overflow"
+        is_put_off = answer is False and can_wait
+        if not is_put_off:
             return turn
 
         message = "A compaction of agent %r is put off; %s."

@@ -406,21 +406,25 @@ class Recovery:
         return LlmResponse(error_code=code, error_message=str(error))
 
     def _note_recovered(self, request: LlmRequest) -> None:
-        """Makes the record of the call describe the accepted request; logs the request.
+        """Makes `self._sent` describe the accepted request, and logs the request.
 
-        The window and the threshold in the record are those of a call without a
+        The window and the threshold in `self._sent` are those of a call without a
         rejection, because the bounds of a recovery hold for the recovery alone.
+
+        Args:
+            request: The accepted request.
         """
         call = self._call
         usual_bounds = Bounds()
         model = resolve_model(call, usual_bounds)
         budgets = plan_call(call, model, usual_bounds)
 
-        tried_tokens = self._rejected.tried_tokens
-        heuristic_tokens = tried_tokens[-1]
+        # The accepted request is the last one that `_send` has tried.
+        first_tokens = self._rejected.tried_tokens[0]
+        accepted_tokens = self._rejected.tried_tokens[-1]
         sent = self._sent
-        sent.heuristic_tokens = heuristic_tokens
-        sent.estimated_tokens = int(heuristic_tokens * self._rejected.ratio)
+        sent.heuristic_tokens = accepted_tokens
+        sent.estimated_tokens = int(accepted_tokens * self._rejected.ratio)
         sent.sent_contents = request.contents
         sent.sent_config = request.config
         sent.request = weakref.ref(request)
@@ -435,8 +439,8 @@ class Recovery:
         logger.info(
             "Agent %r recovered: a request of %d tokens in place of %d; %s.",
             call.agent,
-            heuristic_tokens,
-            tried_tokens[0],
+            accepted_tokens,
+            first_tokens,
             call.origin.place,
         )
 

@@ -68,13 +68,13 @@ def learn(
     limits = known_limits.model_copy(update=update)
     call.state.learn(call.model, limits)
 
-    if is_trusted is None and seen.limits is not None:
-        limit_calls = seen.limit_calls
-    else:
-        if is_trusted is None:
-            # Anybody may write session state, so its limits are not trusted. The new
-            # limits include them.
-            is_trusted = stored_limits == Learned()
+    if is_trusted is None and seen.limits is None:
+        # Anybody may write session state, so its limits are not trusted. The new limits
+        # include them.
+        is_trusted = stored_limits == Learned()
+    limit_calls = seen.limit_calls
+    if is_trusted is not None:
+        # Calls are counted only under limits that are not trusted.
         limit_calls = None if is_trusted else 0
     call.memory.remember_seen(
         call.model, replace(seen, limits=limits, limit_calls=limit_calls)
@@ -143,14 +143,15 @@ def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Wi
     lower_tokens = _lower(estimated_tokens)
 
     # Two kinds of windows are not trusted: the window of a fallback model, and a window
-    # below a prompt that the same client has accepted in any session.
+    # below a prompt that the same server has accepted in any session.
     is_of_fallback = not _is_same_model(overflow.model, call.model)
-    accepted_tokens = call.guard.accepted.get(call.client, 0)
+    accepted_tokens = call.guard.accepted.get(call.server_key, 0)
     is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
     is_trusted = not (is_of_fallback or is_contradicted)
 
-    # A contradicted window is believed from the second rejection on. The first one has
-    # left limits that are not trusted.
+    # A contradicted window is believed from the second rejection on: the first one has
+    # left limits that are not trusted. The window of a fallback model is believed at
+    # once, because the accepted prompts were not sent to that model.
     has_untrusted_limits = seen.limits is not None and seen.limit_calls is not None
     is_believed = is_of_fallback or has_untrusted_limits or not is_contradicted
     if named_tokens and is_believed:
@@ -204,7 +205,7 @@ def _learn_rate(
         another model. Then nothing is remembered.
     """
     rate_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
-    accepted_tokens = call.guard.accepted.get(call.client, 0)
+    accepted_tokens = call.guard.accepted.get(call.server_key, 0)
     is_of_fallback = not _is_same_model(overflow.model, call.model)
     is_contradicted = rate_tokens < accepted_tokens
     if is_of_fallback or is_contradicted:
@@ -216,7 +217,7 @@ def _learn_rate(
     # If a provider names the size of the request, its limit includes the output.
     sum_tokens = rate_tokens if overflow.prompt_tokens else 0
     limit = Limit(prompt_tokens, is_rate=True, sum_tokens=sum_tokens)
-    call.guard.limits[call.client] = limit
+    call.guard.limits[call.server_key] = limit
 
     # `resolve_model` ignores a limit below the largest accepted prompt, so the memory
     # of this prompt is lowered to the limit.

@@ -130,23 +130,23 @@ def _forget_exceeded(event: Answered, count: Count) -> None:
     call = event.call
     limits = event.guard.limits
     seen = call.memory.facts.of(call.model)
-    limit = limits.get(call.client, seen.kept)
+    limit = limits.get(call.server_key, seen.kept)
     if limit is None or limit.is_rate:
         return
     if count.real_tokens > limit.tokens and count.is_size:
-        limits.pop(call.client, None)
+        limits.pop(call.server_key, None)
         call.memory.remember_seen(call.model, replace(seen, kept=None))
 
 
 def _limit_prompts(event: Answered, window_tokens: int) -> None:
     """Keeps the model's prompts within a window from now on, and warns once.
 
-    The window holds in the whole process for this client (`Guard.limits`), and in this
+    The window holds in the whole process for this server (`Guard.limits`), and in this
     session for this model (`Seen.kept`).
     """
     call = event.call
     limit = Limit(window_tokens)
-    event.guard.limits[call.client] = limit
+    event.guard.limits[call.server_key] = limit
     seen = call.memory.facts.of(call.model)
     call.memory.remember_seen(
         call.model, replace(seen, accepted_tokens=window_tokens, kept=limit)

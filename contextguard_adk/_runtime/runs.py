@@ -54,8 +54,8 @@ CallKey = tuple[str, str]
 _AgentKey = tuple[str, str, str]
 """A session, an agent and a scope of the agent."""
 
-_ClientKey = tuple[str, int]
-"""The name of a model, and the `id()` of its model object; see `Call.client`."""
+_ServerKey = tuple[str, int]
+"""The name of a model, and the `id()` of its model object; see `Call.server_key`."""
 
 
 def name_session(invocation: InvocationContext) -> str:
@@ -112,7 +112,7 @@ class SentCall:
         window_tokens: The context window that the guard kept to.
         threshold_tokens: The size at which a compaction is due.
         model: The name of the model that was asked first.
-        client: The client whose limits count.
+        server_key: The key of `Guard.limits` for the server of the model.
         original_contents: The contents of the request before the guard changed them.
         sent_contents: The contents of the request as the guard has left them.
         sent_config: A copy of the request's config as the guard has left it.
@@ -136,7 +136,7 @@ class SentCall:
     window_tokens: int
     threshold_tokens: int = 0
     model: str = ""
-    client: _ClientKey = ("", 0)
+    server_key: _ServerKey = ("", 0)
     original_contents: Sequence[types.Content] = ()
     sent_contents: Sequence[types.Content] = ()
     sent_config: types.GenerateContentConfig | None = None
@@ -322,8 +322,8 @@ class Guard:
             this to True.
         seen_apps: The names of the apps whose guarded agents were logged.
         tasks: The tasks that write summaries.
-        limits: The limits that this process keeps to, by client.
-        accepted: The size in tokens of the largest accepted prompt, by client.
+        limits: The limits that this process keeps to, by server.
+        accepted: The size in tokens of the largest accepted prompt, by server.
         artifacts: The name and version of each artifact that no event has named yet.
     """
 
@@ -335,8 +335,8 @@ class Guard:
     has_namespaced_keys: bool = field(init=False)
     seen_apps: set[str] = field(default_factory=set)
     tasks: SummaryTasks = field(init=False)
-    limits: BoundedDict[_ClientKey, Limit] = field(default_factory=BoundedDict)
-    accepted: BoundedDict[_ClientKey, int] = field(default_factory=BoundedDict)
+    limits: BoundedDict[_ServerKey, Limit] = field(default_factory=BoundedDict)
+    accepted: BoundedDict[_ServerKey, int] = field(default_factory=BoundedDict)
     artifacts: BoundedDict[_AgentKey, tuple[str, int]] = field(
         default_factory=BoundedDict
     )

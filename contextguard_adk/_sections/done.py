@@ -138,6 +138,8 @@ class DoneCalls(Section):
         """
         history = turn.history
         indexes = sorted(covered.intersection(history.running_turn))
+        # The list is written from redacted parts, but handles are made from the parts
+        # in `contents`. Only an agent with the recall tool can use a handle.
         wholes = history.contents if turn.has_recall else None
         parts = walk_parts(history.told, indexes, wholes=wholes)
         calls = self._find_completed(parts, history.memo)
@@ -187,8 +189,8 @@ class DoneCalls(Section):
 
             part = placed.part
             outcome, is_failed = memo.remember(_read_result, part, (part,))
-            # `part` may be shortened, but the handle leads to the whole result. Without
-            # the recall tool, there is neither a whole part nor a handle.
+            # The handle is made from the whole part. Without the recall tool, there is
+            # neither a whole part nor a handle.
             whole = placed.whole
             handle = memo.remember(handle_of, whole, (whole,)) if whole else ""
             args = {
@@ -418,7 +420,7 @@ def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     """Returns the names of the telling arguments of one tool's calls.
 
     The arguments are tried one after the other, those with short texts first. An
-    argument is telling if calls differ in it that are equal in all telling arguments
+    argument is telling if it tells calls apart that are equal in all telling arguments
     before it. For example, of `read(line=1, path=src/a)` and `read(line=2, path=src/b)`
     only `line` is telling: its texts are shorter, and it leaves no equal calls that
     `path` could tell apart.
@@ -435,7 +437,8 @@ def _find_telling_names(group: Sequence[_Call]) -> frozenset[str]:
     for call in group:
         for name, text in call.args.items():
             total_chars[name] += len(text)
-    # Of equally long arguments, the name decides: the list must not change by chance.
+    # If arguments are equally long, their names decide the order. So the list does not
+    # depend on the order in which the model writes the arguments.
     shortest_first = sorted(total_chars, key=lambda name: (total_chars[name], name))
 
     telling_names: list[str] = []

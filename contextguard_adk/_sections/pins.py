@@ -94,9 +94,9 @@ def pin(state: StateOrDict, text: str, key: str = "", agent: str | None = None) 
 
 
 def _largest_view_bytes(pinned: dict[_PinName, str], pinning_owner: str) -> int:
-    """Returns how many bytes the agent is shown that is shown the most.
+    """Returns the most bytes that any agent is shown.
 
-    Only agents count that are shown the texts of `pinning_owner`.
+    Agents that are not shown the texts of `pinning_owner` do not count.
 
     Args:
         pinned: All pinned texts, the new text of `pinning_owner` included.

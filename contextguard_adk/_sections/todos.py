@@ -21,7 +21,7 @@ from contextguard_adk._turn.units import Section, declare
 TOOL_NAME = "todos"
 
 STATE_NAME = "todos"
-"""The name of the list in session state: the name of its field in `StateValues`."""
+"""The field of `StateValues` for the list, from which `AgentState.key` makes a key."""
 
 SHARED_TODOS_KEY = "todos"
 """The key of an app's own list, for all agents; an agent's own list has priority."""
@@ -112,8 +112,12 @@ class TodosTool(BaseTool):
 
         # An empty list is stored, too. If the key was deleted instead, the next call
         # would read an older list under the other form of the key, or the app's list.
+        # An item without an `active_form` is stored without this field.
         tool_context.state[state.key(STATE_NAME)] = [
-            {"status": "pending", **item.model_dump(exclude_defaults=True)}
+            {
+                "status": item.status,
+                **item.model_dump(exclude={"status"}, exclude_defaults=True),
+            }
             for item in items
         ]
         open_count = sum(1 for item in items if item.status != "completed")

@@ -212,10 +212,12 @@ class UserMessages(Section):
             # If a later request does not load this message, no continuation can quote
             # it. Then the list shows this excerpt.
             excerpts.append(excerpt(request.text, excerpt_bytes // 4))
+        # The digest of these texts helps only if later requests have the same messages.
+        will_have_same = history.repeats(user_indexes)
         return {
             "bytes": max_bytes,
             "quoted": request.fingerprint,
-            "digest": _digest(texts) if history.repeats(user_indexes) else "",
+            "digest": _digest(texts) if will_have_same else "",
             "excerpts": [*excerpts],
         }
 
@@ -226,16 +228,19 @@ class UserMessages(Section):
 
         The list has one of these:
 
-        - The covered messages themselves, if none is missing since the value was
-          written, and none has other words.
-        - Otherwise the stored excerpts.
+        - If the covered messages are the same as when the value was written: the
+          messages, shortened by `condense`.
+        - If the session has lost some of them by a rewind, and requests have the whole
+          session: the messages that are left, shortened by `condense`.
+        - Otherwise: the stored excerpts.
 
         Returns "" if there is no message.
         """
         stored = _read(value)
         user_indexes = {*covered}.intersection(history.user_messages)
 
-        # Several messages may equal the request. The continuation quotes the newest.
+        # The continuation quotes the stored request if this history has its message.
+        # Several messages may equal the request. The newest of them is the quoted one.
         quoted_indexes = [
             index
             for index in user_indexes
@@ -244,8 +249,7 @@ class UserMessages(Section):
         quoted_index = max(quoted_indexes, default=None)
         texts = _read_texts(history, user_indexes - {quoted_index})
 
-        # A digest was stored only if later requests would have all messages unchanged.
-        # After a rewind the session itself has fewer messages, so none is missing.
+        # A digest was stored only if requests had the whole session.
         had_all = stored.digest != ""
         has_all_left = had_all and history.is_rewound and not history.is_partial
         if has_all_left or _digest(texts) == stored.digest:
@@ -254,7 +258,7 @@ class UserMessages(Section):
             shown = stored.excerpts_without(stored.request_fingerprint)
         else:
             # No continuation quotes the request, because its message is not loaded. So
-            # the excerpt of the request, if there was one, is shown, too.
+            # all excerpts are shown. The last one is that of the request, if any.
             shown = stored.excerpts
 
         if not shown:

@@ -231,17 +231,17 @@ class Values(Section):
     def render(
         self, value: JsonValue, history: History, covered: Collection[int]
     ) -> str:
-        """Returns the list, written from the covered messages.
+        """Returns the list; "" if it has no line.
 
-        If some of these messages are missing, returns the stored lines instead. Returns
-        "" if there is no line.
+        - If no covered message is missing, and later requests will have all of them: a
+          list that is written from these messages.
+        - After a rewind: the same. The session itself has fewer messages then.
+        - Otherwise: the stored lines, which are the same in all requests.
         """
         stored = _read(value)
-        # With `loads_part`, later requests may have fewer messages. Then the stored
-        # lines are returned, which stay the same.
-        has_all = len(covered) >= stored.covered_count and not history.loads_part
-        # After a rewind, the session has fewer covered messages, and all are loaded.
-        if has_all or history.is_rewound:
+        has_all_now = len(covered) >= stored.covered_count
+        will_have_all = has_all_now and not history.loads_part
+        if will_have_all or history.is_rewound:
             return list_values(history, frozenset(covered), stored.max_bytes)
         return f"{VALUES}\n{quote_stored(stored.lines)}" if stored.lines else ""
 
@@ -451,7 +451,8 @@ def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
     shown = " ".join(hide_secrets(args_text[:MAX_READ_CHARS]).split())
     if len(args_text) > MAX_READ_CHARS:
         # The cut may go through a credential, and half a credential is not recognized.
-        # `excerpt` would show the text before the cut, so only the beginning is used.
+        # `excerpt` shows the end of a text as well as its beginning. So the text before
+        # the cut is taken away.
         shown = shown[:MAX_LABEL_BYTES]
     return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
 
