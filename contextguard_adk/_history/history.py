@@ -194,8 +194,8 @@ class History:
     def shown_in_part(self) -> dict[int, types.Content]:
         """The previews of large tool results, by the index of the content.
 
-        The model never reads the whole results: the first request with these results
-        has the preview already. {} if the caller has set no `preview`.
+        The model reads a preview in place of the whole results, also in the first
+        request with these results. {} if the caller has set no `preview`.
         """
         if self.preview is None:
             return {}
@@ -363,8 +363,8 @@ class History:
 
         1. The newest message that fits the input of the agent's node or, if there is no
            such input, the content that began the run.
-        2. The content that `_find_input` finds. It is not searched if the run began
-           with other parts than texts and files: such a run has no request.
+        2. The content that `_find_input` finds, unless the run began with other parts
+           than texts and files: such a run has no request.
         """
         # If another plugin has rewritten a message of the user, the words of the
         # request may be in either form. So both forms are searched as one message.

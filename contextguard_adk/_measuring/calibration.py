@@ -430,8 +430,8 @@ def count_quoted_chars(request: str, window_tokens: int) -> int:
     count_by_density = token_counter(None)
 
     def count(text: str) -> int:
-        # Density may be too low. No text takes fewer tokens than bytes / 4 less its
-        # script discount.
+        # Density may be too low. So a text counts at least as bytes / 4 less its script
+        # discount.
         raw = text.encode("utf-8", "replace")
         fewest_tokens = len(raw) / 4 - script_discount_tokens(raw)
         return max(count_by_density(text), int(fewest_tokens))

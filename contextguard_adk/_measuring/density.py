@@ -226,7 +226,7 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
 
     # A word with too few vowels is random, like a hash. A word that lacks half a vowel
     # counts as half random; a word that lacks one vowel or more counts as random. The
-    # letter e has a class of its own. Letters with diacritics count as vowels.
+    # vowel e has a class of its own. Letters with diacritics count as vowels.
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
     expected_vowels = letters_over_2 * _VOWELS_PER_LETTER_OVER_2
     lacking_vowels = max(expected_vowels - vowels, 0.0)

@@ -292,7 +292,8 @@ class PartMeasure(NamedTuple):
     Attributes:
         text_bytes: The UTF-8 bytes of the part's text.
         media_bytes: Four bytes for each token of the part's media.
-        script_discount_tokens: The script discount of the text; see `density`.
+        script_discount_tokens: The script discount of the text: see the function of
+            the same name in `density`.
         is_ascii: Whether all of the text is ASCII.
     """
 

@@ -252,7 +252,7 @@ class _ErrorChain:
 def _choose_within_failure(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of errors that tell of the same failure.
 
-    The first of these that is among the readings is returned:
+    The first of these that is among the readings is returned, else None:
 
     1. The overflow of a rate limit. If another error wraps this one, the other may have
        only the status of a rate limit, which reads as a refusal.
@@ -270,7 +270,7 @@ def _choose_within_failure(readings: list[_Reading]) -> _Reading:
 def _choose_between_failures(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of separate failures.
 
-    The first of these that is among the readings is returned:
+    The first of these that is among the readings is returned, else None:
 
     1. The overflow with most numbers. A shorter request avoids this failure, whatever
        the other failures are.

@@ -574,7 +574,7 @@ def _validate(key: str, name: str, value: object) -> Any:
     try:
         return getattr(StateValues.model_validate({name: value}), name)
     except (ValidationError, RecursionError):
-        # `AgentState.write` writes a 0 to remove some values. For Python, False is 0.
+        # `AgentState.write` writes a 0 to remove some values. False equals 0.
         is_removed = isinstance(value, int) and value == 0
         if not is_removed:
             # A value of the right type is not valid if it is too large.

@@ -328,8 +328,8 @@ class Settings(BaseModel):
         if not isinstance(values, dict):
             return values
 
-        # A subclass with `extra="allow"` or "ignore" accepts any name. If a setting is
-        # given under two names, pydantic takes the second one for an unknown name.
+        # A subclass with `extra="allow"` or "ignore" accepts any name, also a second
+        # name for a setting. So there is nothing to refuse.
         accepts_any_name = cls.model_config.get("extra") != "forbid"
         if accepts_any_name:
             return values
