@@ -248,8 +248,8 @@ def cover(fingerprints: Sequence[bytes]) -> Covered:
     older_positions = positions[:-RECENT_COUNT]
     recent_positions = positions[-RECENT_COUNT:]
 
-    # The gaps tell of which contents the digest is made. So only the gaps before the
-    # last older content are stored, and none without older contents.
+    # The digest is made of the older contents, and the gaps tell which contents these
+    # are. So only the gaps before the last older content are stored.
     last_older_position = older_positions[-1] if older_positions else 0
     gaps = 0
     for position in range(min(last_older_position, MAX_GAP_BITS)):
@@ -415,7 +415,7 @@ def match_older(
     contents: Sequence[types.Content],
     newer: Iterable[types.Content],
 ) -> list[Match]:
-    """Matches older contents by their positions, where their digest does not match.
+    """Matches older contents by their positions, if their digest does not match.
 
     The digest does not match if the session is loaded in part, or has changed. Then the
     contents before the first match count as older contents, apart from two kinds:
@@ -426,8 +426,8 @@ def match_older(
     Args:
         covered: The covered set.
         matches: The matches of `align_covered`, oldest first; all of them are matches
-            of recent contents. If there is none, all contents are before the first
-            match.
+            of recent contents. If `matches` is empty, all contents count as contents
+            before the first match.
         contents: The contents of the history, oldest first.
         newer: The contents of the events since the last covered event.
 
@@ -447,9 +447,9 @@ def match_older(
         contents_behind = []
 
     # The bits of `gaps` are for positions in the whole history, as it was when the
-    # summary was made. If fewer contents than then are before the first match, the
-    # oldest contents are missing: position 0 is now the position `missing_count` of the
-    # whole history.
+    # summary was made. If the first match has fewer contents before it now, the oldest
+    # contents are missing: position 0 is now the position `missing_count` of the whole
+    # history.
     former_before_count = covered_before_count + covered.gaps.bit_count()
     missing_count = max(0, former_before_count - len(contents_before))
 
@@ -462,8 +462,8 @@ def match_older(
         if not is_moved:
             older_positions.append(position)
 
-    # If older contents are missing, these are the newest of the older contents. So the
-    # last of them has the last covered position before the recent contents.
+    # If older contents are missing, the oldest ones are missing. So the last of
+    # `older_positions` always has the last covered position before the recent contents.
     first_covered_position = max(0, covered.older_count - len(older_positions))
     return [
         Match(covered_position, history_position)

@@ -194,8 +194,8 @@ class History:
     def shown_in_part(self) -> dict[int, types.Content]:
         """The previews of large tool results, by the index of the content.
 
-        The model reads a preview in place of the content from the first request with
-        the content on. {} if the caller has set no `preview`.
+        The model reads a preview in place of the whole results, also in the first
+        request with these results. {} if the caller has set no `preview`.
         """
         if self.preview is None:
             return {}
@@ -298,7 +298,7 @@ class History:
     def _rewritten(self) -> dict[int, Event]:
         """The events whose texts another plugin has rewritten, by index of the content.
 
-        {} without an invocation, which tells the events that ADK shows.
+        {} if the invocation is unknown: then nothing tells which events ADK shows.
         """
         if self._invocation is None:
             return {}
@@ -359,9 +359,12 @@ class History:
     def request_index(self) -> int | None:
         """The index of the agent's current request; None if no content is the request.
 
-        The request is the newest message that fits the input of the agent's node or, if
-        there is no such input, the content that began the run. If no message fits, the
-        request is the content that `_find_input` finds.
+        The first of these that is found is the request:
+
+        1. The newest message that fits the input of the agent's node or, if there is no
+           such input, the content that began the run.
+        2. The content that `_find_input` finds, unless the run began with other parts
+           than texts and files: such a run has no request.
         """
         # If another plugin has rewritten a message of the user, the words of the
         # request may be in either form. So both forms are searched as one message.
@@ -378,8 +381,7 @@ class History:
         if found_index is not None:
             return found_index
 
-        # A run that began with other parts than texts and files, such as the result of
-        # a call, has no request.
+        # For example, the result of a call may begin a run.
         has_message = bool(content_text(request) or media_parts(request))
         has_only_other_parts = bool(parts_of(request)) and not has_message
         if has_only_other_parts:
@@ -691,15 +693,15 @@ class History:
         return ""
 
     def _find_event(self, index: int, end_position: int) -> int | None:
-        """Finds the newest event before a position whose content has a fingerprint.
+        """Finds the newest event with the same fingerprint as a content.
 
         Args:
-            index: The index of the content with the wanted fingerprint.
-            end_position: The position in `events` before which events are searched.
+            index: The index of the content.
+            end_position: A position in `events`. Only the `_SEARCHED_EVENTS` events
+                before this position are searched.
 
         Returns:
-            The position of the event in `events`; None if none of the
-            `_SEARCHED_EVENTS` events before `end_position` has the fingerprint.
+            The position of the event in `events`; None if no event is found.
         """
         wanted = self.fingerprint(index)
         first_position = max(0, end_position - _SEARCHED_EVENTS)

@@ -158,8 +158,9 @@ class KnownEvents:
             return False
 
         # The form alone is no proof: a user may type it. But the user will hardly type
-        # the name of an author of the session.
-        _for_context, *texts = [part.text for part in parts_of(content) if part.text]
+        # the name of an author of the session. The first text is ADK's opening, which
+        # names no author.
+        texts = [part.text for part in parts_of(content) if part.text][1:]
         openings = tuple(f"[{author}] " for author in self._authors)
         return any(text.startswith(openings) for text in texts)
 
@@ -175,21 +176,21 @@ class KnownEvents:
 
 
 def _key_of(part: types.Part) -> Hashable:
-    """Returns a key that is equal for equal parts.
+    """Returns the key by which a part is looked up among the parts of events.
 
-    - For a text: the text.
-    - For a file in the part: its bytes.
-    - For a file with an address: "file" and the address.
-    - For code and the output of code: "code" and the text.
-    - For a call and a result: None.
-    - For an empty part: an empty key, such as None.
+    - A text: the text.
+    - A file in the part: its bytes.
+    - A file with an address: "file" and the address.
+    - Code or the output of code: "code" and the text.
+    - A call or a result: None. `find_history` recognizes its content by the kind.
+    - An empty part: None.
     """
     if part.text:
         return part.text
     if part.function_call or part.function_response:
         return None
     if part.inline_data:
-        return part.inline_data.data
+        return part.inline_data.data or None
     if part.file_data and part.file_data.file_uri:
         return "file", part.file_data.file_uri
 
@@ -198,7 +199,7 @@ def _key_of(part: types.Part) -> Hashable:
 
 
 def keys_of(content: types.Content | None) -> list[Hashable]:
-    """Returns the keys of the parts of a content, without empty keys."""
+    """Returns the keys of those parts of a content that have a key."""
     keys = [_key_of(part) for part in parts_of(content)]
     return [key for key in keys if key]
 

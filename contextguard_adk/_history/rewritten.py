@@ -203,8 +203,9 @@ def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
     chains: list[_Chain] = []
     for link in links:
         # The link can follow the chains that end with a smaller index: the first ones.
-        # It makes the longest of them longer by one. The next chain, if there is one,
-        # has this length, too, but ends with a larger index. So it is replaced.
+        # The new chain is the longest of these chains with the link at its end. The
+        # next chain, if there is one, is as long as the new chain, but ends with a
+        # larger index. So the new chain takes the place of the next chain.
         followed_count = bisect_left(
             chains, link.content_index, key=lambda chain: chain.last.content_index
         )

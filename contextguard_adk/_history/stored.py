@@ -124,8 +124,7 @@ class StoredSummary(_Stored):
         text: The summary; it has a key of its own in session state.
         covered: The fingerprints of the contents that the summary replaces.
         beside: The values of sections, by the section's name.
-        scope: The branch or isolation scope in which the summary may be used; "" for
-            neither.
+        scope: The scope in which the summary is valid, as `summary_scope` names it.
         invocation: The id of the invocation that made the summary.
         last_event: The id of the newest event that the summary replaces.
         reason: Why the history was compacted; the continuation tells the reason.

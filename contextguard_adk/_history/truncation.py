@@ -405,8 +405,8 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     """Shortens a string if it is longer than `max_length`.
 
     The shortened string is "<head> <notice> <tail>". It has a tail only with
-    `smart_truncate`, and a notice only with `show_truncation_notice`. If it is not
-    shorter than the string, the string itself is returned.
+    `smart_truncate`, and a notice only with `show_truncation_notice`. If head, notice
+    and tail are not shorter than the string, the string itself is returned.
     """
     if len(text) <= truncation.max_length:
         return text
@@ -416,8 +416,8 @@ def truncate_text(text: str, truncation: Truncation) -> str:
     if truncation.smart_truncate:
         head = text[: truncation.head_length]
         tail_start = len(text) - truncation.tail_length
-        # After the notice, the tail begins a new line. It is quoted again, so that this
-        # line cannot be taken for a line of the guard.
+        # After the notice, the tail begins a new line. The tail is quoted again, so
+        # this line cannot be taken for a line of the guard.
         tail = quote(text[tail_start:])
 
     notice = ""
@@ -540,7 +540,8 @@ class Preview:
         """
         text = self._text(part)
         start = _Attempt(part, len(text), self._count(text))
-        # `max_tokens` is not None here: `_is_small` holds for every size without it.
+        # `max_tokens` is not None here. Without `max_tokens` every result is small, and
+        # `_show` does not call this method.
         most_tokens = self.max_tokens or 0
 
         with_short_strings = self._shorten(start, whole, values, shortens_json=False)

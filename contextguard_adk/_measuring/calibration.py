@@ -5,8 +5,9 @@
 - A count is the number of real tokens that a provider has reported for a request.
 - The correction of a model is the tokens of the model per heuristic token.
 - The density of a text is its estimated tokens for each four bytes; see `density`.
-- The script discount is the number of tokens by which bytes / 4 may be too high for a
-  text, because some scripts have characters of two or three bytes.
+- Some scripts have characters of two or three bytes that take few tokens. So bytes / 4
+  is too high for a text in such a script. Bytes / 4 less the script discount is the
+  fewest tokens that the text takes.
 - A first estimate is an estimate for a model that has reported no count yet.
 """
 
@@ -40,10 +41,10 @@ from contextguard_adk._measuring.tokens import (
 )
 
 DEFAULT_CORRECTION = 1.5
-"""The correction of a model that has counted nothing yet.
+"""The correction of a model whose provider has counted nothing yet.
 
 A first estimate applies this correction to media alone, because texts have a density.
-Where no estimate is at hand, as after a rejection, the correction applies to the whole
+If no estimate is at hand, as after a rejection, the correction applies to the whole
 request."""
 
 FIRST_MARGIN = 1.15
@@ -69,10 +70,14 @@ _LOW_COUNT_RATIO = 0.95
 English prose has a count of 0.98 of the heuristic."""
 
 _LARGE_GROWTH_RATIO = 0.05
-"""Growth by this part of the counted request or more is corrected by vocabulary."""
+"""Growth is large from this part of the counted request on.
+
+Only large growth is multiplied by a factor for the model's vocabulary."""
 
 _MAX_GROWTH_FACTOR = 2.0
-"""The highest factor that corrects growth for a vocabulary; some take a third more."""
+"""The highest factor that corrects growth for the model's vocabulary.
+
+Some vocabularies take a third more tokens than o200k_base."""
 
 _FIRST_DISCOUNT_RATIO = 0.8
 """The part of the script discount that is added to bytes / 4 in a first estimate.
@@ -82,10 +87,11 @@ not know such a script takes more than bytes / 4. The added part makes the estim
 about 1.5 times bytes / 4 in these scripts."""
 
 _BELIEVED_RATIO = 0.75
-"""The part of bytes / 4 less the script discount below which no count is believed.
+"""A count below this part of the expected tokens is not believed.
 
-English has no discount. In the Universal Declaration of Human Rights it takes 0.76 of
-bytes / 4 by o200k_base."""
+The expected tokens are bytes / 4 less the script discount. A count may be somewhat
+lower: in English, which has no discount, o200k_base takes 0.76 of bytes / 4 for the
+Universal Declaration of Human Rights."""
 
 _QUOTED_RATIO = 0.33
 """The part of the window that a quotation may take by its estimate.
@@ -216,7 +222,7 @@ class MeasuredRequest:
 
         - the tokens of the texts by density times `margin`, and the tokens of the media
           times `DEFAULT_CORRECTION`
-        - the heuristic, and `_FIRST_DISCOUNT_RATIO` of the script discount
+        - the heuristic plus `_FIRST_DISCOUNT_RATIO` of the script discount
 
         Args:
             margin: The factor of the texts.
@@ -321,25 +327,27 @@ class MeasuredRequest:
         older_discount = discount_tokens - newest_discount
 
         # The scripts are the cause if they have a discount, and if the count is not
-        # even lower than the discount explains.
-        fewest_tokens = (older_tokens - older_discount) * _BELIEVED_RATIO
+        # much lower than the discount explains.
+        expected_tokens = older_tokens - older_discount
+        fewest_tokens = expected_tokens * _BELIEVED_RATIO
         is_due_to_scripts = older_discount > 0 and older_real_tokens >= fewest_tokens
         if not is_due_to_scripts:
             return self.heuristic_tokens
 
-        # The newest contents were not counted. So this request is taken to have at
-        # least its heuristic less its discount, and the surplus of its texts in ASCII.
-        # It is taken to have at most its heuristic.
+        # The count does not include the newest contents. So a lower bound is computed
+        # for the whole request, without the count: the discount is taken from the
+        # heuristic, and the surplus of texts in ASCII is added. The heuristic itself is
+        # the upper bound.
         surplus_tokens = self._count_ascii_surplus()
         least_tokens = self.heuristic_tokens - discount_tokens + surplus_tokens
         scaled_tokens = max(least_tokens, older_real_tokens)
         return min(scaled_tokens, self.heuristic_tokens)
 
     def _count_ascii_surplus(self) -> int:
-        """Returns by how many tokens bytes / 4 is too low for the parts in ASCII.
+        """Returns by how many tokens bytes / 4 is too low for all parts in ASCII.
 
-        JSON and base64 take more than bytes / 4. Parts with such texts may be new, so
-        that the count of an earlier request does not include them.
+        Bytes / 4 is too low for JSON and base64. The result is 0 if bytes / 4 is high
+        enough for the parts together.
         """
         ascii_parts = [part for part in self.newest_parts() if part.is_ascii]
         ascii_bytes = sum(part.text_bytes + part.media_bytes for part in ascii_parts)
@@ -422,7 +430,8 @@ def count_quoted_chars(request: str, window_tokens: int) -> int:
     count_by_density = token_counter(None)
 
     def count(text: str) -> int:
-        # Density may be too low. No text takes less than its script discount leaves.
+        # Density may be too low. So a text counts at least as bytes / 4 less its script
+        # discount.
         raw = text.encode("utf-8", "replace")
         fewest_tokens = len(raw) / 4 - script_discount_tokens(raw)
         return max(count_by_density(text), int(fewest_tokens))

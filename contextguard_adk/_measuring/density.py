@@ -58,8 +58,10 @@ _CHARACTER_TOKENS = {
     b"Q": 1.65,  # emoji and all else beyond the first plane
 }
 
-_VOWELS_PER_LETTER = 0.35
-"""How many vowels a word has for each letter; hashes and base64 have fewer."""
+_VOWELS_PER_LETTER_OVER_2 = 0.35
+"""The vowels that a word has at least, for each of its letters after the second.
+
+Hashes and base64 have fewer."""
 
 _MIN_DENSITY = 0.1
 """No text takes fewer tokens for each four bytes."""
@@ -203,6 +205,7 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     diacritics = letters.count(b"L")
     # A letter with a diacritic has two bytes.
     length = len(letters) - diacritics
+    letters_over_2 = max(length - 2, 0)
 
     # Three kinds of words have rules of their own. A single letter after a mark follows
     # the rules of longer words.
@@ -211,10 +214,10 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
         return _DIGITS_OR_LETTER + _DIACRITIC * diacritics
     is_all_capitals = capitals == length
     if is_all_capitals:
-        return _WORD + _CAPITAL_OVER_2 * max(length - 2, 0)
+        return _WORD + _CAPITAL_OVER_2 * letters_over_2
     is_mixed_case = capitals > 1  # For example "HTTPserver".
     if is_mixed_case:
-        return _MIXED_CASE + _MIXED_CASE_LETTER_OVER_2 * (length - 2)
+        return _MIXED_CASE + _MIXED_CASE_LETTER_OVER_2 * letters_over_2
 
     # All other words have at most one capital. Long words take more tokens.
     tokens = _WORD
@@ -222,9 +225,10 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
     tokens += _LETTER_OVER_9 * max(length - 9, 0)
 
     # A word with too few vowels is random, like a hash. A word that lacks half a vowel
-    # counts as half random; a word that lacks one vowel or more counts as random.
+    # counts as half random; a word that lacks one vowel or more counts as random. The
+    # vowel e has a class of its own. Letters with diacritics count as vowels.
     vowels = letters.count(b"v") + letters.count(b"e") + diacritics
-    expected_vowels = (length - 2) * _VOWELS_PER_LETTER
+    expected_vowels = letters_over_2 * _VOWELS_PER_LETTER_OVER_2
     lacking_vowels = max(expected_vowels - vowels, 0.0)
     randomness = min(lacking_vowels, 1.0)
     tokens += _RANDOM_LETTER * length * randomness + _DIACRITIC * diacritics
@@ -304,7 +308,11 @@ def _sample_ranges(
 
 
 def script_discount_tokens(text: bytes) -> float:
-    """Returns by how many tokens bytes / 4 may be too high for the script of a text.
+    """Returns the script discount of a text, in tokens; 0.0 for ASCII.
+
+    Bytes / 4 is too high an estimate for some scripts, because their characters have
+    two or three bytes and take few tokens. Bytes / 4 less the discount is the fewest
+    tokens that a text in such a script takes.
 
     The discounts of the characters in a sample are added up. The sum is scaled from the
     size of the sample to the size of the text.

@@ -292,8 +292,8 @@ class PartMeasure(NamedTuple):
     Attributes:
         text_bytes: The UTF-8 bytes of the part's text.
         media_bytes: Four bytes for each token of the part's media.
-        script_discount_tokens: By how many tokens bytes / 4 may be too high for the
-            script of the text.
+        script_discount_tokens: The script discount of the text: see the function of
+            the same name in `density`.
         is_ascii: Whether all of the text is ASCII.
     """
 
@@ -355,7 +355,7 @@ def _declaration_texts(tool: types.Tool) -> Iterator[bytes]:
 def _instruction_texts(instruction: Any) -> Iterator[bytes]:
     """Yields the texts of a system instruction.
 
-    It may be a content, a part, a text, a list of these, or None.
+    The instruction may be a content, a part, a text, a list of these, or None.
     """
     if isinstance(instruction, list | tuple):
         for item in instruction:

@@ -105,7 +105,7 @@ _LITELLM_WITHOUT_ADDRESSES = (
     "LiteLlm vertex_ai claude",
 )
 # The MIME types that LiteLlm sends as bytes: all with one of these beginnings, and the
-# types of `_LITELLM_FILES`. It raises on bytes of any other type.
+# types of `_LITELLM_FILES`. LiteLlm raises on bytes of any other type.
 _LITELLM_TYPE_BEGINNINGS = ("text/", "image/", "audio/", "video/")
 _LITELLM_FILES = _PDF | {
     "application/msword",
@@ -188,10 +188,10 @@ def _claude_refuses(part: types.Part) -> bool:
 def _refuses_address(client: str, address: str, mime_type: str) -> bool:
     """Returns whether LiteLlm is known to raise on a medium that is sent as an address.
 
-    - For the providers of `_LITELLM_WITHOUT_ADDRESSES` it raises on all addresses.
-    - For OpenAI it sends ids of files, and links to images and videos. It raises on all
-      other addresses.
-    - For other providers it raises only if the type says nothing about the medium.
+    - For a row of `_LITELLM_WITHOUT_ADDRESSES`: LiteLlm raises on all addresses.
+    - For OpenAI: LiteLlm sends ids of files, and links to images and videos. LiteLlm
+      raises on all other addresses.
+    - For any other row: LiteLlm raises only if the type says nothing about the medium.
 
     Args:
         client: The name of the row of LiteLlm.

@@ -252,7 +252,7 @@ class _ErrorChain:
 def _choose_within_failure(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of errors that tell of the same failure.
 
-    The first of these that is among the readings is returned:
+    The first of these that is among the readings is returned, else None:
 
     1. The overflow of a rate limit. If another error wraps this one, the other may have
        only the status of a rate limit, which reads as a refusal.
@@ -270,8 +270,11 @@ def _choose_within_failure(readings: list[_Reading]) -> _Reading:
 def _choose_between_failures(readings: list[_Reading]) -> _Reading:
     """Chooses among the readings of separate failures.
 
-    The result is the overflow with most numbers; "refused" if there are refusals and no
-    overflows; else None.
+    The first of these that is among the readings is returned, else None:
+
+    1. The overflow with most numbers. A shorter request avoids this failure, whatever
+       the other failures are.
+    2. A refusal.
     """
     overflow = _find_fullest(readings)
     if overflow is None and "refused" in readings:
@@ -542,13 +545,15 @@ def _plain(text: str) -> str:
 def _text_of(source: object) -> str:
     """Returns the text of an error or of one of its fields.
 
-    The result is "" for a field of another type, and if the text cannot be read.
+    The result is "" if the text cannot be read, or if a field has a type that is not
+    read, such as int.
     """
     with suppress(Exception):
         if isinstance(source, bytes):
             return source.decode(errors="replace")
         if isinstance(source, str | dict | list | BaseException):
-            # `__str__` of an error may return a subclass of str. `join` returns a str.
+            # If `__str__` of an error returns an instance of a subclass of str, methods
+            # such as `lower` may raise. `join` makes a plain str of the instance.
             return "".join([str(source)])
     return ""
 

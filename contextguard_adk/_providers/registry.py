@@ -184,7 +184,8 @@ class LitellmRegistry:
             if entry is None:
                 continue
 
-            # Only a key of any provider leads to entries of other providers.
+            # A key of any provider may lead to an entry of another provider. Each other
+            # key is the full name of its entry, and was made from the name of `model`.
             is_of_any_provider = name.startswith(_ANY_PROVIDER)
             if is_of_any_provider and _has_other_provider(model, entry):
                 return entry._replace(costs=None)

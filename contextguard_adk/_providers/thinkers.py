@@ -1,8 +1,8 @@
 """Describes models by the thoughts that they sign, read and check.
 
 A provider may sign a model's thoughts. Some models bind their thoughts: such a model
-refuses a request in which other messages stand before a signed thought than when the
-thought was written.
+refuses a request if the messages before a signed thought have changed since the thought
+was written.
 """
 
 from __future__ import annotations

@@ -199,7 +199,8 @@ class Run:
     def note_unconfirmed(self, memory: AgentMemory, paid: Paid, key: str) -> None:
         """Remembers that a summary was put in a request, as `SessionFacts.unconfirmed`.
 
-        The summary leaves the shelf, and the next one may be begun ahead of time.
+        The summary is no longer in `SessionFacts.ready`. The next summary may be begun
+        ahead of time.
 
         Args:
             memory: The memory of the agent.

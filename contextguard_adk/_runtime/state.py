@@ -49,9 +49,9 @@ SUMMARIES_KEY = "context_guard:summaries"
 """While the value is "stored", no summary is paid for in the session."""
 
 EVENTS_SINCE_KEY = "context_guard:events_since:"
-"""The beginning of a key; the name of an agent follows. The value is the time since
-when the agent needs events, in seconds since the epoch; None if the agent needs all
-events."""
+"""The beginning of a key; the name of an agent follows. The value is a time in seconds
+since the epoch: the agent needs no events before this time. The value is None if the
+agent needs all events."""
 
 FOCUS_KEY = "context_guard:compact_focus"
 """The value says what the requested compaction should keep above all."""
@@ -358,21 +358,26 @@ class AgentState:
         update = {"summary": summary, "edits": self.record.edits + 1}
         self._write_record(self.record.model_copy(update=update))
 
-    def load_summary(self, scope: str) -> StoredSummary | None:
+    def load_summary(self, valid_scope: str) -> StoredSummary | None:
         """Returns the stored summary with its text.
 
-        The result is None if no summary is stored, if the stored one was made in
-        another scope, or if its text is lost.
+        The result is None in three cases:
+
+        - No summary is stored.
+        - The stored summary is not valid in `valid_scope`.
+        - The text of the stored summary is lost.
 
         Args:
-            scope: The scope of the call, as `summary_scope` names it.
+            valid_scope: The name from `summary_scope` for the model call. It differs
+                from the scope in the keys, as it also tells sessions apart, and the
+                runs of an agent that does not see its earlier runs.
         """
         summary = self.record.summary
         text = self.read("summary")
-        if summary is None or summary.scope != scope:
+        if summary is None or summary.scope != valid_scope:
             return None
 
-        # The text has a key of its own. So the text may be lost while the record is
+        # The text has a key of its own, so the text may be lost although the record is
         # not. "" is no lost text: contents were left out without a summary.
         if text is None:
             return None
@@ -405,8 +410,9 @@ class AgentState:
             return
 
         self._run.write(self._scope, key, value)
-        # `_state` may still have an old value. In a callback, it prefers values that
-        # the callback has set itself. Outside of runs, `_run` has a dict of its own.
+        # `_state` may still have an old value, for two reasons. In a callback, `_state`
+        # prefers values that the callback has set itself. Outside of runs, `_run` has
+        # written the value to a dict of its own.
         if self._values.get(key) != value:
             self._state[key] = value
 
@@ -557,7 +563,8 @@ class AgentState:
 def _validate(key: str, name: str, value: object) -> Any:
     """Returns a value if the value is valid for a name, else None.
 
-    A value that is not valid is logged once for its key.
+    A value that is not valid is logged once for its key, unless the value is 0 or
+    False.
 
     Args:
         key: The key of the value.
@@ -567,10 +574,11 @@ def _validate(key: str, name: str, value: object) -> Any:
     try:
         return getattr(StateValues.model_validate({name: value}), name)
     except (ValidationError, RecursionError):
-        # `AgentState.write` writes a 0 to remove some values.
+        # `AgentState.write` writes a 0 to remove some values. False equals 0.
         is_removed = isinstance(value, int) and value == 0
         if not is_removed:
-            _warn(key, value, "another one, or a smaller one,")
+            # A value of the right type is not valid if it is too large.
+            _warn(key, value, expected="another one, or a smaller one,")
         return None
 
 
@@ -592,7 +600,7 @@ def _parse_record(key: str, stored: object) -> AgentRecord | None:
         return AgentRecord.model_validate_json(text)
     except (ValidationError, RecursionError):
         if _read_version(stored) == VERSION:
-            _warn(key, stored, "a record of this version")
+            _warn(key, stored, expected="a record of this version")
         return None
 
 
@@ -613,6 +621,13 @@ def _put_lines_first(values: dict[str, Any]) -> dict[str, Any]:
     return lines | values
 
 
-def _warn(key: str, value: object, wanted: str) -> None:
+def _warn(key: str, value: object, expected: str) -> None:
+    """Logs that a value of session state is ignored, once for its key.
+
+    Args:
+        key: The key of the value.
+        value: The value, of which only the type is logged.
+        expected: What is expected in place of the value, as words of the message.
+    """
     message = "Session state %r holds a value of type %s where %s is expected; ignored."
-    warn_once(logger, message, key, type(value).__name__, wanted)
+    warn_once(logger, message, key, type(value).__name__, expected)

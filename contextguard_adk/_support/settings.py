@@ -322,12 +322,17 @@ class Settings(BaseModel):
     def _refuse_wrong_names(cls, values: object) -> object:
         """Refuses unknown names, and a setting that is given under two names.
 
-        `values` are the settings by name. They are returned unchanged. A subclass with
-        `extra="allow"` or "ignore" has no unknown names.
+        `values` are the settings by name. They are returned unchanged.
         """
-        may_have_any_name = cls.model_config.get("extra") != "forbid"
-        if not isinstance(values, dict) or may_have_any_name:
-            return values  # Pydantic itself refuses values that are no dict.
+        # Pydantic itself refuses values that are no dict.
+        if not isinstance(values, dict):
+            return values
+
+        # A subclass with `extra="allow"` or "ignore" accepts any name, also a second
+        # name for a setting. So there is nothing to refuse.
+        accepts_any_name = cls.model_config.get("extra") != "forbid"
+        if accepts_any_name:
+            return values
 
         # For each setting, the names under which it may be given; [] for a setting that
         # has only its own name.
