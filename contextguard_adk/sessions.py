@@ -122,7 +122,8 @@ class _EditedState(keys.AgentState):
         characters; 2 pins"
         """
         usage = self.session.state.get(keys.USAGE_KEY + self.owner)
-        # The plugin may be set to write no such line. The last count is stored anyway.
+        # With `usage_in_state=False` there is no such line. The last count is stored
+        # anyway.
         counted_tokens = self.read("real_tokens")
         if not usage and counted_tokens:
             usage = f"{int(counted_tokens):,} tokens"
@@ -256,9 +257,10 @@ async def edit(
     if not 0 < new_chars <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {new_chars:,}")
 
-    # Excerpts may stand after the text of a model. The new text has none, so all of it
-    # counts as a model's.
+    # `model_chars` is the length of a summary without the excerpts that may follow. The
+    # new text has no excerpts, so this is its whole length.
     new_summary = agent_state.summary.model_copy(update={"model_chars": new_chars})
+    # `edit_summary` stores all of a summary but its text, which has a key of its own.
     agent_state.edit_summary(new_summary)
     agent_state.write("summary", new_text)
     subject = _name_summaries([agent_state])
@@ -278,12 +280,13 @@ async def leave(
     were kept word for word. ADK shows the text to all agents, so the text has the
     summaries of all agents, one after another.
 
-    The compaction ends before the first long-running call that waits for its result.
-    The agents' values in session state are removed, except for pins and todos. The
+    The compaction ends before the first long-running call that waits for its result. It
+    may end even earlier, see `_count_removable`. The agents' values in session state are removed, except for pins and todos. The
     values of agents in a branch or an isolation scope stay.
     """
     summarized = _find_summarized(session, agent)
-    # In a branch or an isolation scope, the owner is more than the agent's name.
+    # ADK shows its compaction to all agents. So summaries that hold only in a branch or
+    # an isolation scope are left out: there the owner is more than the agent's name.
     agent_states = [each for each in summarized if each.owner == each.agent]
     if not agent_states:
         raise SessionError("the agent is in a branch or an isolation scope")
@@ -295,6 +298,7 @@ async def leave(
         raise SessionError("the messages that were summarized are gone")
     removed_count = views[-1].removable_count
     if removed_count == 0:
+        # These are the two reasons for which `_count_removable` returns 0.
         raise SessionError("a call waits for its result, or a later event is older")
 
     last_removed = session.events[removed_count - 1]

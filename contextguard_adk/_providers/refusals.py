@@ -14,7 +14,7 @@ from contextguard_adk._measuring.tokens import part_text
 from contextguard_adk._providers.calling import read_status
 
 _WORDINGS = {
-    # Other messages stand before a signed thought than when the thought was written.
+    # The messages before a signed thought have changed since the thought was written.
     "binding": r"bound to a different conversation",
     # A thought or its signature is not valid, or stands in the wrong place.
     "thoughts": r"Invalid `?(signature|data)`? in `?(redacted_)?thinking`?|cannot be "

@@ -61,10 +61,10 @@ SMALL_TALK_RATIO = 0.05
 """An answer that takes less than this part of its budget may be small talk."""
 
 STAYS_RATIO = 0.45
-"""Beside excerpts, messages up to this part of the threshold may stay."""
+"""The messages that stay beside excerpts take at most this part of the threshold."""
 
 STAYS_RATIO_WITHOUT_MODEL = 0.30
-"""The same if the settings forbid a model's summary.
+"""This ratio replaces `STAYS_RATIO` if the settings forbid a model's summary.
 
 If more messages stayed, each turn would need another compaction.
 """
@@ -358,14 +358,16 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
     most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
 
-    # The excerpts take their room once. A model's previous summary, with the sections
-    # beside it, is expected to take as much again. Some sections need more room.
-    head_tokens = 2 * excerpts_tokens
+    # A model's previous summary and the sections beside it are expected to take as much
+    # as the excerpts.
+    previous_tokens = excerpts_tokens
+    # The text of a section with a `held_ratio` may be longer, so it has room of its own.
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
-    taken_tokens = turn.fixed_tokens + head_tokens + held_tokens
+    head_tokens = previous_tokens + held_tokens + excerpts_tokens
+    taken_tokens = turn.fixed_tokens + head_tokens
     free_tokens = turn.limit_tokens - taken_tokens
-    # The kept steps stay in any case, so the candidates get the rest.
+    # The kept steps stay in any case, so the candidates get the rest of the room.
     room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
 
     # The oldest candidate is left out of the loop, because it is always replaced.
@@ -380,8 +382,8 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
             break
         replaced_count -= 1
 
-    # `pair_boundaries` also has an item for a split after the last content. No pair is
-    # split there, so the loop ends.
+    # The last item of `pair_boundaries` is for a split after the last content. It is
+    # always True, so the loop ends.
     may_split_before = pair_boundaries(contents)
     while not may_split_before[replaced_count]:
         replaced_count += 1

@@ -58,7 +58,7 @@ class Strategy(StrategySettings, ABC):
 
         Args:
             turn: The model call.
-            ask: Has summaries written.
+            ask: Writes summaries, and measures the request with a draft in place.
 
         Returns:
             The draft to put in place, or None to leave the request as it is.

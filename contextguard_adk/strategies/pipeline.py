@@ -314,7 +314,7 @@ async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | N
 
     Args:
         turn: The model call.
-        ask: Has summaries written. Its `attempts` count those of the reducers.
+        ask: Writes summaries. Its `attempts` count those of the reducers.
         draft: The draft of the reducers; None if they have changed nothing.
     """
     was_paid_for = ask.attempts > 0
