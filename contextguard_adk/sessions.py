@@ -281,7 +281,9 @@ async def leave(
     summaries of all agents, one after another.
 
     The compaction ends before the first long-running call that waits for its result. It
-    may end even earlier, see `_count_removable`. The agents' values in session state are removed, except for pins and todos. The
+    may end even earlier, see `_count_removable`.
+
+    The agents' values in session state are removed, except for pins and todos. The
     values of agents in a branch or an isolation scope stay.
     """
     summarized = _find_summarized(session, agent)
@@ -482,12 +484,12 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
 def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
     """Returns, for each event, the position of the last result of its calls.
 
-    An event without calls has its own position. A call without a result is one of two
-    cases:
+    An event without calls has its own position. For a call without a result, there are
+    two cases:
 
-    - The call is long-running, so its result is still to come. The position is
+    - If the call is long-running: its result is still to come. The position is
       `most_count`, which is behind all events that may be removed.
-    - Nobody waits for a result of the call. The position is that of the call.
+    - Otherwise: nobody waits for a result. The position is that of the call.
 
     Args:
         events: The events of the session.
@@ -585,13 +587,13 @@ async def load_recent(
         A config of ADK that loads the events since the earliest of these times. None
         loads all events, in these cases:
 
-        - There is no session.
-        - The guard has no `recent_events=True`, is switched off, or only observes.
-        - An agent of the app has no such time, for example because it has had no
+        - If there is no session.
+        - If the guard has no `recent_events=True`, is switched off, or only observes.
+        - If an agent of the app has no such time, for example because it has had no
           compaction in the session yet.
-        - An agent is not guarded, or has a strategy that a function chooses.
-        - An agent is of a class of its own, which may read events by itself.
-        - No agent of the app reads the history.
+        - If an agent is not guarded, or has a strategy that a function chooses.
+        - If an agent is of a class of its own, which may read events by itself.
+        - If no agent of the app reads the history.
     """
     guards = [each for each in app.plugins if isinstance(each, ContextGuardPlugin)]
     settings = guards[0].settings if guards else PluginSettings()

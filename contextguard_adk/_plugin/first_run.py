@@ -44,8 +44,8 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
     root = getattr(invocation.agent, "root_agent", None)
     _choose_key_form(guard, root)
 
-    # Only the first run of an app shows all agents. A later one may be the run of an
-    # AgentTool, which shows a part of them.
+    # Only the first run of an app is sure to show all agents. A later run may be that
+    # of an AgentTool, which shows a part of the agents.
     app = invocation.session.app_name
     if app not in guard.seen_apps:
         guard.seen_apps.add(app)

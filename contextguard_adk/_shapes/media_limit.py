@@ -58,9 +58,9 @@ def lower_limit(
 
     Returns None if no such limit can help:
 
-    - The request was not refused for its bytes.
-    - Texts take at least as many bytes as media, so media are not the cause.
-    - There is only one part with media, and the newest one always stays.
+    - If the request was not refused for its bytes.
+    - If texts take at least as many bytes as media: media are not the cause.
+    - If only one part has media: the newest part with media always stays.
 
     Args:
         turn: The model call.

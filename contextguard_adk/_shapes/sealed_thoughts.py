@@ -283,10 +283,10 @@ def _name_breaking_change(turn: Turn) -> str:
     For example "the tools". Only changes by other code than the guard count. The result
     is "" in these cases:
 
-    - The request has no thoughts, or the newest thoughts are sent.
-    - The newest thoughts are foreign, so they would be left out in any case.
-    - The newest thoughts have no seal, so that nobody knows what was before them.
-    - No other code has changed the request.
+    - If the request has no thoughts, or if the newest thoughts are sent.
+    - If the newest thoughts are foreign: they would be left out in any case.
+    - If the newest thoughts have no seal: nobody knows what was before them.
+    - If no other code has changed the request.
     """
     # `turn.messages` is the request before the guard changed it. `turn.contents` is the
     # request that is sent.

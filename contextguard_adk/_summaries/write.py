@@ -175,9 +175,9 @@ async def _summarize_within(
     Args:
         task: The text to summarize, and the budget of the summary.
         model: The model that writes the summary.
-        input_tokens: The most that instruction and prompt should take. An eighth of
-            this is always for the transcript, so a long instruction may make both
-            take more.
+        input_tokens: The most that instruction and prompt should take. They may take
+            more if the instruction is long, because the transcript always gets an
+            eighth of `input_tokens`.
 
     Raises:
         SummaryError: The model has written no summary.
@@ -211,11 +211,11 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
 
     Returns [] if a summary in place is not possible:
 
-    - A call has no result yet. A provider may refuse a question after such a call.
-    - The conversation has messages beside those of `read_indexes`. The model would
+    - If a call has no result yet: a provider may refuse a question after such a call.
+    - If the conversation has messages beside those of `read_indexes`: the model would
       summarize these messages as well.
-    - The request does not show all messages of `read_indexes`.
-    - The app has added contents that cannot be left out, see `_without_additions`.
+    - If the request does not show all messages of `read_indexes`.
+    - If the app has added contents that cannot be left out, see `_without_additions`.
 
     Args:
         turn: The model call.
@@ -237,11 +237,11 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
 def _shows_all(history: History) -> bool:
     """Whether the agent's request shows each message, or a model's summary of it.
 
-    It is False in these cases:
+    The result is False in these cases:
 
-    - A compaction has shortened results.
-    - A compaction has shortened the quote of the user's request.
-    - Excerpts replace messages that no model has summarized.
+    - If a compaction has shortened results.
+    - If a compaction has shortened the quote of the user's request.
+    - If excerpts replace messages that no model has summarized.
     """
     stored = history.stored
     if stored is None:
@@ -257,8 +257,8 @@ def _without_additions(turn: Turn) -> list[types.Content]:
     """Returns the request's contents without those that the app adds to this call.
 
     Returns [] if the app has added contents before the history. Without these contents,
-    the prompt would begin in another way than the agent's requests do, and no prompt
-    cache could serve it.
+    the prompt would not begin as the agent's requests do, and no prompt cache could
+    serve the prompt.
     """
     history = turn.history
     history_indexes = set(history.indexes)

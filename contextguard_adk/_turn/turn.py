@@ -179,9 +179,9 @@ class Turn:
     def has_room(self) -> bool:
         """Whether a compaction for the reason "tokens" can wait.
 
-        - For another reason: False, whatever room there is.
-        - Below the threshold: True.
-        - From the threshold on: whether the window surely has room for an answer.
+        - If the reason is another one: False, whatever room there is.
+        - If the request is below the threshold: True.
+        - Otherwise: whether the window surely has room for an answer.
         """
         if self.reason != "tokens":
             return False
@@ -192,10 +192,10 @@ class Turn:
         return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
-        """Returns whether these contents are others than those of ADK's request.
+        """Returns whether these contents differ from those of the request of ADK.
 
-        Objects are compared, which is faster than to compare what they say. Code that
-        changes a content always makes a new object.
+        Only the objects are compared, which is faster than to compare their values.
+        Code of the guard that changes a content always makes a new object.
         """
         messages = self.history.contents
         if len(contents) != len(messages):
@@ -370,14 +370,14 @@ class Turn:
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word.
 
-        They are as many as the setting `keep` says. But a compaction that was requested
-        leaves only the results that the model has not seen.
+        The setting `keep` decides how many they are. But a compaction that was
+        requested keeps only the results that the model has not seen.
         """
         if self.reason == "requested":
             keep_tokens = 0
         else:
-            # In a chat no tool was called: neither in these messages nor in those that
-            # the stored summary replaces.
+            # A conversation is a chat if no tool was called: neither in the compactable
+            # messages nor in those that the stored summary replaces.
             contents = self.history.contents
             has_tools = any(has_tool(contents[index]) for index in self.compactable)
             is_chat = not has_tools and not self.has_used_tools
@@ -567,10 +567,10 @@ def _shorten_kept(
 
     Returns:
         One of three results:
-        - The steps fit in the target size: the steps with their size.
-        - Their results can be shortened so that the steps take at most `room_tokens`:
-          the steps with their size after that. Results are shortened to the target
-          size, or as far as possible.
+        - If the steps fit in the target size: the steps with their size.
+        - If their results can be shortened so that the steps take at most
+          `room_tokens`: the steps with their size after that. Results are shortened to
+          the target size, or as far as possible.
         - Otherwise: no steps. Only results can be shortened, so texts or the arguments
           of calls may still be too large.
     """

@@ -181,10 +181,10 @@ class Pipeline(Strategy):
 
         None leaves the strings whole until a compaction, in these cases:
 
-        - `tool_output` is None.
-        - `tool_output` leaves the newest result whole.
-        - The agent cannot read whole results back. Then only a `tool_output` that the
-          user has set shortens strings so early, not the default.
+        - If `tool_output` is None.
+        - If `tool_output` leaves the newest result whole.
+        - If the agent cannot read whole results back, and `tool_output` is the default:
+          only a `tool_output` that the user has set shortens strings so early.
 
         Args:
             has_recall: Whether the agent can read whole results back.
@@ -212,11 +212,14 @@ class Pipeline(Strategy):
 
         All messages but the newest are summarized in two cases:
 
-        - The reducers leave the request too large.
-        - A user has asked for a compaction, and the reducers do hardly anything.
+        - If the reducers leave the request too large.
+        - If a user has asked for a compaction, and the reducers do hardly anything.
 
-        The result is None in three cases: neither size is reached, no reducer changes
-        the request, or the gain is too small.
+        The result is None in three cases:
+
+        - If neither size is reached.
+        - If no reducer changes the request.
+        - If the gain is too small.
         """
         if self.fullness(turn) < 1:
             return None
@@ -249,11 +252,12 @@ class Pipeline(Strategy):
 
         No further run follows once the request has at most a certain size:
 
-        - Only `compression_threshold` is reached: the request has to fit.
-        - The threshold is reached: after the first run, the size is the middle between
-          the target and `due_tokens`, because a larger request would soon be compacted
-          again. After a run with relaxed settings, the size is `due_tokens`, because a
-          smaller size is not worth the loss of more messages.
+        - If only `compression_threshold` is reached: the size is the largest one that
+          fits.
+        - If the threshold is reached: after the first run, the size is the middle
+          between the target and `due_tokens`, because a larger request would soon be
+          compacted again. After a run with relaxed settings, the size is `due_tokens`,
+          because a smaller size is not worth the loss of more messages.
 
         Args:
             reduction: The decisions of the reducers so far.
