@@ -247,8 +247,8 @@ class ContextGuardPlugin(GuardPlugin):
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # The run may still remember an earlier call of the agent. The answer to this
-            # request must not count as the answer to that earlier call.
+            # The run may still remember an earlier call of the agent. The answer to
+            # this request must not count as the answer to that earlier call.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 

@@ -175,8 +175,8 @@ def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     - If the count is another one, or the text has become shorter: a new series begins.
     - If the text has the same length: an equal count shows nothing, so `telling_count`
       stays.
-    - If the count is about the number of tokens by which the text has grown: a cache may
-      have served the older text without a report, so that only the new text was
+    - If the count is about the number of tokens by which the text has grown: a cache
+      may have served the older text without a report, so that only the new text was
       counted. Then an equal count shows nothing, so `telling_count` stays.
     - If the text has grown otherwise: `telling_count` rises by one.
     """

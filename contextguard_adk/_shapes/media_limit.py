@@ -171,8 +171,8 @@ def _describe_part(part: types.Part) -> types.Part:
         update = {"text": text, "inline_data": None, "video_metadata": None}
         return part.model_copy(update=update)
 
-    # The guard's field stands beside the tool's own values. So these are quoted, and no
-    # value can look like a line of the guard.
+    # The guard's field stands beside the tool's own values. These values are quoted, so
+    # that none of them looks like a line of the guard.
     descriptions = [describe_media(file) for file in response.parts or ()]
     quoted_result = quote_value(response.response or {})
     new_result = {**quoted_result, "attachments_left_out": descriptions}

@@ -262,7 +262,7 @@ def help_thoughts(
     model = turn.model.name
     if refusal == "turn":
         # The guard leaves out thoughts of the running turn only if it takes the model
-        # for one that binds its thoughts. Otherwise the guard has not caused the refusal.
+        # for one that binds its thoughts. Otherwise the refusal has another cause.
         may_have_left_out = bool(_describe_thinker(turn).binds)
         if not may_have_left_out:
             return None
@@ -546,8 +546,8 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
 def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
     """Whether thoughts of this origin are foreign to the model of the request.
 
-    - If the thoughts have a seal: they are foreign if client or family differ from those
-      of the model. An unknown family, "", differs from each known one.
+    - If the thoughts have a seal: they are foreign if the client or the family differs
+      from that of the model. An unknown family, "", differs from each known one.
     - If the thoughts have no seal: their client is unknown. They are foreign if both
       families are known and differ.
     """

@@ -153,8 +153,8 @@ class SummaryModel:
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)
 
-        # The summary may take the largest of three sizes: what all thoughts leave, half
-        # of what the thoughts leave that a setting asks for, and an eighth of the limit.
+        # The summary may take the largest of three sizes: the limit less all thoughts,
+        # half of the limit less the asked thoughts, and an eighth of the limit.
         beside_all_tokens = limit_tokens - thought_tokens
         beside_asked_tokens = limit_tokens - asked_tokens
         most_text_tokens = max(

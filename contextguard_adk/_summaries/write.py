@@ -361,7 +361,7 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
     # A model's previous summary and the sections beside it are expected to take as much
     # as the excerpts.
     previous_tokens = excerpts_tokens
-    # The text of a section with a `held_ratio` may be longer, so it has room of its own.
+    # The text of a section with a `held_ratio` may be long, so it has room of its own.
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
     head_tokens = previous_tokens + held_tokens + excerpts_tokens

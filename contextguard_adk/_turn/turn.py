@@ -388,12 +388,12 @@ class Turn:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns the indexes of the messages that a new summary should cover.
 
-        These are the older messages, and all messages that are summarized already. The
-        newest messages stay:
+        These are the older messages, and all messages that are summarized already. Two
+        kinds of messages stay:
 
-        - at least those of `kept`
-        - about the newest `keep_count` of `compactable`: no call is parted from its
-          result, so the number is not exact
+        - the messages of `kept`
+        - the newest `keep_count` messages of `compactable`, or a few more or fewer,
+          because no call is parted from its result
 
         If at most `keep_count` messages are compactable, there are no older messages,
         and the result is empty.
@@ -424,8 +424,8 @@ class Turn:
     def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the summarized messages to these indexes, and leaves out split pairs.
 
-        A pair is a call and its result. If only one of both is among the indexes, it is
-        left out, so that it stays in the request with the other one.
+        A pair is a call and its result. If only one of both is among the indexes, that
+        index is left out, so that both stay in the request.
         """
         covered = frozenset(indexes) | self.history.model_covered
         return keep_pairs_whole(covered, self.history.pairs)
@@ -474,9 +474,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    # The last step may end with the model's own content or with a message of the user,
-    # which comes after an answer. Then the model has seen all results. Anything else at
-    # the end, usually a result, is new to the model.
+    # If the last step ends with a content of the model, the model has seen all results.
+    # The same holds if the step ends with a message of the user, which comes after an
+    # answer. Anything else at the end, usually a result, is new to the model.
     last_step = steps[-1]
     last_index = last_step[-1]
     is_from_model = history.shown[last_index].role == "model"

@@ -199,8 +199,8 @@ class Pipeline(Strategy):
     def fullness(self, turn: Turn) -> float:
         """Returns the tokens as a part of the size from which on the reducers run.
 
-        This size is the threshold or, if it is smaller, `compression_threshold`. The
-        smaller size gives the larger one of two ratios.
+        This size is the threshold or `compression_threshold`, whichever is smaller. The
+        smaller size gives the larger ratio.
         """
         if self.compression_threshold is None:
             return turn.fullness
@@ -228,7 +228,7 @@ class Pipeline(Strategy):
         # In a very large window, `limit_tokens` may be below the threshold.
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
-        # A request of the target size must not be due for a compaction itself.
+        # A request of the target size must not be due for another compaction.
         target_tokens = min(wanted_tokens, due_tokens - 1)
         reduction = Reduction(turn, ask, target_tokens)
         await self._run_until_small(reduction, due_tokens)
@@ -300,8 +300,8 @@ def _is_request_ignored(reduction: Reduction) -> bool:
     if turn.reason != "requested" or has_written_summary:
         return False
 
-    # `reduction.tokens` is an estimate. It cannot be compared with `turn.tokens`, which
-    # may come from the provider's count.
+    # `reduction.tokens` is an estimate, but `turn.tokens` may come from the provider's
+    # count. Only two estimates can be compared.
     tokens_before = turn.measure(turn.contents)
     return reduction.tokens > _HARDLY_COMPACTED_RATIO * tokens_before
 
