@@ -31,7 +31,7 @@ their window free.
 """
 
 _LEAST_RATIO = 0.4
-"""A lower ratio of a count is not used: the count leaves out some of the text."""
+"""A count with a lower ratio is not used: such a count leaves out some of the text."""
 
 _GROWN_RATIO = 0.05
 """A series shows that prompts are cut only if two sizes are at least this part of the
@@ -178,7 +178,8 @@ def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     - If the count is about the number of tokens by which the text has grown: a cache
       may have served the older text without a report, so that only the new text was
       counted. Then an equal count shows nothing, so `telling_count` stays.
-    - If the text has grown otherwise: `telling_count` rises by one.
+    - Otherwise: the text has grown, and the count should have risen. `telling_count`
+      rises by one.
     """
     real_tokens = count.real_tokens
     text_tokens = max(1, count.text_tokens)  # Ratios divide by these tokens.

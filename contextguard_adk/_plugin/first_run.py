@@ -189,7 +189,7 @@ def _describe_agents(
     is_hidden_workflow = root is None
     if is_hidden_workflow:
         # The setting `default` guards all agents that `agents` does not name. The name
-        # "" stands for them, because no agent has it.
+        # "", which no agent has, stands for these agents.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")

@@ -7,7 +7,7 @@ all of these. Before a call, thoughts are left out if their seal does not hold a
 whoever made the change.
 
 Thoughts A may be left out of a request, and the answer to this request may have
-thoughts B. The seal of B says that A was missing, so A is never sent again.
+thoughts B. The seal of B says that A were missing, so A are never sent again.
 
 These words are used here:
 

@@ -356,7 +356,7 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
     stays_ratio = STAYS_RATIO
     if turn.settings.summaries == "stored":
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
-    most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
+    most_staying_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
 
     # A model's previous summary and the sections beside it are expected to take as much
     # as the excerpts.
@@ -364,13 +364,12 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
     # The text of a section with a `held_ratio` may be long, so it has room of its own.
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
-    head_tokens = previous_tokens + held_tokens + excerpts_tokens
-    taken_tokens = turn.fixed_tokens + head_tokens
+    taken_tokens = turn.fixed_tokens + excerpts_tokens + previous_tokens + held_tokens
     free_tokens = turn.limit_tokens - taken_tokens
     # The kept steps stay in any case, so the candidates get the rest of the room.
-    room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
+    room_tokens = min(most_staying_tokens, free_tokens) - turn.kept.tokens
 
-    # The oldest candidate is left out of the loop, because it is always replaced.
+    # The loop leaves out the oldest candidate: a compaction has to replace something.
     contents = [turn.history.shown[index] for index in candidates]
     memo = turn.history.memo
     replaced_count = len(contents)

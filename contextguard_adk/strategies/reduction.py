@@ -140,8 +140,8 @@ class Reduction:
         """Estimates, in real tokens, everything that would stand beside a summary.
 
         This is everything in the request but the summary itself: instruction, tools,
-        sections, and the messages that stay. These are the newest `keep_count`, or a
-        few more or fewer, because no call is parted from its result.
+        sections, and the messages that stay. About the newest `keep_count` messages
+        stay, see `Turn.older_than`.
         """
         covered = self.turn.older_than(keep_count)
         # A model is expected to write the summary, so all covered messages are in
@@ -188,13 +188,13 @@ class Reduction:
         return self._apply(new_draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Summarizes all messages but the newest `keep_count`.
+        """Summarizes older messages.
 
-        A few more or fewer messages may stay, because no call is parted from its
-        result. Nothing changes in two cases:
+        About the newest `keep_count` messages stay, see `Turn.older_than`. Nothing
+        changes in two cases:
 
-        - A summary that was asked for earlier in this run has failed.
-        - A model has already summarized all messages that are older.
+        - If a summary was asked for earlier in this run, and the model has failed.
+        - If a model has summarized all older messages already.
         """
         old_draft = self._draft
         covered = self.turn.older_than(keep_count)
@@ -222,9 +222,9 @@ class Reduction:
         """Puts a draft in place of the last one.
 
         Returns:
-            - `TARGET_REACHED` if the request is now small enough
-            - `APPLIED` if the request is smaller than before
-            - `NO_CHANGE` if the request is not smaller; the draft is in place anyway
+            - If the request is now small enough: `TARGET_REACHED`.
+            - If the request is smaller than before: `APPLIED`.
+            - Otherwise: `NO_CHANGE`, although the new draft is in place.
         """
         tokens_before = self.tokens
         self._draft = draft
