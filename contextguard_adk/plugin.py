@@ -180,7 +180,7 @@ class ContextGuardPlugin(GuardPlugin):
         )
         if self._redactor:
             # The text of an error may quote messages. The log has such texts only at
-            # DEBUG, and redacts them by all of `REDACTORS`.
+            # DEBUG, after each of `REDACTORS` has changed the text.
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:

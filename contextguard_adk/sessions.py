@@ -104,8 +104,8 @@ class _EditedState(keys.AgentState):
             run=writes,
         )
         self.session = session
-        # `write` adds to this dict: it keeps the values of each scope in a dict of
-        # their own, and all values of the agent have the agent's scope.
+        # `write` adds to this dict. `pending` has a dict for the values of each scope,
+        # and all values of the agent have the agent's scope.
         self.delta = writes.pending.setdefault(scope, {})
 
         # The record has the summary without its text. `load_summary` adds the text, but
@@ -410,7 +410,7 @@ async def _build_view(agent_state: _EditedState) -> _View:
     events = invocation.session.events
     covered_event_count = 0
     if covered:  # Nothing is covered if the session no longer has these messages.
-        # The summary may not name its newest event. Then the history looks for it.
+        # If the summary does not name its newest event, the history looks for the event.
         newest_event_id = stored.last_event or history.last_event(covered)
         covered_event_count = _count_events_upto(newest_event_id, events)
     return _View(

@@ -97,8 +97,8 @@ class TruncatingServers(Listener):
 
     The counts show nothing in two cases:
 
-    - A cache has served a part of a prompt: the count may leave out that part.
-    - Equal counts of a growing text were followed by a higher count before: the server
+    - If a cache has served a part of a prompt: the count may leave out that part.
+    - If a higher count has followed equal counts of a growing text before: the server
       rounds its counts.
 
     The process keeps to the window until a count exceeds the window.

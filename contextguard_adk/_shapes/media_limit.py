@@ -161,9 +161,9 @@ def _describe_parts(
 def _describe_part(part: types.Part) -> types.Part:
     """Describes the media of a part in words.
 
-    - An image or a file becomes a text.
-    - A result loses its media. Descriptions of these stand in a new field of the
-      result, `attachments_left_out`.
+    - If the part is an image or a file: it becomes a text.
+    - If the part is a result: it loses its media, whose descriptions stand in a new
+      field of the result, `attachments_left_out`.
     """
     response = part.function_response
     if response is None:

@@ -127,7 +127,7 @@ class Ask:
               newest messages of `covered` may stay.
         """
         self.attempts += 1
-        # The agent's model has not seen the pending results, so they stay.
+        # The pending results stay, because the agent's model has not seen them.
         replaced = turn.with_summarized(covered - turn.kept.pending)
         if not budget_tokens:
             budget_tokens = compose.summary_tokens(turn, replaced)

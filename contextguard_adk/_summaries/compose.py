@@ -128,7 +128,7 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
-    # The current request does not count: a continuation quotes it in any case.
+    # The current request does not count, because a continuation quotes it.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
     # The section shows messages only if later requests are sure to have them unchanged.
@@ -200,8 +200,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
 
-    # If older messages are missing in this request, the summary before has replaced
-    # them, and so does this summary.
+    # If older messages are missing in this request, the previous summary has replaced
+    # these messages, and so does the new summary.
     has_older = history.stored is not None and history.is_partial
     stored = StoredSummary(
         text=_storable(model_text + excerpts),

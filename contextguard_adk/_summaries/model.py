@@ -278,7 +278,7 @@ async def ask_in_place(
     request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
     request.config = conversation.config.model_copy(update=update)
-    # With this count, ADK may create a Gemini cache. It would be used only once.
+    # With this count, ADK may create a Gemini cache, which would be used only once.
     request.cacheable_contents_token_count = None
     return await _ask(_Question(model, budget_tokens, request))
 

@@ -381,8 +381,8 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
             break
         replaced_count -= 1
 
-    # The last item of `pair_boundaries` is for a split after the last content. It is
-    # always True, so the loop ends.
+    # The last item of `may_split_before` is for a split after the last content. This
+    # item is always True, so the loop ends.
     may_split_before = pair_boundaries(contents)
     while not may_split_before[replaced_count]:
         replaced_count += 1

@@ -487,9 +487,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     kept = fitting or pending
 
     # In two cases only the steps after the user's request are kept:
-    # - All messages would be kept, so that the compaction would cover nothing.
-    # - The request would be the first kept message. This would save nothing, because a
-    #   request that is covered is quoted after the summary.
+    # - If all messages would be kept: the compaction would cover nothing.
+    # - If the request would be the first kept message: to keep the request saves
+    #   nothing, because a covered request is quoted after the summary.
     keeps_all = len(kept) == len(turn.compactable)
     begins_with_request = bool(kept) and kept[0] == history.request_index
     if keeps_all or begins_with_request:

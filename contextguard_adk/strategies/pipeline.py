@@ -139,10 +139,13 @@ class Pipeline(Strategy):
     def _read_step(cls, value: object, info: ValidationInfo) -> object:
         """Reads the value of a step, in code or in a file.
 
-        - False becomes None, because TOML has no null.
-        - A table for `window` becomes a `TokenWindow` if the table has `budget_tokens`,
-          else a `MessageWindow`.
-        - Any other reducer, table or None stays. Pydantic makes the reducer of a table.
+        - If the value is False: it becomes None, because TOML has no null.
+        - If the value is a table for `window`: it becomes a `TokenWindow` if the table
+          has `budget_tokens`, otherwise a `MessageWindow`.
+        - If the value is another table, a reducer or None: it stays. Pydantic makes the
+          reducer of the table.
+
+        Any other value raises a ValueError.
         """
         if value is False:
             return None

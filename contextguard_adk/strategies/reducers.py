@@ -264,8 +264,8 @@ class ToolOutputTruncation(Reducer):
             # Results that an earlier run has shortened stay shortened.
             upto_index = max(last_index, earlier.upto)
             # A `result_length` limits whole results, not only the strings in them.
-            # Relaxed lengths set it, `ClearToolResults` does, and so do kept results
-            # that are too large. The lengths of the settings do not undo this limit.
+            # The limit comes from relaxed lengths, from `ClearToolResults`, or from
+            # kept results that were too large. The settings do not undo the limit.
             earlier_has_length = earlier.truncation.result_length > 0
             new_has_length = truncation.result_length > 0
             if earlier_has_length and not new_has_length:

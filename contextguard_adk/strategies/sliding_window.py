@@ -92,8 +92,8 @@ class SlidingWindow(Strategy):
         usual_count = max(MIN_KEPT, int(len(turn.uncovered) * KEPT_RATIO))
         most_count = min(usual_count, turn.keep_count)
         reason = turn.reason if turn.is_due else self.early_reason
-        # The messages of `keep` are never summarized. In this copy, they are at most
-        # `most_count` messages.
+        # The messages of `keep` are never summarized. In this copy of the turn, at most
+        # `most_count` messages are messages of `keep`.
         limited_turn = replace(turn, reason=reason, keep_count=most_count)
 
         draft: Draft | None = None
