@@ -410,7 +410,7 @@ async def _build_view(agent_state: _EditedState) -> _View:
     events = invocation.session.events
     covered_event_count = 0
     if covered:  # Nothing is covered if the session no longer has these messages.
-        # If the summary does not name its newest event, the history looks for the event.
+        # If the summary does not name its newest event, the history finds the event.
         newest_event_id = stored.last_event or history.last_event(covered)
         covered_event_count = _count_events_upto(newest_event_id, events)
     return _View(

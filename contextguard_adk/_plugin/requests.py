@@ -155,8 +155,8 @@ async def guard_request(
 
     In two cases, a request that is too large is cut instead:
 
-    - If the guard has failed. The failure is logged.
-    - If the request is one of a recorded test, in which no state may be written.
+    - If the guard has failed: the failure is logged.
+    - If the request is one of a recorded test: no state may be written in such a test.
 
     A guard that only observes changes no request.
     """
