@@ -230,8 +230,9 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
         # Our classes always list problems. A class of the user's own may list none.
         if not error.problems:
             raise
-        # A problem of the table as a whole has the place "". `join_problems` puts the
-        # key before each place, so only the whole file, whose key is "", needs a name.
+        # A problem of the table as a whole has the place "". `join_problems` puts `key`
+        # before each place. For the whole file, `key` is "" as well, so the place needs
+        # a name.
         place_of_whole = "" if key else _TOP_LEVEL
         problems = [
             (place or place_of_whole, _add_table(place, message))

@@ -179,7 +179,8 @@ class ContextGuardPlugin(GuardPlugin):
             observers=Observers(self._listeners, timeout_seconds),
         )
         if self._redactor:
-            # The log redacts the texts of errors at DEBUG, which may quote messages.
+            # The text of an error may quote messages. The log has such texts only at
+            # DEBUG, after each of `REDACTORS` has changed the text.
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -246,8 +247,8 @@ class ContextGuardPlugin(GuardPlugin):
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
-            # The run may still remember an earlier call of the agent. If the guard does
-            # not change this request, the answer must not count as one to that call.
+            # The run may still remember an earlier call of the agent. The answer to
+            # this request must not count as the answer to that earlier call.
             run = self._guard.run(callback_context.get_invocation_context())
             run.calls.pop(call_key(callback_context), None)
 
@@ -257,10 +258,10 @@ class ContextGuardPlugin(GuardPlugin):
                     self._guard, callback_context, llm_request, strategy
                 )
 
-            # The summary of a session that was compacted before is missing in such a
-            # request, so the request may have the whole history.
-            may_compact = strategy is not None and not self.settings.observe
-            if not may_compact:
+            may_change = strategy is not None and not self.settings.observe
+            if not may_change:
+                # An unchanged request lacks the stored summary. So if the session was
+                # compacted before, the request may have the whole history.
                 warn_of_switch(self, callback_context, llm_request)
 
     async def after_model_callback(
@@ -313,9 +314,9 @@ class ContextGuardPlugin(GuardPlugin):
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them.
 
-        An ADK without `set_skip_closing_plugins` also closes the plugins when the run
-        of an `AgentTool` ends. The app goes on then, so nothing is cancelled.
+        Nothing is done in an ADK without `set_skip_closing_plugins`. Such an ADK also
+        closes the plugins when the run of an `AgentTool` ends, and the app goes on.
         """
-        is_end_of_app = hasattr(PluginManager, "set_skip_closing_plugins")
-        if is_end_of_app:
+        closes_only_at_end_of_app = hasattr(PluginManager, "set_skip_closing_plugins")
+        if closes_only_at_end_of_app:
             await self._guard.tasks.close()

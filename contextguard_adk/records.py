@@ -263,10 +263,12 @@ def describe_call(record: CallRecord) -> dict[str, Any]:
 def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
     """Returns fields of a compaction by the names that they have in `custom_metadata`.
 
-    Two kinds of fields are left out: those of `Origin`, because the event itself tells
-    whose call it is, and three that only the log and listeners need.
+    Two kinds of fields are left out:
+
+    - the fields of `Origin`: the event itself tells whose call it is
+    - three fields that only the log and listeners need
     """
-    # The event does not tell the strategy.
+    # `strategy` is a field of `Origin` that the event does not tell.
     fields_of_event = {each.name for each in fields(Origin)} - {"strategy"}
     left_out = fields_of_event | {"summary_tokens", "duration_seconds", "failure"}
     short_names = {"attempts": "summaries", "is_mechanical": "mechanical"}

@@ -104,8 +104,8 @@ class _EditedState(keys.AgentState):
             run=writes,
         )
         self.session = session
-        # `write` adds to this dict: it keeps the values of each scope in a dict of
-        # their own, and all values of the agent have the agent's scope.
+        # `write` adds to this dict. `pending` has a dict for the values of each scope,
+        # and all values of the agent have the agent's scope.
         self.delta = writes.pending.setdefault(scope, {})
 
         # The record has the summary without its text. `load_summary` adds the text, but
@@ -122,7 +122,8 @@ class _EditedState(keys.AgentState):
         characters; 2 pins"
         """
         usage = self.session.state.get(keys.USAGE_KEY + self.owner)
-        # The plugin may be set to write no such line. The last count is stored anyway.
+        # With `usage_in_state=False` there is no such line. The last count is stored
+        # anyway.
         counted_tokens = self.read("real_tokens")
         if not usage and counted_tokens:
             usage = f"{int(counted_tokens):,} tokens"
@@ -256,9 +257,10 @@ async def edit(
     if not 0 < new_chars <= MAX_SUMMARY_CHARS:
         raise SessionError(f"1 to {MAX_SUMMARY_CHARS:,} characters, not {new_chars:,}")
 
-    # Excerpts may stand after the text of a model. The new text has none, so all of it
-    # counts as a model's.
+    # `model_chars` is the length of a summary without the excerpts that may follow. The
+    # new text has no excerpts, so this is its whole length.
     new_summary = agent_state.summary.model_copy(update={"model_chars": new_chars})
+    # `edit_summary` stores all of a summary but its text, which has a key of its own.
     agent_state.edit_summary(new_summary)
     agent_state.write("summary", new_text)
     subject = _name_summaries([agent_state])
@@ -278,12 +280,15 @@ async def leave(
     were kept word for word. ADK shows the text to all agents, so the text has the
     summaries of all agents, one after another.
 
-    The compaction ends before the first long-running call that waits for its result.
+    The compaction ends before the first long-running call that waits for its result. It
+    may end even earlier, see `_count_removable`.
+
     The agents' values in session state are removed, except for pins and todos. The
     values of agents in a branch or an isolation scope stay.
     """
     summarized = _find_summarized(session, agent)
-    # In a branch or an isolation scope, the owner is more than the agent's name.
+    # ADK shows its compaction to all agents. So summaries that hold only in a branch or
+    # an isolation scope are left out: there the owner is more than the agent's name.
     agent_states = [each for each in summarized if each.owner == each.agent]
     if not agent_states:
         raise SessionError("the agent is in a branch or an isolation scope")
@@ -295,6 +300,7 @@ async def leave(
         raise SessionError("the messages that were summarized are gone")
     removed_count = views[-1].removable_count
     if removed_count == 0:
+        # These are the two reasons for which `_count_removable` returns 0.
         raise SessionError("a call waits for its result, or a later event is older")
 
     last_removed = session.events[removed_count - 1]
@@ -404,7 +410,7 @@ async def _build_view(agent_state: _EditedState) -> _View:
     events = invocation.session.events
     covered_event_count = 0
     if covered:  # Nothing is covered if the session no longer has these messages.
-        # The summary may not name its newest event. Then the history looks for it.
+        # If the summary does not name its newest event, the history finds the event.
         newest_event_id = stored.last_event or history.last_event(covered)
         covered_event_count = _count_events_upto(newest_event_id, events)
     return _View(
@@ -478,12 +484,12 @@ def _count_removable(events: Sequence[Event], most_count: int) -> int:
 def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
     """Returns, for each event, the position of the last result of its calls.
 
-    An event without calls has its own position. A call without a result is one of two
-    cases:
+    An event without calls has its own position. For a call without a result, there are
+    two cases:
 
-    - The call is long-running, so its result is still to come. The position is
+    - If the call is long-running: its result is still to come. The position is
       `most_count`, which is behind all events that may be removed.
-    - Nobody waits for a result of the call. The position is that of the call.
+    - Otherwise: nobody waits for a result. The position is that of the call.
 
     Args:
         events: The events of the session.
@@ -581,13 +587,13 @@ async def load_recent(
         A config of ADK that loads the events since the earliest of these times. None
         loads all events, in these cases:
 
-        - There is no session.
-        - The guard has no `recent_events=True`, is switched off, or only observes.
-        - An agent of the app has no such time, for example because it has had no
+        - If there is no session.
+        - If the guard has no `recent_events=True`, is switched off, or only observes.
+        - If an agent of the app has no such time, for example because it has had no
           compaction in the session yet.
-        - An agent is not guarded, or has a strategy that a function chooses.
-        - An agent is of a class of its own, which may read events by itself.
-        - No agent of the app reads the history.
+        - If an agent is not guarded, or has a strategy that a function chooses.
+        - If an agent is of a class of its own, which may read events by itself.
+        - If no agent of the app reads the history.
     """
     guards = [each for each in app.plugins if isinstance(each, ContextGuardPlugin)]
     settings = guards[0].settings if guards else PluginSettings()

@@ -62,8 +62,9 @@ class Spans(Listener):
             span.set_attribute("context_guard.cost_usd", record.cost)
 
         if record.model:
-            # OpenTelemetry's word would be "generate_content". But for a span with this
-            # word, ADK's page of traces looks for an event, which this span lacks.
+            # OpenTelemetry's word for a model call is "generate_content". But ADK's
+            # page of traces looks for an event in each span with this word, and this
+            # span has no such event.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         usage = record.usage
@@ -89,8 +90,10 @@ class StateLines(Listener):
     def answered(self, event: Answered) -> None:
         """Writes how full the window is: "41,210 of 128,000 tokens, 32 %".
 
-        Nothing is written in two cases: the provider's count is not credible as the
-        size of the request, or the setting `usage_in_state` is off.
+        Nothing is written in two cases:
+
+        - If there is no new count that is credible as the size of the request.
+        - If the setting `usage_in_state` is off.
         """
         count = event.count
         if count is None or not count.is_size:

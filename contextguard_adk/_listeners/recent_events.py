@@ -28,7 +28,8 @@ By these events, the guard recognizes the messages that the summary covers.
 """
 
 _MARGIN_SECONDS = 1e-5
-"""A start time lies this much before its event: databases round to microseconds."""
+"""A start time is this much before its event, because databases round to microseconds.
+"""
 
 
 class RecentEvents(Listener):
@@ -41,13 +42,13 @@ class RecentEvents(Listener):
 
         There are four cases:
 
-        - The agent works in a branch. It needs all events, because the branches of one
-          run tell nothing of the branches of the next run.
-        - A start time is noted, but the agent had no summary before this compaction. It
-          has lost the summary, and needs all events.
-        - The loaded events show a new start time, which is noted.
-        - The loaded events show no start time. An earlier one still holds: the session
-          may have been loaded since that time.
+        - If the agent works in a branch: it needs all events, so None is noted. The
+          branches of one run tell nothing of the branches of the next run.
+        - If a start time was noted, but the agent had no summary before this
+          compaction: it has lost the summary and needs all events, so None is noted.
+        - If the loaded events show a new start time: that time is noted.
+        - Otherwise: the earlier start time stays. The session may have been loaded
+          since that time.
         """
         state = event.state
         agent = event.turn.agent

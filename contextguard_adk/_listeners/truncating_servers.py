@@ -31,15 +31,18 @@ their window free.
 """
 
 _LEAST_RATIO = 0.4
-"""A lower ratio of a count is not used: the count leaves out some of the text."""
+"""A count with a lower ratio is not used: such a count leaves out some of the text."""
 
 _GROWN_RATIO = 0.05
-"""If prompts are cut, the text grows during a series by at least this part of the
-count. At the end, the count that the text should have exceeds the count by this part.
+"""A series shows that prompts are cut only if two sizes are at least this part of the
+count:
+
+- the heuristic tokens by which the text has grown during the series
+- the tokens by which the count is lower than expected for the last text
 """
 
-_CUT_TIMES = 3
-"""A series shows that prompts are cut only if its `times` are at least this many."""
+_LEAST_TELLING_COUNT = 3
+"""A series of fewer telling requests does not show that prompts are cut."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,26 @@ class EqualCounts:
         real_tokens: The count that the provider reported each time.
         first_tokens: The heuristic tokens of the first text in the series.
         last_tokens: The heuristic tokens of the last text in the series.
-        times: How many requests had this count although their texts should have had
-            different ones, see `_add_count`; 0 if the model has had no count yet.
-        usual_ratio: The lowest ratio of a count before this series; infinite if there
+        telling_count: The number of telling requests in the series: the first one, and
+            each one whose longer text should have had a higher count, see `_add_count`.
+            0 if the model has had no count yet.
+        lowest_ratio: The lowest ratio of a count before this series; infinite if there
             was none.
-        has_steps: Whether the count has risen after an earlier series with a growing
-            text. Then the server rounds its counts, and does not cut prompts.
+        are_counts_rounded: Whether a higher count has followed an earlier series with a
+            growing text. Then the server rounds its counts, and does not cut prompts.
         was_cached: Whether a cache has served a part of any prompt.
     """
 
     real_tokens: int = 0
     first_tokens: int = 0
     last_tokens: int = 0
-    times: int = 0
-    usual_ratio: float = math.inf
-    has_steps: bool = False
+    telling_count: int = 0
+    lowest_ratio: float = math.inf
+    are_counts_rounded: bool = False
     was_cached: bool = False
 
     @property
-    def has_grown(self) -> bool:
+    def has_text_grown(self) -> bool:
         """Whether the text grew by a twentieth of the count during the series."""
         grown_tokens = self.last_tokens - self.first_tokens
         return grown_tokens >= _GROWN_RATIO * self.real_tokens
@@ -88,13 +92,13 @@ class TruncatingServers(Listener):
 
     - From the first of these texts to the last, the text has grown by a twentieth of
       the count.
-    - By the ratio of earlier counts, the last text should have a count that is higher
-      by a twentieth.
+    - By the lowest ratio of earlier counts, the last text should have a count that is
+      higher by a twentieth.
 
     The counts show nothing in two cases:
 
-    - A cache has served a part of a prompt: the count may leave out that part.
-    - Equal counts of a growing text were followed by a higher count before: the server
+    - If a cache has served a part of a prompt: the count may leave out that part.
+    - If a higher count has followed equal counts of a growing text before: the server
       rounds its counts.
 
     The process keeps to the window until a count exceeds the window.
@@ -168,12 +172,14 @@ def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
 
     There are four cases:
 
-    - The count is another one, or the text has become shorter: a new series begins.
-    - The text has the same length: an equal count shows nothing. `times` stays.
-    - The count is about the number of tokens by which the text has grown. A cache may
-      have served the older text without a report, so that only the new text was
-      counted. Then an equal count shows nothing, and `times` stays.
-    - The text has grown, but the count is the same: `times` rises by one.
+    - If the count is another one, or the text has become shorter: a new series begins.
+    - If the text has the same length: an equal count shows nothing, so `telling_count`
+      stays.
+    - If the count is about the number of tokens by which the text has grown: a cache
+      may have served the older text without a report, so that only the new text was
+      counted. Then an equal count shows nothing, so `telling_count` stays.
+    - Otherwise: the text has grown, and the count should have risen. `telling_count`
+      rises by one.
     """
     real_tokens = count.real_tokens
     text_tokens = max(1, count.text_tokens)  # Ratios divide by these tokens.
@@ -185,7 +191,9 @@ def _add_count(series: EqualCounts, count: Count) -> EqualCounts:
     may_be_of_new_text = abs(grown_tokens - real_tokens) <= real_tokens / 4
     if grown_tokens == 0 or may_be_of_new_text:
         return replace(series, last_tokens=text_tokens)
-    return replace(series, last_tokens=text_tokens, times=series.times + 1)
+    return replace(
+        series, last_tokens=text_tokens, telling_count=series.telling_count + 1
+    )
 
 
 def _begin_series(
@@ -194,40 +202,43 @@ def _begin_series(
     """Returns a new series of one count, with the facts that earlier counts have shown.
 
     Args:
-        before: The series that has ended; its `times` is 0 if there was none.
+        before: The series that has ended; its `telling_count` is 0 if there was none.
         real_tokens: The count.
         text_tokens: The heuristic tokens of the text that was counted, at least 1.
     """
-    usual_ratio = before.usual_ratio
+    was_counted = before.telling_count > 0
+    lowest_ratio = before.lowest_ratio
     ratio_before = before.real_tokens / max(1, before.last_tokens)
-    if before.times > 0 and ratio_before >= _LEAST_RATIO:
-        usual_ratio = min(usual_ratio, ratio_before)
+    if was_counted and ratio_before >= _LEAST_RATIO:
+        lowest_ratio = min(lowest_ratio, ratio_before)
 
-    # If prompts were cut at a window, no count would be higher than the equal counts of
-    # a growing text.
-    was_repeated = before.times > 1
-    is_step = was_repeated and before.has_grown and real_tokens > before.real_tokens
+    # A server that cuts prompts repeats the highest of its counts. So if the count has
+    # been repeated for a growing text, and now rises, the server rounds its counts.
+    was_repeated = before.telling_count > 1 and before.has_text_grown
+    is_rounded = was_repeated and real_tokens > before.real_tokens
     return EqualCounts(
         real_tokens=real_tokens,
         first_tokens=text_tokens,
         last_tokens=text_tokens,
-        times=1,
-        usual_ratio=usual_ratio,
-        has_steps=before.has_steps or is_step,
+        telling_count=1,
+        lowest_ratio=lowest_ratio,
+        are_counts_rounded=before.are_counts_rounded or is_rounded,
         was_cached=before.was_cached,
     )
 
 
 def _shows_cut_prompts(series: EqualCounts) -> bool:
     """Returns whether a series shows that prompts are cut: see `TruncatingServers`."""
-    may_have_other_reason = series.was_cached or series.has_steps
+    may_have_other_reason = series.was_cached or series.are_counts_rounded
     if may_have_other_reason:
         return False
-    if series.times < _CUT_TIMES or not series.has_grown:
+    if series.telling_count < _LEAST_TELLING_COUNT or not series.has_text_grown:
         return False
 
-    # Without earlier counts, a token is taken to be four bytes.
-    usual_ratio = 1.0 if series.usual_ratio == math.inf else series.usual_ratio
-    expected_tokens = series.last_tokens * usual_ratio
+    # Without earlier counts, a token is taken to be four bytes. Otherwise the lowest
+    # ratio gives the lowest count that the last text should have.
+    has_ratio = series.lowest_ratio != math.inf
+    ratio = series.lowest_ratio if has_ratio else 1.0
+    expected_tokens = series.last_tokens * ratio
     is_count_too_low = expected_tokens >= (1 + _GROWN_RATIO) * series.real_tokens
     return is_count_too_low and series.real_tokens >= _MIN_CUT_TOKENS

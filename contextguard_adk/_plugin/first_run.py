@@ -44,8 +44,8 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
     root = getattr(invocation.agent, "root_agent", None)
     _choose_key_form(guard, root)
 
-    # Only the first run of an app shows all agents. A later one may be the run of an
-    # AgentTool, which shows a part of them.
+    # Only the first run of an app is sure to show all agents. A later run may be that
+    # of an AgentTool, which shows a part of the agents.
     app = invocation.session.app_name
     if app not in guard.seen_apps:
         guard.seen_apps.add(app)
@@ -189,7 +189,7 @@ def _describe_agents(
     is_hidden_workflow = root is None
     if is_hidden_workflow:
         # The setting `default` guards all agents that `agents` does not name. The name
-        # "" stands for them, because no agent has it.
+        # "", which no agent has, stands for these agents.
         others = "every other agent" if agents else "every agent"
         guarding = _describe_agent("", None, settings, registry)
         descriptions.append(f"{others} of the workflow: {guarding}")

@@ -45,8 +45,11 @@ def find_strategy(
 ) -> Strategy | None:
     """Returns the strategy for a request; None leaves the request as it is.
 
-    The result is None in three cases: the settings do not guard the agent, the plugin
-    may not change the request, or the user's function has chosen None.
+    The result is None in three cases:
+
+    - If the settings do not guard the agent.
+    - If the plugin may not change the request.
+    - If the user's function has chosen None.
 
     If the plugin or the session wants no new summaries, the result is a copy of the
     strategy that writes none.
@@ -155,8 +158,8 @@ async def guard_request(
 
     In two cases, a request that is too large is cut instead:
 
-    - The guard has failed. The failure is logged.
-    - The request is one of a recorded test, in which no state may be written.
+    - If the guard has failed: the failure is logged.
+    - If the request is one of a recorded test: no state may be written in such a test.
 
     A guard that only observes changes no request.
     """
@@ -220,7 +223,7 @@ def _name_switch(
     if context.session.state.get(OFF_KEY) is True:
         return f"where {OFF_KEY} is set"
 
-    # If the plugin may change the request, but does not, then the settings or the
+    # If the plugin may change the request, but does not change it, the settings or the
     # user's function exempt the agent.
     has_other_reason = not _may_guard(plugin, context, request)
     return "" if has_other_reason else "where the agent is not guarded"

@@ -12,11 +12,12 @@ from contextguard_adk._turn.turn import Turn
 def fit_claude(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Changes thoughts that Claude would refuse.
 
-    - A thought without a signature is dropped: another model wrote it. But if the
-      model's name is an alias, the model may not be Claude, so the thought stays.
-    - A signed thought with an empty text gets the text ".", which Claude ignores.
-      Claude may return such thoughts, but ADK's class would send them back as redacted
-      thoughts, which Claude refuses.
+    - If a thought has no signature: it is dropped, because another model wrote it. But
+      if the name of the request's model is an alias, this model may not be Claude, so
+      the thought stays.
+    - If a signed thought has an empty text: it gets the text ".", which Claude ignores.
+      Claude may return such a thought, but ADK's class would send it back as a redacted
+      thought, which Claude refuses.
 
     Returns `contents` itself for a model of another family, or if nothing changes.
     """

@@ -58,9 +58,9 @@ def lower_limit(
 
     Returns None if no such limit can help:
 
-    - The request was not refused for its bytes.
-    - Texts take at least as many bytes as media, so media are not the cause.
-    - There is only one part with media, and the newest one always stays.
+    - If the request was not refused for its bytes.
+    - If texts take at least as many bytes as media: media are not the cause.
+    - If only one part has media: the newest part with media always stays.
 
     Args:
         turn: The model call.
@@ -161,9 +161,9 @@ def _describe_parts(
 def _describe_part(part: types.Part) -> types.Part:
     """Describes the media of a part in words.
 
-    - An image or a file becomes a text.
-    - A result loses its media. Descriptions of these stand in a new field of the
-      result, `attachments_left_out`.
+    - If the part is an image or a file: it becomes a text.
+    - If the part is a result: it loses its media, whose descriptions stand in a new
+      field of the result, `attachments_left_out`.
     """
     response = part.function_response
     if response is None:
@@ -171,8 +171,8 @@ def _describe_part(part: types.Part) -> types.Part:
         update = {"text": text, "inline_data": None, "video_metadata": None}
         return part.model_copy(update=update)
 
-    # The guard's field stands beside the tool's own values. So these are quoted, and no
-    # value can look like a line of the guard.
+    # The guard's field stands beside the tool's own values. These values are quoted, so
+    # that none of them looks like a line of the guard.
     descriptions = [describe_media(file) for file in response.parts or ()]
     quoted_result = quote_value(response.response or {})
     new_result = {**quoted_result, "attachments_left_out": descriptions}

@@ -25,10 +25,10 @@ def attach_recalled_files(
 ) -> list[types.Content]:
     """Attaches the announced files, each behind the content with its announcement.
 
-    - The model accepts the file: the file is attached, and the announcement stays.
-    - The model does not accept the file: words about the file replace the announcement.
-      The agent may have had another model when it read the file back.
-    - The file is not in the history: nothing is attached, and the announcement stays.
+    - If the model accepts the file: the file is attached, and the announcement stays.
+    - If the model does not accept the file: words about the file replace the
+      announcement. The agent may have had another model when it read the file back.
+    - If the history lacks the file: nothing is attached, and the announcement stays.
     """
     handles_by_content = [_read_handles(content) for content in contents]
     has_announcement = any(handles_by_content)

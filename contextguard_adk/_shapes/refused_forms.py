@@ -159,9 +159,11 @@ def help_sign_calls(
 def _name_last(contents: Sequence[types.Content]) -> str:
     """Returns the name of the last refused content that later requests will have too.
 
-    This is the newest content with a tool's result: ADK may put an instruction behind
-    a result, and the next request has this instruction at another place. Without a
-    result it is the newest content. Returns "" if there are no contents.
+    - If there are results of tools: the newest content with a result. ADK may put an
+      instruction behind a result, and the next request has this instruction at another
+      place.
+    - If there is no result: the newest content.
+    - If there are no contents: the name is "".
     """
     names = list(_name_contents(contents))
     result_names = [
@@ -181,9 +183,9 @@ def _name_contents(contents: Sequence[types.Content]) -> Iterator[str]:
     For example, the second content that says "yes" is named "0f3a5b7c9d1e.2".
     """
     counts = Counter[str]()
-    # A content must have the same name in the refused request and in a later one. The
-    # refused contents have been through a shape that joins the texts in a content, and
-    # the later contents have not yet. So all contents are named in the joined form.
+    # A content must have the same name in the refused request and in a later one. A
+    # shape has joined the texts in each refused content, but not yet in the contents of
+    # a later request. So all contents are named in the joined form.
     for content in join_new_texts(contents, messages=()):
         digest = fingerprint(content).hex()
         counts[digest] += 1

@@ -6,8 +6,8 @@ in the request. So the event of each answer with thoughts gets a seal: short dig
 all of these. Before a call, thoughts are left out if their seal does not hold any more,
 whoever made the change.
 
-Thoughts that were left out of a request are never sent again if its answer has thoughts
-too: the seal of the answer says that they were missing.
+Thoughts A may be left out of a request, and the answer to this request may have
+thoughts B. The seal of B says that A were missing, so A are never sent again.
 
 These words are used here:
 
@@ -63,7 +63,8 @@ class Seal(BaseModel):
     """The request that an answer with signed thoughts followed, in short digests.
 
     Attributes:
-        writer: The client and the family of the model that wrote the answer.
+        writer: The client and the family of the model that wrote the answer, as one
+            text, such as "AnthropicLlmclaude".
         system: A digest of the system instruction.
         tools: A digest of the declared tools.
         messages: A digest of all that stands before the last thought of the answer.
@@ -261,11 +262,13 @@ def help_thoughts(
     model = turn.model.name
     if refusal == "turn":
         # The guard leaves out thoughts of the running turn only if it takes the model
-        # for one that binds its thoughts.
-        were_left_out = bool(_describe_thinker(turn).binds)
-        return {**remedies, "free": model, "binds": ""} if were_left_out else None
+        # for one that binds its thoughts. Otherwise the refusal has another cause.
+        may_have_left_out = bool(_describe_thinker(turn).binds)
+        if not may_have_left_out:
+            return None
+        return {**remedies, "free": model, "binds": ""}
 
-    # If the refused contents have no thoughts, the name of an earlier refusal stays.
+    # If the refused contents have no thoughts, the value of `gone` stays as it was.
     refused_name = newest_thoughts(contents) or remedies.get("gone", "")
     if refusal == "binding":
         return {**remedies, "gone": refused_name, "binds": model, "free": ""}
@@ -280,12 +283,13 @@ def _name_breaking_change(turn: Turn) -> str:
     For example "the tools". Only changes by other code than the guard count. The result
     is "" in these cases:
 
-    - The request has no thoughts, or the newest thoughts are sent.
-    - The newest thoughts are foreign, so they would be left out in any case.
-    - The newest thoughts have no seal, so that nobody knows what was before them.
-    - No other code has changed the request.
+    - If the request has no thoughts, or if the newest thoughts are sent.
+    - If the newest thoughts are foreign: they would be left out in any case.
+    - If the newest thoughts have no seal: nobody knows what was before them.
+    - If no other code has changed the request.
     """
-    # `turn.messages` is the request before the guard changed it.
+    # `turn.messages` is the request before the guard changed it. `turn.contents` is the
+    # request that is sent.
     newest_name = newest_thoughts(turn.messages)
     are_sent = newest_name == newest_thoughts(turn.contents)
     if not newest_name or are_sent:
@@ -316,13 +320,15 @@ def _choose_accepted(
 ) -> list[_Thoughts]:
     """Chooses the thoughts that the provider is expected to accept.
 
-    Foreign thoughts and thoughts that were refused before are never chosen. The choice
-    among the others depends on the model:
+    Foreign thoughts and thoughts that were refused before are never chosen. The other
+    thoughts are chosen in these cases:
 
-    - The model does not bind its thoughts: all are chosen.
-    - The model binds its thoughts: those are chosen before which nothing has changed.
-    - It is unknown whether the model binds its thoughts: those of the running turn are
-      chosen as well, because a model that does not bind its thoughts may demand them.
+    - If the provider does not check what stands before a thought: all of them.
+    - If the model does not bind its thoughts: all of them.
+    - If the model binds its thoughts: each one, unless a content before it has changed.
+    - If it is unknown whether the model binds its thoughts: as if the model binds them,
+      and also all thoughts of the running turn. A model that does not bind its thoughts
+      may demand these.
 
     Args:
         turn: The model call.
@@ -332,11 +338,12 @@ def _choose_accepted(
     thinker = request.thinker
     candidates = _without_refused(turn, found)
     native = [thoughts for thoughts in candidates if not thoughts.is_foreign]
-    if not thinker.is_checked or thinker.binds is False:
+    may_choose_all = not thinker.is_checked or thinker.binds is False
+    if may_choose_all:
         return native
 
-    # Foreign thoughts are searched as well: they may have been in the requests that
-    # later seals describe.
+    # `candidates` has foreign thoughts as well. They may have been in the requests that
+    # the seals of later thoughts describe.
     accepted_indexes = _find_unchanged(turn, request, candidates)
     if thinker.binds is None:
         turn_start = find_running_turn(request.contents)
@@ -347,9 +354,13 @@ def _choose_accepted(
 
 
 def _without_refused(turn: Turn, found: Sequence[_Thoughts]) -> Sequence[_Thoughts]:
-    """Leaves out the newest thoughts that were refused, and all older thoughts.
+    """Leaves out the thoughts of the remedy `gone`, and all older thoughts.
 
-    Returns all thoughts if the refused ones are not among them.
+    Returns all thoughts if there is no such remedy, or if its thoughts are not found.
+
+    Args:
+        turn: The model call, with the remedies.
+        found: Thoughts in the request, the oldest first.
     """
     refused_name = (turn.record.helped or {}).get("gone", "")
     names = [thoughts.name for thoughts in found]
@@ -365,9 +376,11 @@ def _find_unchanged(
 ) -> set[int]:
     """Finds the thoughts before which nothing has changed since they were written.
 
-    - Thoughts with a seal: the seal has to hold.
-    - Thoughts without a seal: nobody knows what was before them. They are found if the
+    - If the thoughts have a seal: they are found if the seal holds.
+    - If they have no seal: nobody knows what was before them. They are found if the
       guard leaves the whole request unchanged.
+
+    Thoughts that were missing in the request of a later answer are never found.
 
     Args:
         turn: The model call.
@@ -470,22 +483,24 @@ def _leave_out(
 ) -> list[types.Content]:
     """Leaves the signed thoughts out of some contents.
 
-    Contents that have nothing but signed thoughts are left out as well.
+    A content that has nothing but signed thoughts is left out as well.
+
+    DeepSeek and Kimi refuse a tool call without a thought before it. For a model of
+    these families, each thought stays, and loses only its signature.
 
     Args:
         contents: The contents of the request.
         indexes: The indexes of the contents that lose their thoughts.
         thinker: How the model of the request treats thoughts.
     """
-    # These models refuse a tool call without a thought before it. So the thought stays,
-    # but loses its signature. A thought without a text gets a space.
     needs_thought = thinker.family in ("deepseek", "kimi")
 
-    def leave_out(thought: types.Part) -> types.Part | None:
+    def change_thought(thought: types.Part) -> types.Part | None:
         if not is_signed(thought):
             return thought
         if not needs_thought:
             return None
+        # ADK's `LiteLlm` sends no thought with an empty text, so " " stands for "".
         update = {"thought_signature": None, "text": thought.text or " "}
         return thought.model_copy(update=update)
 
@@ -496,7 +511,7 @@ def _leave_out(
             continue
 
         # The result is None if no part is left.
-        changed = change_thoughts(content, leave_out)
+        changed = change_thoughts(content, change_thought)
         if changed is not None:
             remaining.append(changed)
     return remaining
@@ -531,9 +546,10 @@ def _find_thoughts(request: _Request, events: Sequence[Event]) -> Iterator[_Thou
 def _is_foreign(origin: _Origin, thinker: Thinker) -> bool:
     """Whether thoughts of this origin are foreign to the model of the request.
 
-    - With a seal: its client or family is another one.
-    - Without a seal the client is unknown: the family is another one. An unknown family
-      counts as the same family.
+    - If the thoughts have a seal: they are foreign if the client or the family differs
+      from that of the model. An unknown family, "", differs from each known one.
+    - If the thoughts have no seal: their client is unknown. They are foreign if both
+      families are known and differ.
     """
     if origin.seal is not None:
         return origin.seal.writer != thinker.client + thinker.family

@@ -122,12 +122,12 @@ class Ask:
 
         Returns:
             One of two drafts:
-            - A model has written a summary: the text is this summary.
+            - If a model has written a summary: the text is this summary.
             - Otherwise: the text is a model's last summary, followed by excerpts. The
               newest messages of `covered` may stay.
         """
         self.attempts += 1
-        # The agent's model has not seen the pending results, so they stay.
+        # The pending results stay, because the agent's model has not seen them.
         replaced = turn.with_summarized(covered - turn.kept.pending)
         if not budget_tokens:
             budget_tokens = compose.summary_tokens(turn, replaced)
@@ -153,8 +153,9 @@ class Ask:
 
         Returns:
             One of three results:
-            - Some of the messages are not summarized yet: a draft with a new summary.
-            - All are summarized, but kept results are too large: the stored summary,
+            - If some of the messages are not summarized yet: a draft with a new
+              summary.
+            - If all are summarized, but kept results are too large: the stored summary,
               with shorter results beside it.
             - Otherwise: None, because there is nothing to shorten.
         """
@@ -185,9 +186,9 @@ class Ask:
         This is the model of the setting `summarizer`, or the agent's own if the setting
         names none that ADK knows. The result is None in three cases:
 
-        - The setting `summaries` forbids new summaries.
-        - The agent's own model is needed, but unknown.
-        - The model has failed too often to be asked again yet.
+        - If the setting `summaries` forbids new summaries.
+        - If the agent's own model is needed, but unknown.
+        - If the model has failed too often to be asked again yet.
         """
         settings = self._turn.settings
         if settings.summaries == "stored":
@@ -223,14 +224,12 @@ class Ask:
     def may_recover(self) -> bool:
         """Whether no model has written a summary now, but the next try may succeed.
 
-        These are the cases:
-
-        - False if the setting `summaries` forbids new summaries.
-        - If a model was asked and failed: True, unless it took too long. The next try
-          might make the user wait for just as long.
-        - True if no model was asked for a summary that was needed: a model that has
-          failed before may be asked again soon.
-        - False otherwise.
+        - If the setting `summaries` forbids new summaries: False.
+        - If a model was asked and failed: True, unless the model took too long. The
+          next try might make the user wait for just as long.
+        - If a summary was needed, but no model was asked: True. A model that has failed
+          before may be asked again soon.
+        - Otherwise: False.
         """
         if self._turn.settings.summaries == "stored":
             return False
@@ -286,8 +285,8 @@ class Ask:
         """
         count = 0
         for error in self.failures:
-            # A model whose answer is no summary is asked once more. But it is not if a
-            # filter of the provider has ended the answer.
+            # A model whose answer is no summary is asked once more, unless a filter of
+            # the provider has ended the answer.
             was_asked_twice = (
                 isinstance(error, UnusableAnswerError) and not error.is_blocked
             )
@@ -312,7 +311,8 @@ class Ask:
 
         Returns:
             The summary. "" if there is no model to ask, if the model has failed before
-            in this compaction, or if it fails now. A failure is added to `failures`.
+            in this compaction, or if the model fails now. A failure is added to
+            `failures`.
         """
         # After a failure, another try would only cost the timeout once more.
         if self.failures:
@@ -422,7 +422,7 @@ class Ask:
 
 
 def _shorten_kept_only(turn: Turn) -> Draft | None:
-    """Returns the stored summary, with shorter results of the kept steps beside it.
+    """Returns the stored summary as a draft that shortens results of the kept steps.
 
     Returns None if there is no summary, or if no kept result is too large to stay.
     """

@@ -122,13 +122,13 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
     A section may show the user's messages word for word, so that the summary need not
-    repeat the messages. Then the usual budget is reduced by half of the tokens that the
-    section may show, but not below a third of the usual budget, and not below
-    `LEAST_REDUCED_TOKENS`.
+    repeat these messages. Then the usual budget is reduced by half of the tokens that
+    these messages may take. The result is at least a third of the usual budget, and at
+    least `LEAST_REDUCED_TOKENS`, unless the usual budget is lower.
     """
     history = turn.history
     usual_tokens = turn.summary_tokens
-    # The current request does not count: a continuation quotes it in any case.
+    # The current request does not count, because a continuation quotes it.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
     # The section shows messages only if later requests are sure to have them unchanged.
@@ -139,7 +139,6 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
     least_tokens = max(LEAST_REDUCED_TOKENS, usual_tokens // 3)
     reduced_tokens = max(least_tokens, usual_tokens - shown_tokens // 2)
-    # The usual budget may be below `LEAST_REDUCED_TOKENS` already.
     return min(usual_tokens, reduced_tokens)
 
 
@@ -170,14 +169,14 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     redact = history.redactor.redact_text
     shrunk = _shrink(turn, draft.text, draft.shrink)
 
-    # The text is a model's summary, followed by excerpts. Redaction changes lengths, so
-    # both are redacted alone: `model_chars` is the new length of the model's text. If
-    # the text was shortened, a part of the excerpts may count as the model's text.
+    # The text is a model's summary, followed by excerpts. Redaction changes lengths. So
+    # both are redacted alone, and the new `model_chars` is the length of the redacted
+    # summary. If the text was shortened, a part of the excerpts may count as summary.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
 
     # The record has only the number of messages that a model summarized, counted from
-    # the oldest covered one. The count ends at the first message of another kind.
+    # the oldest covered one. The count ends at the first one that no model summarized.
     model_covered_count = 0
     for index in sorted(draft.covered):
         if index not in draft.model_covered:
@@ -201,8 +200,8 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
 
-    # If older messages are missing in this request, the summary before has replaced
-    # them, and so does this summary.
+    # If older messages are missing in this request, the previous summary has replaced
+    # these messages, and so does the new summary.
     has_older = history.stored is not None and history.is_partial
     stored = StoredSummary(
         text=_storable(model_text + excerpts),
@@ -230,9 +229,9 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
 
     A section is left out in three cases:
 
-    - The step of the draft is the section's `goes_at` or a later one.
-    - The section has nothing to show.
-    - The record has no room for the section's value.
+    - If the step of the draft is the section's `goes_at` or a later one.
+    - If the section has nothing to show.
+    - If the record has no room for the section's value.
 
     Args:
         turn: The model call.
@@ -257,7 +256,7 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         if not value:
             continue
 
-        # A section makes values of other types only of contents that are redacted.
+        # Values of other types are made of contents that are redacted already.
         if isinstance(value, str):
             value = history.redactor.redact_text(value)
         beside = {**stored.beside, section.name: _storable(value)}

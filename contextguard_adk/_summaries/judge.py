@@ -147,7 +147,7 @@ def judge(
         # If there is only one line, this line stays, although it is cut.
         text = whole_lines.strip() or text
 
-    # JSON is no summary, unless an instruction of the user's own may ask for it.
+    # An instruction of the user's own may ask for JSON. The guard's own never does.
     if answer.has_calls or (has_own_form and _is_json(text)):
         raise UnusableAnswerError("the answer calls a tool")
     fault = _find_fault(text, has_own_form, source)
@@ -193,8 +193,8 @@ def _has_facts(text: str, source: str) -> bool:
 
 def _find_facts(text: str) -> set[str]:
     """Returns the words of a text that may name something, in small letters."""
-    # Japanese and Chinese have no spaces, so every three letters in a row count as a
-    # word. `_FACT` has these three in group 1, and consumes only the first letter.
+    # Japanese and Chinese have no spaces, so any three letters in a row count as a
+    # word. `_FACT` matches only the first letter, and has all three in group 1.
     return {match[1] or match[0] for match in _FACT.finditer(text.lower())}
 
 
@@ -226,8 +226,8 @@ def _is_echo(text: str, source: str) -> bool:
 def _count_words_below_headings(text: str) -> int:
     """Counts the words of a summary, without headings.
 
-    A line with the single word "None" does not count: the model was told to write it
-    below a heading that has nothing.
+    A line with the single word "None" does not count: the model was told to write
+    "None" below a heading that has nothing.
     """
     count = 0
     for line in text.split("\n"):

@@ -107,10 +107,11 @@ class SummaryModel:
     def transcript_config(self) -> types.GenerateContentConfig:
         """The config of a call with a transcript.
 
-        - Gemini 2.5 Flash is asked not to think, which saves time and tokens.
-        - Another Gemini that is the agent's own model thinks as the agent's request
-          asks.
-        - Other models are told nothing about thoughts.
+        - If the model is Gemini 2.5 Flash: it is asked not to think, which saves time
+          and tokens.
+        - If the model is another Gemini and the agent's own: it thinks as the agent's
+          request asks.
+        - Otherwise: the model is told nothing about thoughts.
         """
         thinking: types.ThinkingConfig | None = None
         if "gemini-2.5-flash" in self.llm.model:
@@ -152,9 +153,8 @@ class SummaryModel:
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)
 
-        # Thoughts come first, but must leave at least an eighth of the limit for the
-        # summary. Thoughts that no setting asks for must leave more: at least half of
-        # the tokens beside the thoughts that are asked for.
+        # The summary may take the largest of three sizes: the limit less all thoughts,
+        # half of the limit less the asked thoughts, and an eighth of the limit.
         beside_all_tokens = limit_tokens - thought_tokens
         beside_asked_tokens = limit_tokens - asked_tokens
         most_text_tokens = max(
@@ -205,7 +205,8 @@ def describe_model(
     else:
         window_tokens = resolve_context_window(llm.model, registry=registry).tokens
 
-    # A registry of the user's own may lack this method, and None lacks it too.
+    # If `registry` is None, or is one of the user's own without this method, the
+    # built-in registry answers.
     supports_reasoning = getattr(
         registry, "supports_reasoning", _REGISTRY.supports_reasoning
     )
@@ -277,7 +278,7 @@ async def ask_in_place(
     request.contents = [*conversation.contents, types.UserContent(prompt)]
     update = {"max_output_tokens": output_tokens}
     request.config = conversation.config.model_copy(update=update)
-    # With this count, ADK may create a Gemini cache. It would be used only once.
+    # With this count, ADK may create a Gemini cache, which would be used only once.
     request.cacheable_contents_token_count = None
     return await _ask(_Question(model, budget_tokens, request))
 
@@ -308,7 +309,7 @@ class _Question:
             Exception: The call failed. Anything that the client raises is passed on.
         """
         # A client may change the config, as ADK's does for a Gemini cache. The next try
-        # needs it unchanged.
+        # needs the unchanged config.
         update = {"config": self.request.config.model_copy()}
         request = self.request.model_copy(update=update)
 
@@ -333,9 +334,9 @@ class _Question:
     def prepare_retry(self, error: BaseException) -> bool:
         """Prepares the next try after an error; returns whether there is to be one.
 
-        - The error may pass: True, and `request` stays the same.
-        - The provider has refused a setting, or the answer is no summary: True if there
-          is a relaxed request, which becomes `request`.
+        - If the error may pass: True, and `request` stays the same.
+        - If the provider has refused a setting, or if the answer is no summary: whether
+          there is a relaxed request. That request becomes `request`.
         - Otherwise: False.
         """
         if is_transient(error):

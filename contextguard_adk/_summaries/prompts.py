@@ -99,7 +99,7 @@ def closing_prompt(
         briefs: Texts of sections, by name.
         focus: What the summary should keep above all; "" for nothing.
     """
-    # The guard's own template explains a transcript, but there is none in this prompt.
+    # The guard's own template explains a transcript, but this prompt has no transcript.
     if template == SUMMARY_INSTRUCTION:
         template = _SECTIONS
     instruction = summary_instruction(max_tokens, template)

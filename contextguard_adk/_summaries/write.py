@@ -61,10 +61,10 @@ SMALL_TALK_RATIO = 0.05
 """An answer that takes less than this part of its budget may be small talk."""
 
 STAYS_RATIO = 0.45
-"""Beside excerpts, messages up to this part of the threshold may stay."""
+"""The messages that stay beside excerpts take at most this part of the threshold."""
 
 STAYS_RATIO_WITHOUT_MODEL = 0.30
-"""The same if the settings forbid a model's summary.
+"""This ratio replaces `STAYS_RATIO` if the settings forbid a model's summary.
 
 If more messages stayed, each turn would need another compaction.
 """
@@ -175,9 +175,9 @@ async def _summarize_within(
     Args:
         task: The text to summarize, and the budget of the summary.
         model: The model that writes the summary.
-        input_tokens: The most that instruction and prompt should take. An eighth of
-            this is always for the transcript, so a long instruction may make both
-            take more.
+        input_tokens: The most that instruction and prompt should take. They may take
+            more if the instruction is long, because the transcript always gets an
+            eighth of `input_tokens`.
 
     Raises:
         SummaryError: The model has written no summary.
@@ -211,11 +211,11 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
 
     Returns [] if a summary in place is not possible:
 
-    - A call has no result yet. A provider may refuse a question after such a call.
-    - The conversation has messages beside those of `read_indexes`. The model would
+    - If a call has no result yet: a provider may refuse a question after such a call.
+    - If the conversation has messages beside those of `read_indexes`: the model would
       summarize these messages as well.
-    - The request does not show all messages of `read_indexes`.
-    - The app has added contents that cannot be left out, see `_without_additions`.
+    - If the request does not show all messages of `read_indexes`.
+    - If the app has added contents that cannot be left out, see `_without_additions`.
 
     Args:
         turn: The model call.
@@ -237,11 +237,11 @@ def find_conversation(turn: Turn, read_indexes: Collection[int]) -> list[types.C
 def _shows_all(history: History) -> bool:
     """Whether the agent's request shows each message, or a model's summary of it.
 
-    It is False in these cases:
+    The result is False in these cases:
 
-    - A compaction has shortened results.
-    - A compaction has shortened the quote of the user's request.
-    - Excerpts replace messages that no model has summarized.
+    - If a compaction has shortened results.
+    - If a compaction has shortened the quote of the user's request.
+    - If excerpts replace messages that no model has summarized.
     """
     stored = history.stored
     if stored is None:
@@ -257,8 +257,8 @@ def _without_additions(turn: Turn) -> list[types.Content]:
     """Returns the request's contents without those that the app adds to this call.
 
     Returns [] if the app has added contents before the history. Without these contents,
-    the prompt would begin in another way than the agent's requests do, and no prompt
-    cache could serve it.
+    the prompt would not begin as the agent's requests do, and no prompt cache could
+    serve the prompt.
     """
     history = turn.history
     history_indexes = set(history.indexes)
@@ -356,19 +356,20 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
     stays_ratio = STAYS_RATIO
     if turn.settings.summaries == "stored":
         stays_ratio = STAYS_RATIO_WITHOUT_MODEL
-    most_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
+    most_staying_tokens = int(turn.budgets.threshold_tokens * stays_ratio)
 
-    # The excerpts take their room once. A model's previous summary, with the sections
-    # beside it, is expected to take as much again. Some sections need more room.
-    head_tokens = 2 * excerpts_tokens
+    # A model's previous summary and the sections beside it are expected to take as much
+    # as the excerpts.
+    previous_tokens = excerpts_tokens
+    # The text of a section with a `held_ratio` may be long, so it has room of its own.
     held_ratio = sum(section.held_ratio for section in _sections.SECTIONS)
     held_tokens = int(turn.budgets.working_tokens * held_ratio)
-    taken_tokens = turn.fixed_tokens + head_tokens + held_tokens
+    taken_tokens = turn.fixed_tokens + excerpts_tokens + previous_tokens + held_tokens
     free_tokens = turn.limit_tokens - taken_tokens
-    # The kept steps stay in any case, so the candidates get the rest.
-    room_tokens = min(most_tokens, free_tokens) - turn.kept.tokens
+    # The kept steps stay in any case, so the candidates get the rest of the room.
+    room_tokens = min(most_staying_tokens, free_tokens) - turn.kept.tokens
 
-    # The oldest candidate is left out of the loop, because it is always replaced.
+    # The loop leaves out the oldest candidate: a compaction has to replace something.
     contents = [turn.history.shown[index] for index in candidates]
     memo = turn.history.memo
     replaced_count = len(contents)
@@ -380,8 +381,8 @@ def count_excerpted(turn: Turn, candidates: Sequence[int], excerpts_tokens: int)
             break
         replaced_count -= 1
 
-    # `pair_boundaries` also has an item for a split after the last content. No pair is
-    # split there, so the loop ends.
+    # The last item of `may_split_before` is for a split after the last content. This
+    # item is always True, so the loop ends.
     may_split_before = pair_boundaries(contents)
     while not may_split_before[replaced_count]:
         replaced_count += 1

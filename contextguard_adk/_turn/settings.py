@@ -290,15 +290,15 @@ class StrategySettings(Settings):
         Returns:
             The settings of previews; None if every result is shown whole.
         """
-        # A trigger stands for a smaller window, the one that has its threshold at the
-        # trigger. The ratio of previews is a part of that window.
+        # With a trigger, ratios apply to a smaller window: the window whose threshold
+        # is the trigger.
         trigger_tokens = self.trigger_tokens(window_tokens)
         if trigger_tokens is None:
             working_tokens = window_tokens
         else:
             working_tokens = min(window_tokens, scale_trigger(trigger_tokens))
 
-        # The default applies only if the agent can read the rest of a result.
+        # The default limits results only if the agent can read the rest of a result.
         is_default = "preview_tokens" not in self.model_fields_set
         is_without_effect = is_default and not has_recall
         max_tokens: int | None = None

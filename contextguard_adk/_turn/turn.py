@@ -179,9 +179,9 @@ class Turn:
     def has_room(self) -> bool:
         """Whether a compaction for the reason "tokens" can wait.
 
-        - For another reason: False, whatever room there is.
-        - Below the threshold: True.
-        - From the threshold on: whether the window surely has room for an answer.
+        - If the reason is another one: False, whatever room there is.
+        - If the request is below the threshold: True.
+        - Otherwise: whether the window surely has room for an answer.
         """
         if self.reason != "tokens":
             return False
@@ -192,10 +192,10 @@ class Turn:
         return leaves_room or not self.is_due
 
     def is_changed(self, contents: Sequence[types.Content]) -> bool:
-        """Returns whether these contents are others than those of ADK's request.
+        """Returns whether these contents differ from those of the request of ADK.
 
-        Objects are compared, which is faster than to compare what they say. Code that
-        changes a content always makes a new object.
+        Only the objects are compared, which is faster than to compare their values.
+        Code of the guard that changes a content always makes a new object.
         """
         messages = self.history.contents
         if len(contents) != len(messages):
@@ -370,14 +370,14 @@ class Turn:
     def kept(self) -> KeptSteps:
         """The newest messages and steps, which stay word for word.
 
-        They are as many as the setting `keep` says. But a compaction that was requested
-        leaves only the results that the model has not seen.
+        The setting `keep` decides how many they are. But a compaction that was
+        requested keeps only the results that the model has not seen.
         """
         if self.reason == "requested":
             keep_tokens = 0
         else:
-            # In a chat no tool was called: neither in these messages nor in those that
-            # the stored summary replaces.
+            # A conversation is a chat if no tool was called: neither in the compactable
+            # messages nor in those that the stored summary replaces.
             contents = self.history.contents
             has_tools = any(has_tool(contents[index]) for index in self.compactable)
             is_chat = not has_tools and not self.has_used_tools
@@ -388,12 +388,12 @@ class Turn:
     def older_than(self, keep_count: int) -> frozenset[int]:
         """Returns the indexes of the messages that a new summary should cover.
 
-        These are the older messages, and all messages that are summarized already. The
-        newest messages stay:
+        These are the older messages, and all messages that are summarized already. Two
+        kinds of messages stay:
 
-        - at least those of `kept`
-        - about the newest `keep_count` of `compactable`: no call is parted from its
-          result, so the number is not exact
+        - the messages of `kept`
+        - the newest `keep_count` messages of `compactable`, or a few more or fewer,
+          because no call is parted from its result
 
         If at most `keep_count` messages are compactable, there are no older messages,
         and the result is empty.
@@ -424,8 +424,8 @@ class Turn:
     def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the summarized messages to these indexes, and leaves out split pairs.
 
-        A pair is a call and its result. If only one of both is among the indexes, it is
-        left out, so that it stays in the request with the other one.
+        A pair is a call and its result. If only one of both is among the indexes, that
+        index is left out, so that both stay in the request.
         """
         covered = frozenset(indexes) | self.history.model_covered
         return keep_pairs_whole(covered, self.history.pairs)
@@ -474,9 +474,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     if not steps or turn.keep_count == 0:
         return KeptSteps()
 
-    # The last step may end with the model's own content or with a message of the user,
-    # which comes after an answer. Then the model has seen all results. Anything else at
-    # the end, usually a result, is new to the model.
+    # If the last step ends with a content of the model, the model has seen all results.
+    # The same holds if the step ends with a message of the user, which comes after an
+    # answer. Anything else at the end, usually a result, is new to the model.
     last_step = steps[-1]
     last_index = last_step[-1]
     is_from_model = history.shown[last_index].role == "model"
@@ -487,9 +487,9 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     kept = fitting or pending
 
     # In two cases only the steps after the user's request are kept:
-    # - All messages would be kept, so that the compaction would cover nothing.
-    # - The request would be the first kept message. This would save nothing, because a
-    #   request that is covered is quoted after the summary.
+    # - If all messages would be kept: the compaction would cover nothing.
+    # - If the request would be the first kept message: to keep the request saves
+    #   nothing, because a covered request is quoted after the summary.
     keeps_all = len(kept) == len(turn.compactable)
     begins_with_request = bool(kept) and kept[0] == history.request_index
     if keeps_all or begins_with_request:
@@ -567,10 +567,10 @@ def _shorten_kept(
 
     Returns:
         One of three results:
-        - The steps fit in the target size: the steps with their size.
-        - Their results can be shortened so that the steps take at most `room_tokens`:
-          the steps with their size after that. Results are shortened to the target
-          size, or as far as possible.
+        - If the steps fit in the target size: the steps with their size.
+        - If their results can be shortened so that the steps take at most
+          `room_tokens`: the steps with their size after that. Results are shortened to
+          the target size, or as far as possible.
         - Otherwise: no steps. Only results can be shortened, so texts or the arguments
           of calls may still be too large.
     """

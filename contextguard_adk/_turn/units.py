@@ -57,8 +57,8 @@ class Section:
         shows_tool_use: Whether a stored value means that tools were called.
         listed_tools: Tools whose calls no other section needs to list, because the text
             of this section shows what the calls have done.
-        held_ratio: The part of the window that is reserved for the text if excerpts
-            stand in place of a model's summary.
+        held_ratio: The part of `Budgets.working_tokens` that is reserved for the text
+            if excerpts stand in place of a model's summary.
         is_briefed: Whether the summarizer is given the text of `brief`.
         is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
             value if messages are left out without a summary.

@@ -28,9 +28,9 @@ class Strategy(StrategySettings, ABC):
 
         The guard calls `compact` in these cases:
 
-        - The value is 1 or more: before the model call.
-        - The value is at least the setting `ahead`, but below 1: in the background. The
-          turn is then a copy in which a compaction is due and `keep_count` is 0.
+        - If the value is 1 or more: before the model call.
+        - If the value is at least the setting `ahead`, but below 1: in the background.
+          The turn is then a copy in which a compaction is due and `keep_count` is 0.
 
         The default is infinity: the guard asks `compact` before every model call, and
         never in the background.
@@ -58,7 +58,7 @@ class Strategy(StrategySettings, ABC):
 
         Args:
             turn: The model call.
-            ask: Has summaries written.
+            ask: Writes summaries, and measures the request with a draft in place.
 
         Returns:
             The draft to put in place, or None to leave the request as it is.

@@ -139,10 +139,13 @@ class Pipeline(Strategy):
     def _read_step(cls, value: object, info: ValidationInfo) -> object:
         """Reads the value of a step, in code or in a file.
 
-        - False becomes None, because TOML has no null.
-        - A table for `window` becomes a `TokenWindow` if the table has `budget_tokens`,
-          else a `MessageWindow`.
-        - Any other reducer, table or None stays. Pydantic makes the reducer of a table.
+        - If the value is False: it becomes None, because TOML has no null.
+        - If the value is a table for `window`: it becomes a `TokenWindow` if the table
+          has `budget_tokens`, otherwise a `MessageWindow`.
+        - If the value is another table, a reducer or None: it stays. Pydantic makes the
+          reducer of the table.
+
+        Any other value raises a ValueError.
         """
         if value is False:
             return None
@@ -181,10 +184,10 @@ class Pipeline(Strategy):
 
         None leaves the strings whole until a compaction, in these cases:
 
-        - `tool_output` is None.
-        - `tool_output` leaves the newest result whole.
-        - The agent cannot read whole results back. Then only a `tool_output` that the
-          user has set shortens strings so early, not the default.
+        - If `tool_output` is None.
+        - If `tool_output` leaves the newest result whole.
+        - If the agent cannot read whole results back, and `tool_output` is the default:
+          only a `tool_output` that the user has set shortens strings so early.
 
         Args:
             has_recall: Whether the agent can read whole results back.
@@ -199,8 +202,8 @@ class Pipeline(Strategy):
     def fullness(self, turn: Turn) -> float:
         """Returns the tokens as a part of the size from which on the reducers run.
 
-        This size is the threshold or, if it is smaller, `compression_threshold`. The
-        smaller size gives the larger one of two ratios.
+        This size is the threshold or `compression_threshold`, whichever is smaller. The
+        smaller size gives the larger ratio.
         """
         if self.compression_threshold is None:
             return turn.fullness
@@ -212,11 +215,14 @@ class Pipeline(Strategy):
 
         All messages but the newest are summarized in two cases:
 
-        - The reducers leave the request too large.
-        - A user has asked for a compaction, and the reducers do hardly anything.
+        - If the reducers leave the request too large.
+        - If a user has asked for a compaction, and the reducers do hardly anything.
 
-        The result is None in three cases: neither size is reached, no reducer changes
-        the request, or the gain is too small.
+        The result is None in three cases:
+
+        - If neither size is reached.
+        - If no reducer changes the request.
+        - If the gain is too small.
         """
         if self.fullness(turn) < 1:
             return None
@@ -225,7 +231,7 @@ class Pipeline(Strategy):
         # In a very large window, `limit_tokens` may be below the threshold.
         due_tokens = min(turn.limit_tokens, turn.budgets.threshold_tokens)
         wanted_tokens = int(self.target_token_ratio * window_tokens)
-        # A request of the target size must not be due for a compaction itself.
+        # A request of the target size must not be due for another compaction.
         target_tokens = min(wanted_tokens, due_tokens - 1)
         reduction = Reduction(turn, ask, target_tokens)
         await self._run_until_small(reduction, due_tokens)
@@ -249,11 +255,12 @@ class Pipeline(Strategy):
 
         No further run follows once the request has at most a certain size:
 
-        - Only `compression_threshold` is reached: the request has to fit.
-        - The threshold is reached: after the first run, the size is the middle between
-          the target and `due_tokens`, because a larger request would soon be compacted
-          again. After a run with relaxed settings, the size is `due_tokens`, because a
-          smaller size is not worth the loss of more messages.
+        - If only `compression_threshold` is reached: the size is the largest one that
+          fits.
+        - If the threshold is reached: after the first run, the size is the middle
+          between the target and `due_tokens`, because a larger request would soon be
+          compacted again. After a run with relaxed settings, the size is `due_tokens`,
+          because a smaller size is not worth the loss of more messages.
 
         Args:
             reduction: The decisions of the reducers so far.
@@ -296,8 +303,8 @@ def _is_request_ignored(reduction: Reduction) -> bool:
     if turn.reason != "requested" or has_written_summary:
         return False
 
-    # `reduction.tokens` is an estimate. It cannot be compared with `turn.tokens`, which
-    # may come from the provider's count.
+    # `reduction.tokens` is an estimate, but `turn.tokens` may come from the provider's
+    # count. Only two estimates can be compared.
     tokens_before = turn.measure(turn.contents)
     return reduction.tokens > _HARDLY_COMPACTED_RATIO * tokens_before
 
@@ -314,7 +321,7 @@ async def _summarize_all(turn: Turn, ask: Ask, draft: Draft | None) -> Draft | N
 
     Args:
         turn: The model call.
-        ask: Has summaries written. Its `attempts` count those of the reducers.
+        ask: Writes summaries. Its `attempts` count those of the reducers.
         draft: The draft of the reducers; None if they have changed nothing.
     """
     was_paid_for = ask.attempts > 0

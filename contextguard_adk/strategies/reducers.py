@@ -23,14 +23,14 @@ from contextguard_adk._support.settings import (
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
 _TIGHT_RATIO = 0.25
-"""Relaxed lengths are this part of the lengths that are set."""
+"""While lengths are relaxed, the lengths of the settings are reduced to this part."""
 
 _MIN_TIGHT_CHARS = 1_000
-"""A relaxed `max_length` is at least this, unless a smaller one is set."""
+"""While lengths are relaxed, a `max_length` is not reduced below this."""
 
 _MAX_BESIDE_RATIO = 0.3
-"""The part of the target that everything beside a summary may take, if fewer messages
-than usual are kept beside it. The rest is for the summary and for later messages.
+"""Once fewer messages than usual are kept, everything beside the summary may take this
+part of the target. The rest is for the summary and for later messages.
 """
 
 
@@ -180,11 +180,13 @@ def _drop_oldest(
     does not fit is dropped, and so are all older ones.
 
     Args:
-        reduction: The decisions so far. All messages that are still sent have a cost.
-        preserved: Indexes of the messages that the settings preserve.
+        reduction: The decisions so far.
+        preserved: Indexes of the messages that the settings preserve. Each of these
+            messages has a cost.
         costs: The part of the budget that each message takes, by its index, oldest
-            first. If the budget is a number of messages, each message costs 1. If the
-            budget is a number of tokens, a message costs its tokens.
+            first: 1 if the budget is a number of messages, or the message's tokens if
+            the budget is a number of tokens. All messages that are still sent have a
+            cost, and no others.
         budget: The most that all messages that stay may cost together.
     """
     staying = {*preserved, *reduction.protected.intersection(costs)}
@@ -246,10 +248,12 @@ class ToolOutputTruncation(Reducer):
     async def reduce(self, reduction: Reduction) -> StrategyResult:
         """Shortens tool results; the newest stays whole if the settings preserve it."""
         relaxed = reduction.relaxed
-        last_index = reduction.last_tool_result()
-        preserves_last = self.preserve_last_tool_result and not relaxed.preferences
-        if preserves_last and last_index is not None:
-            last_index = reduction.last_tool_result(before=last_index)
+        newest_index = reduction.last_tool_result()
+        last_index = newest_index
+        preserves_newest = self.preserve_last_tool_result and not relaxed.preferences
+        if preserves_newest and newest_index is not None:
+            # The newest result stays whole, so the last one to shorten is older.
+            last_index = reduction.last_tool_result(before=newest_index)
         if last_index is None:
             return StrategyResult.NO_CHANGE
 
@@ -259,9 +263,9 @@ class ToolOutputTruncation(Reducer):
         if earlier is not None:
             # Results that an earlier run has shortened stay shortened.
             upto_index = max(last_index, earlier.upto)
-            # With a `result_length`, whole results are shortened, not only the strings
-            # in them: by relaxed lengths, by `ClearToolResults`, or beside a summary.
-            # The lengths of the settings do not undo this.
+            # A `result_length` limits whole results, not only the strings in them.
+            # The limit comes from relaxed lengths, from `ClearToolResults`, or from
+            # kept results that were too large. The settings do not undo the limit.
             earlier_has_length = earlier.truncation.result_length > 0
             new_has_length = truncation.result_length > 0
             if earlier_has_length and not new_has_length:

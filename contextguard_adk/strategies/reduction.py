@@ -66,7 +66,7 @@ class Reduction:
 
     Attributes:
         turn: The model call.
-        ask: Has summaries written.
+        ask: Writes summaries, and composes the request with a draft in place.
         target_tokens: The size of a request at which the pipeline may stop.
         relaxed: The settings beyond which reducers may go now.
     """
@@ -79,7 +79,7 @@ class Reduction:
         # At first, the draft has the summary and the truncation of the stored summary,
         # which are in the request already.
         self._draft = replace(turn.draft, reason=turn.reason)
-        # The request with the draft in place; None while the draft is still this one.
+        # The request with the draft in place; None until a reducer changes the draft.
         self._outcome: Outcome | None = None
 
     @property
@@ -105,7 +105,8 @@ class Reduction:
         These are the newest results of the tools in `keep_tools`, the results that the
         model has not seen yet, and the user's current request.
         """
-        # `turn.kept` are only the newest steps, unlike `kept` here.
+        # `turn.kept` has only the newest steps. The property `kept` of this class has
+        # all messages that are still sent.
         protected_results = self.turn.always_kept | self.turn.kept.pending
         request_index = self.turn.history.request_index
         if request_index is None:
@@ -121,30 +122,34 @@ class Reduction:
         return AppliedTruncation(draft.truncation, draft.truncated_upto)
 
     def measure_kept(self) -> dict[int, int]:
-        """Returns the heuristic tokens of each message that is sent, by its index."""
+        """Returns the heuristic tokens of each message of `kept`, by its index."""
         history = self.turn.history
-        sent = dict(enumerate(history.shown))
-        # The record of the summary also says which tool results are shortened. It is
-        # the record of this run, if a reducer has changed the request.
-        stored = self._outcome.stored if self._outcome else history.stored
-        if stored:
-            sent |= history.shortened_results(stored)
+        contents_by_index = dict(enumerate(history.shown))
+
+        # The record of a summary says which tool results are shortened. If a reducer
+        # has changed the request, the new record counts. Otherwise the stored one does.
+        record = self._outcome.stored if self._outcome else history.stored
+        if record:
+            contents_by_index |= history.shortened_results(record)
         return {
-            index: history.memo.estimate_tokens([sent[index]]) for index in self.kept
+            index: history.memo.estimate_tokens([contents_by_index[index]])
+            for index in self.kept
         }
 
     def expect_beside_summary(self, keep_count: int) -> int:
         """Estimates, in real tokens, everything that would stand beside a summary.
 
-        The summary would replace all messages but about the newest `keep_count`. The
-        estimate is the size of the whole request with the text "" for the summary:
-        instruction, tools, sections, and the messages that stay.
+        This is everything in the request but the summary itself: instruction, tools,
+        sections, and the messages that stay. About the newest `keep_count` messages
+        stay, see `Turn.older_than`.
         """
         covered = self.turn.older_than(keep_count)
-        without_text = replace(
+        # A model is expected to write the summary, so all covered messages are in
+        # `model_covered`. The text "" stands for the summary, which is not measured.
+        expected_draft = replace(
             self._draft, text="", model_chars=0, covered=covered, model_covered=covered
         )
-        return self.ask.outcome(self.turn, without_text).tokens
+        return self.ask.outcome(self.turn, expected_draft).tokens
 
     def drop(self, indexes: Collection[int]) -> StrategyResult:
         """Leaves messages out of the request; a later summary may still describe them.
@@ -183,10 +188,13 @@ class Reduction:
         return self._apply(new_draft)
 
     async def summarize(self, keep_count: int) -> StrategyResult:
-        """Has all but about the newest `keep_count` messages summarized.
+        """Summarizes older messages.
 
-        Changes nothing in two cases: an earlier summary of this run has failed, or a
-        model has already summarized all messages but these.
+        About the newest `keep_count` messages stay, see `Turn.older_than`. Nothing
+        changes in two cases:
+
+        - If a summary was asked for earlier in this run, and the model has failed.
+        - If a model has summarized all older messages already.
         """
         old_draft = self._draft
         covered = self.turn.older_than(keep_count)
@@ -196,7 +204,7 @@ class Reduction:
 
         summary = await self.ask.summarize(self.turn, covered)
         # If no model has written the summary, excerpts stand in place of the messages
-        # that no model has summarized before.
+        # that no model has summarized before. So `model_covered` stays as it was.
         if summary.is_mechanical:
             model_covered = old_draft.model_covered
         else:
@@ -214,9 +222,9 @@ class Reduction:
         """Puts a draft in place of the last one.
 
         Returns:
-            - `TARGET_REACHED` if the request is now small enough
-            - `APPLIED` if the request is smaller than before
-            - `NO_CHANGE` if the request is not smaller; the draft is in place anyway
+            - If the request is now small enough: `TARGET_REACHED`.
+            - If the request is smaller than before: `APPLIED`.
+            - Otherwise: `NO_CHANGE`, although the new draft is in place.
         """
         tokens_before = self.tokens
         self._draft = draft

@@ -80,10 +80,11 @@ class SlidingWindow(Strategy):
         half as many stay. If no such summary makes the request fit, there are three
         cases:
 
-        - The threshold is reached: all messages but those of `keep` are summarized.
-        - The threshold is not reached: the last summary is used, because it makes the
-          messages fewer.
-        - The threshold is not reached, and there is no summary: the result is None.
+        - If the threshold is reached: all messages but those of `keep` are summarized.
+        - If the threshold is not reached: the last summary is used, because it makes
+          the messages fewer.
+        - If the threshold is not reached, and no summary was written: the result is
+          None.
         """
         if self.fullness(turn) < 1:
             return None
@@ -91,8 +92,8 @@ class SlidingWindow(Strategy):
         usual_count = max(MIN_KEPT, int(len(turn.uncovered) * KEPT_RATIO))
         most_count = min(usual_count, turn.keep_count)
         reason = turn.reason if turn.is_due else self.early_reason
-        # The messages of `keep` are never summarized. In this copy, they are at most
-        # `most_count` messages.
+        # The messages of `keep` are never summarized. In this copy of the turn, at most
+        # `most_count` messages are messages of `keep`.
         limited_turn = replace(turn, reason=reason, keep_count=most_count)
 
         draft: Draft | None = None
@@ -150,8 +151,8 @@ def _is_too_much(turn: Turn, kept_count: int) -> bool:
 
     These messages are too large in two cases:
 
-    - The threshold is reached, and the window would be full again soon.
-    - The request would not fit.
+    - If the threshold is reached, and the window would be full again soon.
+    - If the request would not fit.
     """
     covered = turn.older_than(kept_count)
     if turn.is_due and _fills_window_soon(turn, covered):
