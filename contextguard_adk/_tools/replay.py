@@ -154,15 +154,15 @@ def run_replay(
         print_sessions(as_json, **recording)
         return
 
-    # The user has not chosen the settings of a comparison, so the user needs no
-    # warnings about these settings.
+    # Nearly all settings of a comparison are those of `COMPARED`, which the user has not
+    # chosen. So the warnings about requests with such settings are silenced.
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
         result: Comparison | Replayed
         if compare:
-            has_settings_file = bool(recording["config"])
-            result = _compare_settings(session, settings, has_settings_file)
+            has_own_settings = bool(recording["config"])
+            result = _compare_settings(session, settings, has_own_settings)
         else:
             result = asyncio.run(replay_session(session, settings))
 
