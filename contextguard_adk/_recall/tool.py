@@ -270,7 +270,7 @@ class RecallHistoryTool(BaseTool):
         """
         item = match.item
         # The hint of a message repeats the beginning of the text. The hint of a result
-        # comes from the arguments of the call, so the text does not have it.
+        # comes from the arguments of the call, so the hint is not in the text.
         name = f"{item.label} {item.hint}" if item.args else item.label
         whole_line = f"[{item.handle} {phrases.quote_line(name)}]\n"
         text_tokens = most_tokens - self._count(whole_line)

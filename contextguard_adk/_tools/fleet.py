@@ -84,8 +84,8 @@ def run_fleet(
         config: The path of a settings file; None for the built-in settings.
         as_json: Whether JSON is printed. It has the figures of each session, too.
         output: The HTML page to write; None for none.
-        options: The other fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`. A true
-            value of one of the latter is an error.
+        options: The other fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`. An
+            unsupported option with a true value is an error.
     """
     unsupported_values = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
     if any(unsupported_values):

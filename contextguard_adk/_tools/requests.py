@@ -159,7 +159,8 @@ class Rebuilder:
         request = await self._side.build(call, agent)
         whole_contents = request.contents
 
-        # A guard stores the summary of a request with the events of the answer.
+        # A guard stores the summary of a request with the events of the answer, so the
+        # changes of state by these events are needed.
         self._advance_state(call)
         session_state = self._state if simulated is None else simulated
         state = AgentState(session_state, agent.name, scope=branch_scope(event))
@@ -198,7 +199,8 @@ class Rebuilder:
         stored = StoredSummary()
         recorded_summary = state.record.summary
         if recorded_summary:
-            # The scope is that of the summary itself, so each summary is valid here.
+            # `load_summary` refuses a summary of another scope than the given one. The
+            # given scope is that of the summary itself, so no summary is refused.
             stored = state.load_summary(recorded_summary.scope) or stored
 
         invocation = self._side.advance(call, agent, PluginManager())

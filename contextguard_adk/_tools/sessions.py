@@ -61,9 +61,13 @@ async def _run(
         source: The file or the URL that has the session.
         key: The names of the session.
         is_full: Whether "show" returns the texts of the summaries as well.
-        options: "agent", the name of an agent, or "" for all; "force", whether to
-            change a session in which a run seems to be under way; "focus", for
-            "compact"; "text", for "edit": a file with the new text, or None.
+        options: The other options of the command:
+
+            - "agent": the name of an agent, or "" for all agents
+            - "force": whether to change a session in which a run seems to be under way
+            - "focus": for the action "compact", what the summary keeps above all
+            - "text": for the action "edit", a file with the new text; None to let the
+              user write the text
     """
     # This reads the session without opening its source for writing. "show" needs no
     # more. For all other actions, an invalid file is refused here, before it is opened

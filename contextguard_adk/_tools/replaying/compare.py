@@ -136,7 +136,7 @@ class Comparison:
         has_all_costs = len(dollars) == len(self._totals)
         self._is_priced = has_all_costs and self._without.cost is not None
 
-        # If all rows cost nothing, because the model is free, the weighted tokens decide.
+        # If the model is free, no row costs anything. Then the weighted tokens decide.
         is_decided_by_dollars = self._is_priced and any(dollars)
         weighted_tokens = [totals.weighted_tokens for totals in self._totals]
         self._best_row_index = self._find_cheapest(

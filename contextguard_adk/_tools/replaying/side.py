@@ -316,8 +316,8 @@ class _RecordedModel(BaseLlm):
         if not self.has_cache:
             return _RequestSize(heuristic_tokens, cached_tokens=0)
 
-        # The memo remembers the fingerprints of recorded contents. A fingerprint depends
-        # on the parts and the role.
+        # The memo remembers the fingerprints of recorded contents. A fingerprint
+        # depends on the parts and the role.
         fingerprints = [
             self.memo.remember(
                 fingerprint, content, parts=content.parts or (), role=content.role
@@ -359,8 +359,9 @@ class _Finished:
         end: The index of the first event of which no contents are built yet.
         contents: The contents of the events before `end`.
         addition_count: How often contents were added.
-        is_separable: Whether ADK builds the same contents from some invocations at a
-            time as from all at once. Once false, the value stays false.
+        is_separable: Whether ADK builds the same contents in two ways: from some
+            invocations at a time, and from all at once. Once false, the value stays
+            false.
     """
 
     end: int = 0
