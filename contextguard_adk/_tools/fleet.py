@@ -255,9 +255,10 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
 def _describe_agent(agent: str, session: Session, replayed: Replayed) -> Row:
     """Returns the row of an agent in a session.
 
-    The row lacks the names of the app, the user and the session. `replayed` has the
-    calls of all agents. A figure without the guard, such as "cost",
-    has a counterpart with the guard, "cost_guarded".
+    The row lacks the names of the app, the user and the session. A figure without the
+    guard, such as "cost", has a counterpart with the guard, "cost_guarded".
+
+    `replayed` has the calls of all agents.
     """
     calls = [call for call in replayed.calls if call.agent == agent]
     own_replayed = replace(replayed, calls=calls)
@@ -315,7 +316,7 @@ def _list_unchanged_start(
         limits = limits_by_model[agent, model]
         is_large = call.prompt_tokens >= limits.quiet_tokens
         # If a guard had cut the recorded request, the recorded count does not tell the
-        # size of the whole history. The guard of a replay may have to cut it as well.
+        # size of the whole history, with which a replay begins.
         if call.is_guarded or is_large:
             return
         yield _keep_as_recorded(number, call, limits)

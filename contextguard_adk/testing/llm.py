@@ -200,8 +200,8 @@ class SimulatedLlm(BaseLlm):
         if self.prompt_cache:
             self._use_cache(record, llm_request)
 
-        # The number of this call among the agent's calls. The number is read before the
-        # wait, because other calls may come during the wait.
+        # The number of the agent's calls so far. The number is read before the wait,
+        # because other calls may come during the wait.
         agent_calls = self.calls - self.summaries
         reports_usage = agent_calls >= _FIRST_REPORTING_CALL[self.usage]
         await asyncio.sleep(self.latency_seconds)

@@ -398,8 +398,8 @@ def _describe(compaction: CompactionRecord | None) -> str:
 def list_assumptions(has_cache: bool) -> Iterator[str]:
     """Says in sentences what the replay assumes of summaries and of a prompt cache.
 
-    The simulated cache keeps the last four prompts (`MOST_CACHED_PROMPTS`). It serves
-    the beginning of a new prompt if one of the four has the same beginning.
+    The simulated cache has the last four prompts (`MOST_CACHED_PROMPTS`). The cache
+    serves the longest beginning that a new prompt shares with one of the four.
     """
     yield "Summaries are excerpts that fill their budget: what they take is a maximum."
     if has_cache:

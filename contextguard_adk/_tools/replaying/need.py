@@ -55,7 +55,8 @@ ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 class Needed:
     """A value that a call needed, and where the whole request held the value.
 
-    The content is the last one of the whole request that holds the value.
+    A request may hold the value in several contents. "The content" below is the last of
+    these.
 
     Attributes:
         value: The value.
