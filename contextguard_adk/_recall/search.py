@@ -94,8 +94,9 @@ class Match:
     def position(self) -> int:
         """Where in the item's text most of the terms stand together, in characters.
 
-        This is the start of the first term in `_CLUSTER_CHARS` that have as many
-        different terms as any others; the start of the passage if its text has no term.
+        Each term begins a cluster of `_CLUSTER_CHARS`. The position is the start of the
+        cluster with the most different terms, or of the first one among equals. If the
+        text of the passage has no term, the position is the start of the passage.
         """
         spots = self._find_spots()
         best_start = 0
@@ -167,7 +168,10 @@ def _get_score(passage: Match) -> float:
 def _choose_matches(
     passages: Sequence[Match], weights: Mapping[str, float]
 ) -> list[Match]:
-    """Returns the passages with at least one term that is not too common."""
+    """Returns the passages with at least one term that is not too common.
+
+    Common terms have small weights: see `_MIN_WEIGHT_RATIO`.
+    """
     least_weight = _MIN_WEIGHT_RATIO * max(weights.values(), default=0.0)
     telling_terms = {term for term in weights if weights[term] >= least_weight}
     return [each for each in passages if not telling_terms.isdisjoint(each.hits)]

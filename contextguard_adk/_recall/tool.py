@@ -182,11 +182,11 @@ class RecallHistoryTool(BaseTool):
             return f"[{item.heading}]\nOffset {offset} lies behind its end."
 
         head = f"[{item.heading}; from {offset}]\n"
-        # Both have `{}` in place of the next offset.
+        # `next_call` and `next_line` have `{}` in place of the next offset.
         next_call = f"recall_history(item={item.handle!r}, offset={{}})"
         next_line = phrases.GOES_ON.format(next_call)
-        # The next offset is not known yet, but the number of characters has as many
-        # digits at least.
+        # The next offset is not known yet. It has at most as many digits as the number
+        # of characters.
         longest_frame = f"{head}\n{next_line.format(text_chars)}"
         room_tokens = self._page_tokens - self._count(longest_frame)
         text = self._cut_end(item.text[offset:], room_tokens)
@@ -235,12 +235,13 @@ class RecallHistoryTool(BaseTool):
         return self._join_page(frame, excerpts)
 
     def _write_excerpts(self, matches: Sequence[Match], room_tokens: int) -> list[str]:
-        """Returns an excerpt from each match, until the room of a page is used up.
+        """Returns excerpts from the matches, until the room of a page is used up.
 
         Each excerpt may take half of the room that is left, so the best matches get
-        most. The excerpt from the last match may take all of the room that is left. The
-        last excerpt that is returned may exceed the room: then `_join_page` leaves it
-        out.
+        most. If no other match follows, an excerpt may take all of the room that is
+        left. Any excerpt may take `_MIN_EXCERPT_TOKENS`, so an excerpt may exceed the
+        room. Then no other excerpt follows, and `_join_page` leaves this one out,
+        unless the page would be empty.
         """
         excerpts = list[str]()
         left_tokens = room_tokens
@@ -269,7 +270,7 @@ class RecallHistoryTool(BaseTool):
         """
         item = match.item
         # The hint of a message repeats the beginning of the text. The hint of a result
-        # comes from the arguments of the call, so the text does not have it.
+        # comes from the arguments of the call, so the hint is not in the text.
         name = f"{item.label} {item.hint}" if item.args else item.label
         whole_line = f"[{item.handle} {phrases.quote_line(name)}]\n"
         text_tokens = most_tokens - self._count(whole_line)

@@ -52,8 +52,8 @@ def run_check(config: str | None, models: Sequence[str], as_json: bool) -> int:
 
     Args:
         config: The path of the file or folder; None for the built-in settings.
-        models: The models to plan the budgets of a file's strategies for. With a
-            folder, the list must be empty.
+        models: The names of models. The report on a file has, for each strategy, a
+            budget with each of these models. With a folder, the list must be empty.
         as_json: Whether the report is printed as JSON.
 
     Returns:

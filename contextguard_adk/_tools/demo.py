@@ -101,7 +101,8 @@ def run_demo(**options: Any) -> int:
     if settings.model and settings.latency:
         raise CommandError("--latency: a real model takes its own time")
     root = (settings.path or Path(google.adk.__path__[0])).resolve()
-    turns = list(plan_turns(root, settings.steps))
+    # A step reads at most one file, so no run reads more files than it has steps.
+    turns = list(plan_turns(root, most_files=settings.steps))
     if not turns:
         raise CommandError(f"there is no source file in {root}")
 

@@ -84,8 +84,8 @@ def run_fleet(
         config: The path of a settings file; None for the built-in settings.
         as_json: Whether JSON is printed. It has the figures of each session, too.
         output: The HTML page to write; None for none.
-        options: The other fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`. A true
-            value of one of the latter is an error.
+        options: The other fields of `ReplaySettings`, and `UNSUPPORTED_OPTIONS`. An
+            unsupported option with a true value is an error.
     """
     unsupported_values = [options.pop(name, False) for name in UNSUPPORTED_OPTIONS]
     if any(unsupported_values):
@@ -229,19 +229,23 @@ def _add_up(app: str, agent: str, rows: list[Row]) -> Row:
 
 
 async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
-    """Returns a row for each agent of a session, without the session's own names.
+    """Returns a row for each agent of a session.
 
-    Raises a `CommandError` if the session has no calls.
+    The rows lack the names of the app, the user and the session. Raises a
+    `CommandError` if the session has no calls.
     """
     calls = list(list_calls(session, settings.agent))
-    unchanged = list(_list_unchanged(session, calls, settings))
-    if calls and len(unchanged) == len(calls):
-        # No figure of a row depends on the fixed tokens or on `has_cache`.
-        replayed = Replayed(session.id, {}, unchanged, has_cache=True)
+    # The calls from the first one up to the first that a guard might change.
+    unchanged_start = list(_list_unchanged_start(session, calls, settings))
+    if calls and len(unchanged_start) == len(calls):
+        # No figure of a row depends on `fixed_tokens` or `has_cache`, so any values do.
+        replayed = Replayed(
+            session.id, fixed_tokens={}, calls=unchanged_start, has_cache=True
+        )
     else:
         # The last unchanged calls are replayed, too: see `REPEATED_CALLS`. Without
         # calls this replay raises the error.
-        known_calls = unchanged[:-REPEATED_CALLS]
+        known_calls = unchanged_start[:-REPEATED_CALLS]
         replayed = await replay_session(session, settings, known_calls)
 
     agents = dict.fromkeys(call.agent for call in replayed.calls)  # Each agent once.
@@ -249,10 +253,12 @@ async def _measure(session: Session, settings: ReplaySettings) -> list[Row]:
 
 
 def _describe_agent(agent: str, session: Session, replayed: Replayed) -> Row:
-    """Returns the row of an agent in a session, without the session's own names.
+    """Returns the row of an agent in a session.
 
-    `replayed` has the calls of all agents. A figure without the guard, such as "cost",
-    has a counterpart with the guard, "cost_guarded".
+    The row lacks the names of the app, the user and the session. A figure without the
+    guard, such as "cost", has a counterpart with the guard, "cost_guarded".
+
+    `replayed` has the calls of all agents.
     """
     calls = [call for call in replayed.calls if call.agent == agent]
     own_replayed = replace(replayed, calls=calls)
@@ -289,12 +295,13 @@ class _Limits:
     costs: Costs | None
 
 
-def _list_unchanged(
+def _list_unchanged_start(
     session: Session, calls: list[RecordedCall], settings: ReplaySettings
 ) -> Iterator[ReplayedCall]:
-    """Yields the calls before the first one that a guard might change, as recorded.
+    """Yields the calls before the first one that a guard might change.
 
-    A replay of these calls would find nothing, and would take most of the time.
+    The figures of these calls are the recorded ones. A replay of these calls would give
+    the same figures, and would take most of the time.
     """
     # By the names of an agent and a model.
     limits_by_model = dict[tuple[str, str], _Limits]()
@@ -308,8 +315,8 @@ def _list_unchanged(
 
         limits = limits_by_model[agent, model]
         is_large = call.prompt_tokens >= limits.quiet_tokens
-        # If a guard had cut the request, the recorded count is that of the rest. The
-        # whole request, which is compared here, was larger.
+        # If a guard had cut the recorded request, the recorded count does not tell the
+        # size of the whole history, with which a replay begins.
         if call.is_guarded or is_large:
             return
         yield _keep_as_recorded(number, call, limits)
@@ -350,8 +357,9 @@ def _find_limits(
 ) -> _Limits:
     """Returns the sizes and prices that hold for an agent with a model."""
     guard = settings.guard
-    # A strategy, a function that chooses one, or None. Only a strategy has the setting
-    # `context_window`. `adapt` gives it the window of the replay, if there is one.
+    # A strategy, a function that chooses one, or None. If the user has given a window
+    # for the replay, `adapt` sets this window as the `context_window` of a strategy.
+    # The other two have no such setting.
     strategy: Any = settings.adapt(guard.agents.get(agent, guard.default))
     configured_tokens = getattr(strategy, "context_window", settings.window_tokens)
     window_tokens = resolve_context_window(model, configured=configured_tokens).tokens

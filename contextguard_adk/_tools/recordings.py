@@ -56,8 +56,8 @@ class SessionKey:
 class ListedSession:
     """The names of a session, the time of its last update, and its number of events.
 
-    The time is in UTC. The number of events is None if the source does not tell it, as
-    Agent Engine.
+    The time is in UTC. The number of events is None if the source does not tell the
+    number. Agent Engine is such a source.
     """
 
     app: str
@@ -408,8 +408,8 @@ def _replace_write(
 
     SQLAlchemy calls this function before it runs a statement. A statement that reads is
     returned unchanged. Any other statement, such as ADK's CREATE TABLE for a missing
-    table, is replaced by "SELECT 1", which has no effect. The arguments that this
-    function does not read are those that SQLAlchemy gives as well.
+    table, is replaced by "SELECT 1", which has no effect. SQLAlchemy also gives a
+    connection, a cursor and other arguments, which this function does not read.
     """
     text = statement.lstrip().upper()
     is_reading = text.startswith(_READING)
@@ -480,8 +480,8 @@ def _check_tables(path: Path, copy: sqlite3.Connection) -> None:
 async def _open_sqlite_file(path: Path) -> AsyncIterator[_Service]:
     """Opens an SQLite file by the ADK service that has written it.
 
-    The service reads a temporary copy. It would create the tables that a file lacks,
-    and the file itself must not change.
+    The service reads a temporary copy, because the service creates tables that a file
+    lacks, and the file itself must not change.
 
     Raises:
         CommandError: `_check_tables` refuses the file.
@@ -516,8 +516,8 @@ def is_by_database_service(file: sqlite3.Connection) -> bool:
     """Whether `DatabaseSessionService` has written an SQLite file of sessions.
 
     `DatabaseSessionService` stores times as texts. `SqliteSessionService`, which
-    `adk web` uses, stores them as numbers. A file without sessions counts as one of the
-    latter.
+    `adk web` uses, stores times as numbers. A file without sessions counts as written
+    by `SqliteSessionService`.
     """
     query = "SELECT typeof(update_time) FROM sessions LIMIT 1"
     rows = file.execute(query).fetchall()

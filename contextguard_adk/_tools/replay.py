@@ -154,15 +154,15 @@ def run_replay(
         print_sessions(as_json, **recording)
         return
 
-    # The user has not chosen the settings of a comparison, so the user needs no
-    # warnings about these settings.
+    # Nearly all settings of a comparison are those of `COMPARED`, which the user has
+    # not chosen. So the warnings about requests with such settings are silenced.
     silenced_loggers = [loop.logger] if compare else []
     with terminal.quiet_logs(Console(stderr=True), *silenced_loggers):
         session, settings = read_recording(**recording)
         result: Comparison | Replayed
         if compare:
-            has_settings_file = bool(recording["config"])
-            result = _compare_settings(session, settings, has_settings_file)
+            has_own_settings = bool(recording["config"])
+            result = _compare_settings(session, settings, has_own_settings)
         else:
             result = asyncio.run(replay_session(session, settings))
 
@@ -639,11 +639,10 @@ def _compare_cut_request(
     The recorded count is that of the cut request, so only an estimate of the cut
     request can be compared with the count.
 
-    - If the watching guard watches the agent, and the two numbers of a guard's estimate
-      are known, the estimate of the cut request is returned with the recorded count. A
-      guard multiplies the heuristic tokens of a request by the real tokens per
-      heuristic token of the last request.
-    - Otherwise `whole_estimate` is returned, without a count.
+    - If the watching guard watches the agent, and `last_ratio` and the heuristic tokens
+      of the cut request are known: the product of the two, with the recorded count. The
+      product is the estimate of a guard for the cut request.
+    - Otherwise: `whole_estimate`, without a count.
 
     Args:
         call: The recorded call.
@@ -708,7 +707,8 @@ def _choose_sample(calls: Sequence[RecordedCall]) -> _Sample:
     """Chooses calls of an agent, evenly spread over the session.
 
     Calls whose requests a guard had cut are left out. If some of the other calls have
-    heuristic tokens, only these are chosen. From 90 calls every second is chosen.
+    heuristic tokens, only these are chosen. For example, of 90 calls every second one
+    is chosen.
     """
     whole_calls = [call for call in calls if not call.is_guarded]
     heuristic_calls = [call for call in whole_calls if call.heuristic_tokens]

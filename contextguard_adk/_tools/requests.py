@@ -48,8 +48,8 @@ class Rebuilt:
         removed: The messages in `left_out` that were not left out of the agent's
             request before this one.
         shortened: The whole messages of which the request had only a part.
-        summary: The text of the summary; "" if messages were left out without a text,
-            None if the request had no summary.
+        summary: The text of the summary; "" if the guard put no text in place of the
+            messages that are left out; None if the request had no summary.
         beside: The other texts in place of messages, by a name for people.
     """
 
@@ -159,7 +159,8 @@ class Rebuilder:
         request = await self._side.build(call, agent)
         whole_contents = request.contents
 
-        # A guard stores the summary of a request with the events of the answer.
+        # A guard stores the summary of a request with the events of the answer, so the
+        # changes of state by these events are needed.
         self._advance_state(call)
         session_state = self._state if simulated is None else simulated
         state = AgentState(session_state, agent.name, scope=branch_scope(event))
@@ -198,7 +199,8 @@ class Rebuilder:
         stored = StoredSummary()
         recorded_summary = state.record.summary
         if recorded_summary:
-            # The scope is that of the summary itself, so each summary is valid here.
+            # `load_summary` refuses a summary of another scope than the given one. The
+            # given scope is that of the summary itself, so no summary is refused.
             stored = state.load_summary(recorded_summary.scope) or stored
 
         invocation = self._side.advance(call, agent, PluginManager())
@@ -215,7 +217,8 @@ class Rebuilder:
         """
         stored = history.stored or StoredSummary()
         contents = history.contents
-        # All contents as the request showed them, also those that are left out below.
+        # The whole or the shortened form of each content. Below, the forms of the
+        # contents that the summary replaces are left out.
         forms = list(history.shown)
         for index, shortened_result in history.shortened_results(stored).items():
             forms[index] = shortened_result
@@ -224,7 +227,7 @@ class Rebuilder:
         covered = history.covered
         kept = [index for index in range(len(contents)) if index not in covered]
         left_out = [contents[index] for index in sorted(covered)]
-        # A content that is not shortened is the same object in both lists.
+        # The form of a content that is not shortened is the content itself.
         shortened = [contents[i] for i in kept if forms[i] is not contents[i]]
 
         summary = None
@@ -281,12 +284,12 @@ class Rebuilder:
     def _advance_state(self, call: RecordedCall) -> None:
         """Adds the changes of session state up to the last event of a call's answer.
 
-        An answer may be several events in a row. Some of them may have been added with
-        the call before.
+        An answer may be several events in a row. If the answers of two calls of an
+        agent follow each other at once, the earlier call has added the events of both.
         """
         events = self._session.events
         answer_end = max(self._next_event, call.index + 1)
-        while answer_end < len(events) and _is_of_answer(events[answer_end], call):
+        while answer_end < len(events) and _continues_answer(events[answer_end], call):
             answer_end += 1
 
         for event in events[self._next_event : answer_end]:
@@ -296,12 +299,16 @@ class Rebuilder:
     def _make_preview(self, call: RecordedCall) -> Preview | None:
         """Makes the preview of a call, which shows parts of large tool results.
 
-        It is the preview of the recorded request if the settings of the guard were the
-        same then. Returns None if the settings want no previews.
+        If the settings of the guard have changed since the recording, the recorded
+        request may have shown other parts. Returns None if the settings want no
+        previews.
         """
         agent = call.event.author
         strategy = self._guard.agents.get(agent, self._guard.default)
-        if not isinstance(strategy, Strategy):  # None, or a function that chooses one.
+        if not isinstance(strategy, Strategy):
+            # The settings leave the agent unguarded, or have a function that chooses a
+            # strategy. The strategy of the recorded request is not known then, so the
+            # default one is assumed.
             strategy = Threshold()
 
         window_tokens = self._window_tokens or strategy.context_window
@@ -313,11 +320,8 @@ class Rebuilder:
         return strategy.preview(window_tokens, has_recall, self.memo.form)
 
 
-def _is_of_answer(event: Event, call: RecordedCall) -> bool:
-    """Whether an event belongs to the answer of a call.
-
-    All events between the event of the call and this one must belong to the answer.
-    """
+def _continues_answer(event: Event, call: RecordedCall) -> bool:
+    """Whether an event belongs to the answer of a call, if the event before it does."""
     return (
         event.author == call.event.author
         and event.invocation_id == call.event.invocation_id

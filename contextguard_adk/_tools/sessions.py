@@ -61,12 +61,17 @@ async def _run(
         source: The file or the URL that has the session.
         key: The names of the session.
         is_full: Whether "show" returns the texts of the summaries as well.
-        options: "agent", the name of an agent, or "" for all; "force", whether to
-            change a session in which a run seems to be under way; "focus", for
-            "compact"; "text", for "edit": a file with the new text, or None.
+        options: The other options of the command:
+
+            - "agent": the name of an agent, or "" for all agents
+            - "force": whether to change a session in which a run seems to be under way
+            - "focus": for the action "compact", what the summary keeps above all
+            - "text": for the action "edit", a file with the new text; None to let the
+              user write the text
     """
-    # To show a session reads it without a change. The other actions read it first, so
-    # that a file that is no valid one is refused before it is opened for writing.
+    # This reads the session without opening its source for writing. "show" needs no
+    # more. For all other actions, an invalid file is refused here, before it is opened
+    # for writing.
     read_session = await load_session(source, key)
     if action == "show":
         lines = sessions.show(read_session, options["agent"], is_full)
@@ -130,9 +135,10 @@ def _open(source: str) -> BaseSessionService:
 
 
 async def _purge(artifact_uri: str, key: SessionKey) -> str:
-    """Deletes the artifacts of a session; returns the line to print.
+    """Deletes the summaries of a session that a guard has saved as artifacts.
 
-    All three names of the session must be given.
+    All other artifacts of the session stay. Returns the line to print, with the number
+    of deleted artifacts. All three names of the session must be given.
     """
     # Only this action needs ADK's command line, to which the registry belongs.
     from google.adk.cli.service_registry import get_service_registry

@@ -128,8 +128,9 @@ class SimulatedLlm(BaseLlm):
     """How many of the newest requests stay in `requests`; None keeps all."""
 
     prompt_cache: bool = False
-    """Whether an answer's usage tells how many tokens the prompt begins with in common
-    with one of the last accepted ones, as providers with a prompt cache do."""
+    """Whether usage reports cached tokens, as providers with a prompt cache do. These
+    are the tokens of the longest beginning that the prompt has in common with one of
+    the last four accepted prompts."""
 
     latency_seconds: float = Field(default=0, ge=0)
     """The time an accepted request takes."""
@@ -199,7 +200,8 @@ class SimulatedLlm(BaseLlm):
         if self.prompt_cache:
             self._use_cache(record, llm_request)
 
-        # During the wait, other calls may come. They must not count here.
+        # The number of the agent's calls so far. The number is read before the wait,
+        # because other calls may come during the wait.
         agent_calls = self.calls - self.summaries
         reports_usage = agent_calls >= _FIRST_REPORTING_CALL[self.usage]
         await asyncio.sleep(self.latency_seconds)

@@ -118,9 +118,8 @@ class InvalidRequestError(SimulatedProviderError):
 def find_violation(contents: list[types.Content]) -> str | None:
     """Returns a strict provider's first objection to the structure of contents.
 
-    "contents.2: text content blocks must be non-empty"
-
-    Returns None if the contents have no flaw.
+    For example: "contents.2: text content blocks must be non-empty". Returns None if
+    the contents have no flaw.
     """
     if not contents:
         return "contents is not specified"
@@ -155,7 +154,7 @@ def _list_flaws(content: types.Content) -> Iterator[str]:
 
 
 def _list_part_flaws(part: types.Part, role: str | None) -> Iterator[str]:
-    """Yields the flaws of a part in a content of this role."""
+    """Yields the flaws of a part; `role` is the role of the content with the part."""
     fields = [f for f in _PAYLOAD_FIELDS if getattr(part, f, None) is not None]
     has_empty_text = fields == ["text"] and not part.text
     # Gemini ends a turn with an empty part that has a signature, and wants it back.

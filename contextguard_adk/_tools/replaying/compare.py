@@ -49,6 +49,7 @@ COLUMNS = {
 PREVIEWS = """\
 Large tool results are shown as previews; calls of recall_history are not played."""
 
+# "need" and "far" are the columns with `Totals.need` and `Totals.far`.
 NEED = """\
 Need: of the values that the recorded calls took from the conversation, the part that \
 was in the request; far: of those last said more than half a window before."""
@@ -77,17 +78,25 @@ class Row:
 def list_rows(guard: PluginSettings, window_tokens: int | None) -> Iterator[Row]:
     """Yields the rows of `COMPARED`; each has one strategy for all agents.
 
+    All rows share these settings:
+
+    - the prices of the user's settings
+    - the summarizer of the user's default strategy, if it is the name of a model
+    - the window of the summarizer, if the default strategy has one
+    - the context window
+
     Args:
-        guard: The settings of the user. All rows have the prices of these settings.
-            They have the summarizer of the default strategy if it is given by name.
+        guard: The settings of the user.
         window_tokens: The context window of all rows; None for the window of the user's
-            default strategy.
+            default strategy, if it has one.
     """
     shared = dict[str, Any]()
     for name in ("context_window", "summarizer", "summarizer_context_window"):
         # The default strategy may be None, or a function without these fields.
         value = getattr(guard.default, name, None)
-        if isinstance(value, int | str):  # A file cannot have a summarizer object.
+        # A summarizer may be a model object. Such an object cannot stand in the lines
+        # of a settings file, so it is not shared.
+        if isinstance(value, int | str):
             shared[name] = value
     if window_tokens is not None:
         shared["context_window"] = window_tokens
@@ -127,7 +136,7 @@ class Comparison:
         has_all_costs = len(dollars) == len(self._totals)
         self._is_priced = has_all_costs and self._without.cost is not None
 
-        # A model may be free: then the weighted tokens decide, as without a price.
+        # If the model is free, no row costs anything. Then the weighted tokens decide.
         is_decided_by_dollars = self._is_priced and any(dollars)
         weighted_tokens = [totals.weighted_tokens for totals in self._totals]
         self._best_row_index = self._find_cheapest(
@@ -200,7 +209,8 @@ class Comparison:
         windows = [call.window_tokens for call in self._replay.calls]
         least = min(windows)
         most = max(windows)
-        # A trigger above the usual threshold has no effect.
+        # "auto" stands for a trigger of `LEAST_AUTO_TOKENS`. A trigger at or above the
+        # usual threshold has no effect.
         if threshold_tokens(most) <= LEAST_AUTO_TOKENS:
             yield 'In so small a window "auto" is the usual threshold.'
         if least < most:

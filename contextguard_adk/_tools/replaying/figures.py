@@ -69,8 +69,8 @@ class Totals:
         cost: The price of the tokens in US dollars; None if it is unknown.
         largest_request_tokens: The prompt tokens of the largest request.
         need: The share of all values that the recorded calls needed.
-        far: The share of the needed values that were last said more than half a window
-            before.
+        far: The share of those needed values that are far back: in the whole request,
+            the last content with the value lies more than half a window before the end.
     """
 
     over_window: int
@@ -92,7 +92,10 @@ class Totals:
 
     @property
     def weighted_tokens(self) -> int:
-        """The number of uncached prompt tokens that cost as much, by typical prices."""
+        """The number of uncached prompt tokens that would cost as much as all tokens.
+
+        The prices are the typical ones.
+        """
         # By the typical prices, a million uncached prompt tokens cost one dollar.
         return round(TYPICAL_COSTS.price(self.usage) * 1_000_000)
 
@@ -168,8 +171,8 @@ class Replayed:
 
     Attributes:
         session_id: The id of the session.
-        fixed_tokens: By agent, the inferred tokens of instruction and tools by
-            bytes / 4.
+        fixed_tokens: By agent, the heuristic tokens (bytes / 4) of instruction and
+            tools. They are inferred from the counts.
         calls: The model calls.
         has_cache: Whether the recording reports cached tokens.
     """
@@ -328,8 +331,11 @@ def print_replayed(replayed: Replayed, is_complete: bool) -> None:
 def _choose_calls(calls: list[ReplayedCall]) -> list[ReplayedCall]:
     """Chooses the calls of a session that get a row: all, if there are few.
 
-    In a long session the first and the last calls get a row, each call after a
-    compaction, and the calls before and after such a call.
+    In a long session these calls get a row:
+
+    - the first and the last calls, `END_CALLS` of each
+    - each call before which a compaction took place
+    - the call before such a call, and the call after it
     """
     if len(calls) < LEAST_LONG_CALLS:
         return calls
@@ -390,7 +396,11 @@ def _describe(compaction: CompactionRecord | None) -> str:
 
 
 def list_assumptions(has_cache: bool) -> Iterator[str]:
-    """Says in sentences what the replay assumes of summaries and of a prompt cache."""
+    """Says in sentences what the replay assumes of summaries and of a prompt cache.
+
+    The simulated cache has the last four prompts (`MOST_CACHED_PROMPTS`). The cache
+    serves the longest beginning that a new prompt shares with one of the four.
+    """
     yield "Summaries are excerpts that fill their budget: what they take is a maximum."
     if has_cache:
         yield (

@@ -53,7 +53,10 @@ ESCAPES = (("\\n", "\n"), ("\\t", "\t"), ("\\/", "/"), ("\\\\", "\\"))
 
 @dataclass(frozen=True)
 class Needed:
-    """A value that a call needed, and the last content of its whole request with it.
+    """A value that a call needed, and where the whole request held the value.
+
+    A request may hold the value in several contents. "The content" below is the last of
+    these.
 
     Attributes:
         value: The value.
@@ -146,8 +149,8 @@ class Needs:
         far_count = self._count_far(whole, window_tokens)
         all_needed = list[Needed]()
         for value, index in last_holders.items():
-            # The content was in the whole request of this call, and in the requests
-            # that led to the later contents of the model.
+            # The content was in the whole request of this call. Each later content of
+            # the model is the answer to one more request that had the content.
             later_contents = whole[index + 1 :]
             later_answers = [each for each in later_contents if each.role == "model"]
             needed = Needed(
@@ -172,9 +175,9 @@ class Needs:
     ) -> dict[str, int]:
         """Returns, by value, the index of the last content that holds the value.
 
-        Values that no content holds are left out. The parts of most contents are
-        recorded. A text is not searched again for each request that has its recorded
-        part, because `_list_holders` remembers the recorded parts with a value.
+        Values that no content holds are left out. Most parts of a request are recorded
+        ones, which many requests have. `_list_holders` searches the recorded parts for
+        a value once, for all requests.
         """
         if not values:
             return {}
@@ -346,9 +349,9 @@ def _walk_arguments(
 ) -> Iterator[tuple[str, object]]:
     """Yields the arguments of the tool calls in an answer, each after its field's name.
 
-    The answer begins with the event of the recorded call, and may be several events. It
-    ends before the next tool result. Calls of ADK's own tools and of the recall tool
-    are left out.
+    The answer begins with the event of the recorded call, and may be several events of
+    the agent. The first tool result after the call ends the answer, even a result for
+    another agent. Calls of ADK's own tools and of the recall tool are left out.
     """
     own_names = (RECALL_TOOL, *INTERNAL_CALLS)
     for event in events[recorded.index :]:
@@ -356,7 +359,7 @@ def _walk_arguments(
             continue
         if event.get_function_responses():
             return
-        # Another agent may work in parallel.
+        # Events of the user, or of an agent that works in parallel, may stand between.
         if event.author != recorded.event.author:
             continue
 

@@ -316,8 +316,12 @@ class _RecordedModel(BaseLlm):
         if not self.has_cache:
             return _RequestSize(heuristic_tokens, cached_tokens=0)
 
+        # The memo remembers the fingerprints of recorded contents. A fingerprint
+        # depends on the parts and the role.
         fingerprints = [
-            self.memo.remember(fingerprint, content, content.parts or (), content.role)
+            self.memo.remember(
+                fingerprint, content, parts=content.parts or (), role=content.role
+            )
             for content in contents
         ]
         head = (str(request.config.system_instruction), head_tokens)
@@ -355,8 +359,9 @@ class _Finished:
         end: The index of the first event of which no contents are built yet.
         contents: The contents of the events before `end`.
         addition_count: How often contents were added.
-        is_separable: Whether ADK builds the same contents from some invocations at a
-            time as from all at once. Once false, the value stays false.
+        is_separable: Whether ADK builds the same contents in two ways: from some
+            invocations at a time, and from all at once. Once false, the value stays
+            false.
     """
 
     end: int = 0
@@ -487,15 +492,19 @@ class Side:
     async def send(
         self, call: RecordedCall, agent: LlmAgent, request: LlmRequest
     ) -> Sent:
-        """Makes a call with a copy of a request, which the guard may change.
+        """Lets the guard change a copy of a request, and makes a call with the copy.
 
-        The plugins and the model are called as by ADK, but without traces: ADK would
-        spend most of the time on these.
+        The plugins and the model are called in the order in which ADK calls them. ADK
+        itself would spend most of the time on traces, which a replay does not need.
 
         Args:
             call: The recorded call that the request belongs to.
-            agent: The agent that calls. It gets the model of this side.
+            agent: The agent that calls. The model of the agent becomes that of this
+                side.
             request: The request with the whole history; it stays unchanged.
+
+        Returns:
+            The copy as it was sent, with the figures of the call.
         """
         changes = {
             "contents": list(request.contents),
@@ -518,8 +527,9 @@ class Side:
 
         usage = self.llm.usage
         assert usage is not None, "The model has answered."
-        self.llm.usage = None
-        # A guard adds one record for each call of an agent that it watches.
+        self.llm.usage = None  # No later call can take this usage for its own.
+        # A guard adds one record for each call of an agent that it watches. For any
+        # other agent there is no record.
         record = self.records.pop() if self.records else None
         return Sent(own_request, usage, record)
 
@@ -565,7 +575,8 @@ class Side:
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
     """Runs an agent up to its model call; returns the request that ADK has built.
 
-    The callback that catches the request stays in the agent, without effect on `send`.
+    The callback that catches the request stays in the agent. It has no effect on
+    `send`, which does not run the agent.
 
     Raises:
         CommandError: ADK builds no request from the events of the session.
