@@ -358,7 +358,7 @@ def minimize(turn: Turn, room_tokens: int, correction: float) -> list[types.Cont
 class _Head(NamedTuple):
     """The message with the summary, and the shortened summary that it has.
 
-    If `stored` has no text, the message has only sections such as pinned texts.
+    If `stored` has no text, the message has only sections that need no summary.
     """
 
     stored: StoredSummary
@@ -371,7 +371,7 @@ def _render_short_head(
     """Returns the message with the summary, shortened only as far as necessary.
 
     `shorten_stored` yields the summary at ever shorter lengths. Its last item has no
-    text if some sections, such as pinned texts, have to be sent without a summary.
+    text if some sections have to be sent even without a summary.
 
     Returns:
         One of three outcomes:

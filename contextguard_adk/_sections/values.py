@@ -1,7 +1,7 @@
 """The list of values in the messages that a summary replaces.
 
 A value is a text that names something exactly: an id, a number, a path, a name. The
-list has a line for each source of values, such as "- grep(TODO, src): src/a.py, 4711".
+list has a line for each source of values, such as "- grep(main, src): src/a.py, 4711".
 A source is a call with its result, or a message. "Covered" messages are those that the
 summary replaces. An index is the position of a message among the contents of the
 request.

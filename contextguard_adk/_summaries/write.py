@@ -111,12 +111,12 @@ def render_messages(
 ) -> list[Entry]:
     """Renders messages as entries of a transcript.
 
-    The summarizer reads a large result as the agent was shown the result: as a preview.
-    A preview may name values that it does not show. These names are left out, because
-    a section beside the summary lists them.
+    The summarizer reads a large result shortened, as the agent was shown the result. A
+    shortened result may name values that it does not show. These names are left out,
+    because a section beside the summary lists them.
 
-    If messages are redacted, the summarizer reads whole results instead. In a preview
-    a secret might be cut in two, and its halves would not be redacted.
+    If messages are redacted, the summarizer reads whole results instead. In a shortened
+    result a secret might be cut in two, and its halves would not be redacted.
 
     Args:
         turn: The model call.
