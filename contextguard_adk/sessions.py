@@ -589,8 +589,7 @@ async def load_recent(
 
         - If there is no session.
         - If the guard has no `recent_events=True`, is switched off, or only observes.
-        - If an agent of the app has no such time, for example because it has had no
-          compaction in the session yet.
+        - If an agent of the app has no such time, as before its first compaction.
         - If an agent is not guarded, or has a strategy that a function chooses.
         - If an agent is of a class of its own, which may read events by itself.
         - If no agent of the app reads the history.

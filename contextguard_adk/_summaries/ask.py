@@ -121,10 +121,9 @@ class Ask:
                 budget.
 
         Returns:
-            One of two drafts:
-            - If a model has written a summary: the text is this summary.
-            - Otherwise: the text is a model's last summary, followed by excerpts. The
-              newest messages of `covered` may stay.
+            A draft whose text is the summary of a model. If no model has written one,
+            the text is a model's last summary, followed by excerpts, and the newest
+            messages of `covered` may stay.
         """
         self.attempts += 1
         # The pending results stay, because the agent's model has not seen them.
@@ -152,12 +151,10 @@ class Ask:
         of this compaction.
 
         Returns:
-            One of three results:
-            - If some of the messages are not summarized yet: a draft with a new
-              summary.
-            - If all are summarized, but kept results are too large: the stored summary,
-              with shorter results beside it.
-            - Otherwise: None, because there is nothing to shorten.
+            A draft with a new summary, if some of the messages are not summarized yet.
+            If all are summarized, but kept results are too large, a draft with the
+            stored summary and with shorter results beside it. None if there is nothing
+            to shorten.
         """
         covered = turn.older_than(keep_count=0)
         has_new_messages = bool(covered - turn.history.model_covered)
