@@ -124,7 +124,9 @@ class Scale:
             ratio: How much of the tokens of a text or a result may stay; below 1.
         """
         if part.text:
-            # The guard adds a notice to the shortened text, so the text is quoted.
+            # Where the text is cut, `shorten_to_tokens` puts a line of the guard. The
+            # text must have no line that looks like one of the guard's, so the text is
+            # quoted. After the cut, `quote` would change the guard's own line as well.
             text = quote(part.text)
             shortened = shorten_to_tokens(text, self.count(text) * ratio, self.count)
             # A provider would refuse a part without any text.

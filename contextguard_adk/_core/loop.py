@@ -7,7 +7,14 @@ A paid summary is in one of these states:
    summary to the session.
 3. Lost, if that event never arrives. Then the summary is put in a request again.
 
-A call is settled once it has let the strategy compact: no call does so twice.
+A call is settled in two cases:
+
+- The call has let the strategy compact.
+- In a recovery from a rejection, a finished summary was put in the request or dropped.
+
+A settled call does not let the strategy compact. A recovery begins with the call not
+settled. So a call may be compacted more than once: with a summary from the shelf, then
+with a new summary, and again in a recovery.
 """
 
 from __future__ import annotations
@@ -109,7 +116,7 @@ async def _compact(call: Call, turn: Turn, row: Row) -> bool:
     """Lets the strategy compact; the next look may find a summary on the shelf.
 
     Returns:
-        True: a call lets the strategy compact only once.
+        True: the call is settled by this.
     """
     call.is_recovery_paid = turn.reason == "overflow"
     # After a rejection, a summary of another call may be under way.
@@ -208,7 +215,7 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
 
     Args:
         call: The model call.
-        turn: The call before the summary is in its request.
+        turn: The same call as a value, before the summary is in its request.
         paid: The summary, from the shelf or lost.
         outcome: The request with the summary, and the form in which it is stored.
     """
@@ -216,20 +223,24 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     memory = call.memory
 
     # The summary leaves the shelf for session state. The memory keeps a copy, which is
-    # put in again if the session loses the summary. The copy need not wait until a
-    # compaction is wanted, and is not reported again.
+    # put in again if the session loses the summary.
     unconfirmed = replace(
         paid,
         draft=outcome.draft,
         stored=outcome.stored,
+        # If the session still has this summary later, the new one is lost.
         replaced=turn.record.summary,
+        # The copy is not on the shelf.
         is_background=False,
+        # A lost summary is put in again without another report.
         is_reported=True,
         paid_seconds=time.monotonic(),
     )
     call.run.note_unconfirmed(memory, unconfirmed, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
     note_use_of_limits(call)
+    # This compaction gains something, so the next one need not wait for a larger
+    # request.
     memory.facts = replace(memory.facts, fruitless_tokens=None)
 
     # A settled call has paid for the summary itself, and is compacted by now. A
@@ -238,9 +249,13 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     is_recovery = turn.reason == "overflow"
     if turn.is_settled and not is_recovery:
         call.is_compacted = True
+        # If this compaction is for the size, `decide` usually does not compact the next
+        # call. If it was asked for, the next call may be compacted for its size.
         memory.facts = replace(memory.facts, was_full=not is_requested)
-        # The provider's count includes contents that are gone. The correction, which
-        # follows from the count, still holds.
+        # The provider's count includes contents that are gone, so the count is dropped.
+        # The correction, which follows from the count, still holds. `Turn.measure` has
+        # measured the outcome with `measured_correction`. Both fields get this number,
+        # so the next look estimates the request in the same way.
         correction = call.counts.measured_correction
         call.counts = Counts(correction=correction, measured_correction=correction)
 
@@ -263,15 +278,17 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
 
     Args:
         call: The model call.
-        turn: The call before the summary is in its request.
+        turn: The same call as a value, before the summary is in its request.
         paid: The summary.
         outcome: The request with the summary.
     """
     keep_tools = turn.settings.keep_tools
-    newly_covered = outcome.draft.covered - turn.history.model_covered
+    # `keep_tools` does not hold for results that a model has summarized before.
+    summarized_before = turn.history.model_covered
+    newly_covered = outcome.draft.covered - summarized_before
     contents = [turn.history.contents[index] for index in newly_covered]
-    # A compaction leaves results of `keep_tools` up to a tenth of the window. If it
-    # covers some, they take more.
+    # A compaction keeps the newest results of `keep_tools`, up to a tenth of the
+    # window. It covers such a result only if all of them together take more.
     if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
         message = (
             "Results of `keep_tools` take more than a tenth of the window of agent %r, "
@@ -279,8 +296,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
         )
         warn_once(logger, message, turn.agent)
 
-    # A call may be compacted twice. The waiting for the second compaction counts from
-    # now.
+    # The call may be compacted again. The wait for the next compaction counts from now.
     now_seconds = asyncio.get_running_loop().time()
     waited_seconds = now_seconds - call.started_seconds
     call.started_seconds = now_seconds
@@ -301,7 +317,7 @@ def _describe(
     """Returns the record of a compaction.
 
     Args:
-        turn: The call before the summary is in its request.
+        turn: The call as a value, before the summary is in its request.
         paid: The summary.
         outcome: The request with the summary.
         waited_seconds: How long the call has waited for the summary.
