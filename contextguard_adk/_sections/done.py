@@ -298,8 +298,8 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
 
     1. The first list has a line for each call, with its arguments and outcome.
     2. Each of the next lists has a line for each tool, with the telling arguments of
-       its calls. The line tells which calls failed, but has no outcomes. From list to
-       list the arguments are shorter (`EVER_FEWER_BYTES`).
+       its calls. The line marks the calls that failed, and tells nothing else of the
+       results. From list to list the arguments are shorter (`EVER_FEWER_BYTES`).
     3. Each of the last lists has such lines for the newest calls alone, and a line with
        the number of older calls.
 
@@ -321,8 +321,9 @@ def _write_ever_shorter(calls: Sequence[_Call]) -> Iterator[list[str]]:
         with_telling_args = _shorten_args(with_telling_args, most_bytes)
         yield _write_groups(with_telling_args)
 
-    # Each list drops about an eighth of the calls that are left, the oldest ones. So
-    # there are few lists to count, and the first list that fits lacks only few calls.
+    # Each list drops the oldest calls: about an eighth of the calls in the list before.
+    # With smaller steps, the tokens of more lists would have to be counted. With larger
+    # steps, the first list that fits could lack more calls than necessary.
     newest = with_telling_args
     while len(newest) > 1:
         dropped_count = len(newest) // 8 + 1
@@ -348,6 +349,7 @@ def _write_line(call: _Call) -> str:
 
 
 def _write_groups(calls: Iterable[_Call]) -> list[str]:
+    """Writes a line for each tool, with all calls of the tool."""
     return [_write_group(group) for group in _by_tool(calls)]
 
 

@@ -26,8 +26,9 @@ MAX_KEY_CHARS = 64
 """The most characters of a key that an app or an agent gives to a text."""
 
 ROOM_RATIO = 0.5
-"""The lines take at most this part of `Turn.room_tokens`: of the threshold less the
-tokens of instruction and tools.
+"""The lines take at most this part of `Turn.room_tokens`.
+
+`Turn.room_tokens` is the threshold less the tokens of instruction and tools.
 """
 
 logger = logging.getLogger("contextguard_adk.call")
@@ -199,9 +200,10 @@ class Pins(Section):
     def write(
         self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
     ) -> JsonValue:
-        """Returns the text of `brief`.
+        """Returns the text of `brief`, whose size `brief` itself limits.
 
-        `room_tokens` does not matter: the value has its own room in the record.
+        The argument `room_tokens` is the room that sections share in the stored record.
+        The argument is not used, because pins do not share that room (`has_own_room`).
         """
         return self.brief(turn)
 

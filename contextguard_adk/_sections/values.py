@@ -40,8 +40,9 @@ VALUES_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
 
 ROOM_RATIO = 0.25
-"""The list takes at most this part of `Turn.room_tokens`: of the threshold less the
-tokens of instruction and tools.
+"""The list takes at most this part of `Turn.room_tokens`.
+
+`Turn.room_tokens` is the threshold less the tokens of instruction and tools.
 """
 
 COVERED_RATIO = 0.25
@@ -58,13 +59,18 @@ BYTES_A_TOKEN = 3
 """How many bytes of a list count as a token, as in the first guess of `fit_bytes`."""
 
 MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
-"""A larger number in session state is read as this number.
+"""A larger number of bytes or messages in session state is read as this number.
 
-A list takes fewer bytes, and a summary covers fewer messages.
+Session state is untrusted. The guard itself writes only smaller numbers: a list takes
+at most `BYTES_A_TOKEN` bytes for each of `MAX_VALUES_TOKENS`, and no summary covers so
+many messages.
 """
 
 LEAST_COST_BYTES = 12
-"""With less room left, the search for values that fit ends: hardly any would."""
+"""If the list has room for fewer bytes than this, no more values are tried.
+
+Hardly any value would fit.
+"""
 
 MAX_LABEL_BYTES = 60
 """The arguments of a call take at most this in the label of a source."""
@@ -321,8 +327,8 @@ def _newest_lines(text: str, max_bytes: int) -> str:
 def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
     """Writes the list of the values in the covered messages; "" for no value.
 
-    The list depends only on these messages and on `max_bytes`. Several requests have
-    the same list, so the lists that were written last are remembered.
+    The list depends only on the redacted messages and on `max_bytes`. Several requests
+    have the same list, so the lists that were written last are remembered.
 
     Args:
         history: The history of the request.
@@ -330,9 +336,8 @@ def list_values(history: History, covered: Collection[int], max_bytes: int) -> s
         max_bytes: The most bytes that the list may take, with its heading.
     """
     indexes = sorted(covered)
-    fingerprints = tuple(
-        history.fingerprint_content(history.told[index]) for index in indexes
-    )
+    redacted = [history.told[index] for index in indexes]
+    fingerprints = tuple(history.fingerprint_content(content) for content in redacted)
     key = (fingerprints, max_bytes)
     text = _TEXTS.get(key)
     if text is None:
