@@ -350,7 +350,11 @@ class SummaryTasks:
             await asyncio.wait(unfinished, timeout=_CLEAN_UP_SECONDS)
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
-        """Forgets a task that has ended; logs its failure at DEBUG."""
+        """Forgets a task that has ended.
+
+        If the task has raised an error, it has written no summary. Then the error is
+        logged at DEBUG.
+        """
         with self._lock:
             self._tasks.pop(task, None)
         if task.cancelled():
@@ -520,15 +524,21 @@ class AgentMemory:
 
 
 def _is_late(paid: Paid | None) -> bool:
-    """Returns whether a summary was paid for longer than `_LATE_SECONDS` ago.
+    """Returns whether a paid summary is too old to be used.
 
-    A summary ahead of time on the shelf is never late, because it waits until a
-    compaction is due.
+    - If the summary was written ahead of time and is still on the shelf: never, because
+      the summary waits until a compaction is due.
+    - If any other summary is on the shelf: `_LATE_SECONDS` after it was written.
+    - If the summary is unconfirmed: `_LATE_SECONDS` after it was put in a request.
 
     Args:
-        paid: The summary; None is never late.
+        paid: The summary; None for no summary, which is never late.
     """
-    if paid is None or paid.is_background:
+    if paid is None:
         return False
+    # `is_background` is true only on the shelf.
+    if paid.is_background:
+        return False
+
     age_seconds = time.monotonic() - paid.paid_seconds
     return age_seconds > _LATE_SECONDS

@@ -340,13 +340,17 @@ class AgentState:
         """Stores that the agent's requests declare the recall tool."""
         self._write_record(self.record.model_copy(update={"has_recall": True}))
 
-    def note_help(self, helped: Mapping[str, str]) -> None:
-        """Stores the forms that helped after the provider refused a request.
+    def note_help(self, remedies: Mapping[str, str]) -> None:
+        """Stores the remedies against refusals, in place of all earlier remedies.
+
+        A remedy changes contents, so that a provider accepts contents that it has
+        refused before.
 
         Args:
-            helped: The forms, in the format of `AgentRecord.helped`; {} for none.
+            remedies: The value of each remedy, by the name of the remedy; {} for none.
+                The function that applies a remedy reads its value.
         """
-        update = {"helped": dict(helped) or None}
+        update = {"helped": dict(remedies) or None}
         self._write_record(self.record.model_copy(update=update))
 
     def edit_summary(self, summary: StoredSummary | None) -> None:
