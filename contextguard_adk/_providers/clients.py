@@ -299,7 +299,7 @@ def _make_model(model: object) -> object:
     Args:
         model: A model object or the name of a model.
     """
-    # Newer google-adk: older releases allow no names.
+    # Newer google-adk also allows names. Older releases allow only model objects.
     return LLMRegistry.new_llm(model) if isinstance(model, str) else model
 
 

@@ -469,11 +469,15 @@ def _derive_prompt(
 ) -> int | None:
     """Returns the tokens of a prompt that an error names only indirectly.
 
-    The first of these that the text has is used:
+    The first case that applies decides:
 
-    - A number of prompt and output together: "requested 9000 tokens" with an output of
-      1000 -> 8000.
-    - A number of prompt tokens that may be too low.
+    - If the text has a number of prompt and output together that is above the output:
+      the difference. "requested 9000 tokens" with an output of 1000 -> 8000.
+    - If the text has a number of prompt tokens, and the limit shows that vLLM has
+      stopped counting there: None.
+    - If the text has a number of prompt tokens, and vLLM is not known to have stopped
+      counting: this number.
+    - If the text has neither number: None.
 
     Args:
         text: The text of the error near the limit.
@@ -488,12 +492,16 @@ def _derive_prompt(
         return total_tokens - output_tokens
 
     counted_tokens = _find_count(CAPPED_PROMPTS, text)
-    if counted_tokens is None or limit_tokens is None:
+    if counted_tokens is None:
+        return None
+    if limit_tokens is None:
+        # Nothing shows that vLLM has stopped counting, so the number is used.
         return counted_tokens
 
-    # vLLM may stop counting one token past the limit of prompt and output together. A
-    # count that ends exactly there may be too low.
-    has_stopped_counting = counted_tokens + output_tokens == limit_tokens + 1
+    # vLLM may stop counting a prompt that is too long, with one token more than fits
+    # beside the output. Then the prompt may have any size above this count.
+    fitting_tokens = limit_tokens - output_tokens
+    has_stopped_counting = counted_tokens == fitting_tokens + 1
     return None if has_stopped_counting else counted_tokens
 
 
