@@ -290,7 +290,8 @@ def _link_by_words(
     for event_number, position in enumerate(gap.positions):
         first_number = max(first_free_number, event_number - more_events_count)
         last_number = event_number + more_contents_count
-        # Empty if the last of these contents has been linked already.
+        # If content `last_number` is linked already, `first_number` is larger, and
+        # nothing is possible.
         possible = content_traits[first_number : last_number + 1]
 
         event_traits = _Traits(events[position].content)

@@ -54,7 +54,10 @@ _MIN_CHARS = 100
 """Until a result fits, its strings are shortened again, but never to less than this."""
 
 _NOTICE_CHARS = 100
-"""Only a longer result is replaced by a notice of its size."""
+"""If `Truncation.max_length` is 0, a notice replaces each result longer than this.
+
+The notice tells the length of the result. Other results stay as they are.
+"""
 
 _HEAD_RATIO = 0.6
 """How much of a shortened string is head; the rest is tail."""
