@@ -48,7 +48,7 @@ _MAX_QUERY_CHARS = 200
 """The rest of a longer query is ignored."""
 
 _MAX_OFFSET = 10**12
-"""A larger offset is read as this one: an answer may quote the offset."""
+"""A larger offset is read as this one, to keep answers that quote the offset short."""
 
 _MIN_EXCERPT_TOKENS = 60
 """An excerpt may take this number of tokens even if the page has less room left."""
@@ -326,7 +326,10 @@ class RecallHistoryTool(BaseTool):
         return "\n".join([frame.head, *page_blocks, tail])
 
     def _count_room(self, frame: _Frame) -> int:
-        """Returns how many tokens of a page the lines around its blocks leave."""
+        """Returns how many tokens the blocks of a page may take.
+
+        The other tokens of the page are for the lines before and after the blocks.
+        """
         frame_tokens = self._count(frame.head) + self._count(frame.next_call)
         return self._page_tokens - frame_tokens - _SPARE_TOKENS
 

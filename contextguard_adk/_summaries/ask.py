@@ -307,9 +307,14 @@ class Ask:
             budget_tokens: The most that the summary may take.
 
         Returns:
-            The summary. "" if there is no model to ask, if the model has failed before
-            in this compaction, or if the model fails now. A failure is added to
-            `failures`.
+            The summary; "" in three cases:
+
+            - If there is no model to ask.
+            - If the model has failed before in this compaction.
+            - If the model fails now. The failure is added to `failures`.
+
+            After "", the caller makes a draft of excerpts. The draft may stay unused:
+            while the window has room, the compaction can wait, see `may_recover`.
         """
         # After a failure, another try would only cost the timeout once more.
         if self.failures:

@@ -198,20 +198,21 @@ class Report:
 async def make_report(session: Session, settings: ReplaySettings) -> Report:
     """Reads the calls of a session, with the figures of a replay.
 
-    - If a guard was at work in the session, the replay has no guard. It tells what the
-      calls with the whole history would have taken.
-    - Otherwise the replay has the guard of the settings, and tells the compactions.
+    - If a guard was at work in the session: nothing is compacted in the replay. So the
+      replay tells what the calls with the whole history would have taken.
+    - Otherwise: the replay has a guard with the user's settings, and tells what this
+      guard compacts.
     """
     recorded_calls = list(list_calls(session, settings.agent))
     noted_facts = [recordings.read_facts(call.event) for call in recorded_calls]
     is_guarded = any(noted_facts) or any(call.is_guarded for call in recorded_calls)
     report_settings = _with_noted_window(settings, noted_facts)
 
-    acting_guard = report_settings.guard
+    guard_settings = report_settings.guard
     if is_guarded:
-        # With these settings the guard watches no agent, so it compacts nothing.
-        acting_guard = PluginSettings(default=None)
-    (replayed,) = await replay.replay_guards(session, report_settings, [acting_guard])
+        # With these settings no agent has a strategy, so nothing is compacted.
+        guard_settings = PluginSettings(default=None)
+    (replayed,) = await replay.replay_guards(session, report_settings, [guard_settings])
 
     needs = Needs(session.events, recorded_calls)
     reader = _Reader(session, report_settings, is_guarded, needs)
@@ -281,8 +282,8 @@ class _Request(NamedTuple):
 
     Attributes:
         rebuilt: The messages of the request.
-        facts: The figures of the compaction before the call; any value that is no dict
-            if there was none.
+        facts: The figures of the compaction before the call. If they are no dict, there
+            was no compaction.
         missing: The values that the call needed and the request did not hold.
         prompt_tokens: The real tokens of the request.
     """
@@ -389,13 +390,14 @@ class _Reader:
     def _read_compaction(
         self, facts: object, agent: str, rebuilt: Rebuilt
     ) -> Compaction | None:
-        """Describes a compaction; returns None if there was none.
+        """Describes the compaction before a call; returns None if there was none.
 
         Args:
-            facts: The figures of the compaction; any value that is no dict if there was
-                none.
+            facts: The figures of the compaction. If they are no dict, there was no
+                compaction.
             agent: The name of the agent.
-            rebuilt: The messages of the request after the compaction.
+            rebuilt: The request after the compaction. `rebuilt.removed` has the
+                messages that this compaction took out of the request.
         """
         if not isinstance(facts, dict):
             return None

@@ -47,8 +47,9 @@ class Section:
             it; "" for a text that repeats nothing of the conversation.
         heading: The first line of the section's text, which the guard wrote; "" for
             none.
-        goes_at: The step of `Draft.shrink`, from 1 to 4, from which on the section is
-            left out because the summary is too long; None if it always stays.
+        goes_at: How early the section is left out if the request does not fit: at this
+            step of `Draft.shrink`, from 1 to 4, and at each later step. So a section
+            with a lower number goes earlier. None for a section that always stays.
         stands_alone: Whether the text of `brief` is also sent if there is no summary.
         has_own_room: Whether the value has room of its own in a stored record, beside
             the size limit of the record.

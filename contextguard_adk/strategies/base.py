@@ -30,7 +30,9 @@ class Strategy(StrategySettings, ABC):
 
         - If the value is 1 or more: before the model call.
         - If the value is at least the setting `ahead`, but below 1: in the background.
-          The turn is then a copy in which a compaction is due and `keep_count` is 0.
+          `compact` then gets a changed copy of the turn, so that the same code serves
+          both cases. In this copy the threshold is so low that `is_due` is True, and
+          `kept` is empty: newer messages will follow before the summary is used.
 
         The default is infinity: the guard asks `compact` before every model call, and
         never in the background.

@@ -395,10 +395,14 @@ class SummaryCompaction(Reducer):
         return self
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
-        """Summarizes if the request is still above the trigger.
+        """Summarizes all but the newest messages, under one of two conditions.
 
-        No summary is written if everything beside the summary would take more than the
-        target. While preferences are relaxed, neither trigger nor target count.
+        - If preferences are relaxed: neither the trigger nor the least number of
+          messages counts. If everything beside the summary would take more than the
+          target, fewer of the newest messages stay.
+        - Otherwise: the request has to reach the trigger and the least number of
+          messages. Everything beside the summary has to be expected to take at most the
+          target.
         """
         if reduction.relaxed.preferences:
             keep_count = self._reduce_keep_count(reduction)

@@ -236,10 +236,10 @@ class Reduction:
         return StrategyResult.NO_CHANGE
 
     def last_tool_result(self, before: int | None = None) -> int | None:
-        """Returns the index of the newest message that is sent with a tool result.
+        """Returns the index of the newest message of `kept` that has a tool result.
 
-        Returns None if there is no such message. If `before` is an index, only messages
-        of a lower index count.
+        `kept` has all messages that are still sent. Returns None if none of these has a
+        tool result. If `before` is an index, only messages of a lower index count.
         """
         contents = self.turn.history.contents
         for index in reversed(self.kept):

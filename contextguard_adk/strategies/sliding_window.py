@@ -66,8 +66,9 @@ class SlidingWindow(Strategy):
         due_count = self.max_messages + 1
         # Below this ratio no compaction begins, not even one in the background.
         least_ratio = 1.0 if self.ahead is None else self.ahead
-        # All messages are counted faster than the messages without a summary. If even
-        # all messages are too few for a compaction, their number is used instead.
+        # `turn.messages` has at least as many messages as `turn.uncovered`, which takes
+        # longer to list. If even all messages are too few for a compaction, the list is
+        # not needed: below `least_ratio`, the exact ratio makes no difference.
         ratio_of_all = len(turn.messages) / due_count
         if ratio_of_all < least_ratio:
             return max(turn.fullness, ratio_of_all)

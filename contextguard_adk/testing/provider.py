@@ -393,7 +393,11 @@ def load_encoding(name: str) -> tiktoken.Encoding:
 
 
 def _find_shipped_folder() -> Path | None:
-    """Returns litellm's folder of vocabularies; None if there is no such folder."""
+    """Returns litellm's folder of vocabularies, if it has the file of o200k_base.
+
+    Otherwise returns None: litellm is not installed, or keeps its vocabularies in
+    another folder.
+    """
     litellm = importlib.util.find_spec("litellm")
     if litellm is None or not litellm.submodule_search_locations:
         return None

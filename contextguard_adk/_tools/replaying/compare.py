@@ -157,7 +157,7 @@ class Comparison:
         return min(fitting, key=lambda row_index: expenses[row_index], default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes the comparison, safe as JSON."""
+        """Describes the comparison as a dict that can be written as JSON."""
         rows = list[dict[str, Any]]()
         for row_index, row in enumerate(self._rows):
             is_best = row_index == self._best_row_index

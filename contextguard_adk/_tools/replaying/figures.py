@@ -159,7 +159,7 @@ class ReplayedCall:
     state: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Describes the call without its state, safe as JSON."""
+        """Describes the call, but not its state, as a dict for JSON."""
         figures = asdict(replace(self, state={}))
         del figures["state"]
         return figures
@@ -245,7 +245,7 @@ class Replayed:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Describes the replay, safe as JSON."""
+        """Describes the replay as a dict that can be written as JSON."""
         without = self.without_guard
         guarded = self.with_guard
         return {
