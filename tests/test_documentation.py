@@ -14,6 +14,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import click
@@ -504,3 +505,23 @@ async def test_the_web_server_loads_runs_in_part(
     assert loaded[-1] == 56
     assert max(loaded[-5:-1]) < 45
     await services[-1].close()
+
+
+def list_members() -> list[tuple[str, str]]:
+    """What the reference names, and the members of it that the reference lists."""
+    found = []
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        for section in page.read_text(encoding="utf-8").split("::: ")[1:]:
+            listed = re.search(r"members: \[(.*?)\]", section)
+            if listed:
+                name = section.split()[0]
+                found += [(name, member) for member in listed[1].split(", ")]
+    return found
+
+
+@pytest.mark.parametrize(("name", "member"), list_members())
+def test_members_in_the_reference_exist(name: str, member: str) -> None:
+    """Who writes a strategy calls what the reference lists."""
+    owner = resolve_name(name)
+    fields = getattr(owner, "__dataclass_fields__", {})
+    assert hasattr(owner, member) or member in fields

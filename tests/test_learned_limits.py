@@ -86,6 +86,20 @@ async def test_a_limit_that_only_state_says_has_to_be_named_again() -> None:
         assert calls[-1].window_tokens == 4_000
 
 
+async def test_a_new_limit_keeps_fields_of_a_later_release() -> None:
+    """This release knows nothing of them, and the later one may need them again."""
+    llm = make_llm(context_window=4_000)
+    chat = open_chat(llm)
+    stored = {"version": 2, "learned": {"simulated": {"later_field": 7}}}
+    await chat.set_state({RECORD: json.dumps(stored)})
+
+    for turn in range(7):
+        assert answer_text(await chat.say(words(750, f"Question {turn}.")))
+    limits = await learned(chat)
+    assert limits["window_tokens"] == 4_000
+    assert limits["later_field"] == 7
+
+
 async def test_a_limit_below_what_was_accepted_is_believed_when_named_again() -> None:
     """One slip of a provider does not shrink a window that has proven larger."""
     again: list[Reply] = [overflow(3_000), "Resent.", "Yes."]

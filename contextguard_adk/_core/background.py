@@ -175,7 +175,7 @@ def compose_paid(
         return None
 
     kept_indexes = turn.kept.indexes
-    covered = turn.with_summarized(paid_covered - kept_indexes)
+    covered = turn.whole(paid_covered - kept_indexes)
     draft = replace(
         turn.draft,
         text=paid.draft.text,

@@ -314,8 +314,10 @@ def _get_history(
     history.loads_part = call.guard.settings.recent_events or session_config is not None
 
     history.redactor = call.guard.redactor
-    form = call.memo.form
-    history.preview = call.strategy.preview(window_tokens, has_recall, form)
+    preview = call.strategy.preview(window_tokens, has_recall)
+    if preview is not None:
+        # The way in which the client writes JSON decides the size of a result.
+        history.preview = replace(preview, form=call.memo.form)
     call.history = history
     return history
 

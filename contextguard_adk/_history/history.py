@@ -682,7 +682,8 @@ class History:
         # newest one back, and the event of a content is searched before the event that
         # was found last. Contents that are not covered are searched too: otherwise the
         # event of a new "yes" could pass for that of a covered "yes".
-        end_position = self._event_count
+        # Another plugin may have taken events out of the session in the meantime.
+        end_position = min(self._event_count, len(self.events))
         for index in reversed(self.indexes):
             event_position = self._find_event(index, end_position)
             if event_position is None:

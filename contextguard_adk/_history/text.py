@@ -140,6 +140,8 @@ def name_media(part: types.Part | types.FunctionResponsePart) -> str:
         blob = part.inline_data
         mime_type = blob.mime_type
         name = blob.display_name
+        if not name and part.file_data:
+            name = part.file_data.file_uri
         size_text = f", {len(blob.data or b'')} bytes"
     elif part.file_data:
         mime_type = part.file_data.mime_type

@@ -111,7 +111,8 @@ def _may_guard(
         for guard in guards
         if guard.settings.agents.get(agent, guard.settings.default) is not None
     ]
-    is_guarding = plugin in guards_of_agent
+    own_settings = plugin.settings
+    is_guarding = own_settings.agents.get(agent, own_settings.default) is not None
     if guards_of_agent and guards_of_agent[0] is not plugin:
         if is_guarding:
             working_name = guards_of_agent[0].name
@@ -119,7 +120,7 @@ def _may_guard(
         return False
 
     # A guard that only observes writes no summaries.
-    writes_summaries = is_guarding and not plugin.settings.observe
+    writes_summaries = is_guarding and not own_settings.observe
     has_adk_compaction = getattr(invocation, "events_compaction_config", None)
     if has_adk_compaction and writes_summaries:
         warn_once(logger, _TWO_COMPACTIONS, app)

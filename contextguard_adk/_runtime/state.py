@@ -332,8 +332,14 @@ class AgentState:
         return record
 
     def learn(self, model: str, shown: Learned) -> None:
-        """Stores the limits that a model has shown, in place of its earlier limits."""
-        learned = with_newest(self.record.learned, model, shown)
+        """Stores the limits that a model has shown, in place of its earlier limits.
+
+        Fields of a later release, which this release does not know, stay.
+        """
+        earlier = self.record.learned.get(model, Learned())
+        limits = {name: getattr(shown, name) for name in Learned.model_fields}
+        merged = earlier.model_copy(update=limits)
+        learned = with_newest(self.record.learned, model, merged)
         self._write_record(self.record.model_copy(update={"learned": learned}))
 
     def note_recall(self) -> None:

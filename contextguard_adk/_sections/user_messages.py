@@ -497,13 +497,15 @@ class _Sentence(NamedTuple):
     Attributes:
         words: The words of three and more letters, in lower case.
         has_name: Whether the sentence names something: a number, a path, a quoted text.
-        bonus_points: The points for a command and for an exclamation mark.
+        command_points: The points for a command; 0 if it has none.
+        exclamation_points: The points for an exclamation mark at the end; 0 without.
         size_bytes: The length of the sentence.
     """
 
     words: frozenset[str]
     has_name: bool
-    bonus_points: int
+    command_points: int
+    exclamation_points: int
     size_bytes: int
 
 
@@ -523,12 +525,11 @@ class _Place(NamedTuple):
 def _read_sentence(sentence: str) -> _Sentence:
     """Finds the properties that decide the rank of a sentence."""
     is_exclamation = sentence.endswith(("!", "！"))  # noqa: RUF001
-    command_points = COMMAND_POINTS if _COMMAND.search(sentence) else 0
-    exclamation_points = EXCLAMATION_POINTS if is_exclamation else 0
     return _Sentence(
         words=frozenset(_WORD.findall(sentence.lower())),
         has_name=_NAME.search(sentence) is not None,
-        bonus_points=command_points + exclamation_points,
+        command_points=COMMAND_POINTS if _COMMAND.search(sentence) else 0,
+        exclamation_points=EXCLAMATION_POINTS if is_exclamation else 0,
         size_bytes=len(sentence.encode("utf-8", "replace")),
     )
 
@@ -573,10 +574,10 @@ def _score(sentences: Sequence[_Sentence], use_counts: Counter[str]) -> list[flo
     for sentence in sentences:
         rare_count = sum(1 for word in sentence.words if use_counts[word] == 1)
         score = RARE_WEIGHT * rare_count / max(1, len(sentence.words))
-        if sentence.has_name:
-            score += name_points
-        length_points = sentence.size_bytes / BYTES_A_POINT
-        scores.append(score + sentence.bonus_points - length_points)
+        bonus_points = name_points if sentence.has_name else 0
+        score += bonus_points + sentence.command_points
+        score += sentence.exclamation_points
+        scores.append(score - sentence.size_bytes / BYTES_A_POINT)
     return scores
 
 

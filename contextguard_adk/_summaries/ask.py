@@ -127,7 +127,7 @@ class Ask:
         """
         self.attempts += 1
         # The pending results stay, because the agent's model has not seen them.
-        replaced = turn.with_summarized(covered - turn.kept.pending)
+        replaced = turn.whole(covered - turn.kept.pending)
         if not budget_tokens:
             budget_tokens = compose.summary_tokens(turn, replaced)
         text = await self._write(turn, replaced, budget_tokens)
@@ -512,7 +512,7 @@ def _summarize_mechanically(turn: Turn, covered: frozenset[int]) -> Draft:
     else:
         replaced_count = count_excerpted(turn, candidates, excerpts_tokens)
 
-    replaced = turn.with_summarized(candidates[:replaced_count])
+    replaced = turn.whole(candidates[:replaced_count])
     excerpted = sorted(replaced - summarized)
     stored = turn.history.stored
     previous = stored.model_text if stored else ""

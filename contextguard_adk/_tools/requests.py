@@ -317,7 +317,8 @@ class Rebuilder:
             window_tokens = resolve_context_window(model).tokens
         # An agent that calls no tools is not offered the recall tool.
         has_recall = agent in self._tool_users
-        return strategy.preview(window_tokens, has_recall, self.memo.form)
+        preview = strategy.preview(window_tokens, has_recall)
+        return replace(preview, form=self.memo.form) if preview else None
 
 
 def _continues_answer(event: Event, call: RecordedCall) -> bool:

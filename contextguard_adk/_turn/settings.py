@@ -16,7 +16,6 @@ from pydantic import (
 
 from contextguard_adk._history.truncation import Preview, Truncation
 from contextguard_adk._measuring.budgets import resolve_size, scale_trigger
-from contextguard_adk._measuring.tokens import COMPACT, JsonForm
 from contextguard_adk._support.settings import (
     Seconds,
     Settings,
@@ -277,15 +276,12 @@ class StrategySettings(Settings):
         trigger = LEAST_AUTO_TOKENS if self.trigger == "auto" else self.trigger
         return max(LEAST_TRIGGER_TOKENS, resolve_size(trigger, window_tokens))
 
-    def preview(
-        self, window_tokens: int, has_recall: bool, form: JsonForm = COMPACT
-    ) -> Preview | None:
+    def preview(self, window_tokens: int, has_recall: bool) -> Preview | None:
         """Returns how large tool results are shown from their first request on.
 
         Args:
             window_tokens: The context window of the model.
             has_recall: Whether the agent can read back the part that is not shown.
-            form: How the model's client writes JSON, which decides the size of results.
 
         Returns:
             The settings of previews; None if every result is shown whole.
@@ -319,7 +315,6 @@ class StrategySettings(Settings):
             with_handles=has_recall,
             exclude_tools=self.keep_tools,
             excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
-            form=form,
         )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:

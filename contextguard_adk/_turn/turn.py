@@ -410,7 +410,7 @@ class Turn:
         candidates = [index for index in self.compactable if index not in kept_indexes]
         # If `kept` has all compactable messages, there is nothing new to cover.
         if not candidates:
-            return self.with_summarized([])
+            return self.whole([])
 
         # If `kept` has `keep_count` messages or more, all candidates are older. `kept`
         # begins with a step, so no call is parted from its result.
@@ -419,9 +419,9 @@ class Turn:
 
         contents = [self.history.contents[index] for index in candidates]
         split_position = find_safe_split(contents, older_count)
-        return self.with_summarized(candidates[:split_position])
+        return self.whole(candidates[:split_position])
 
-    def with_summarized(self, indexes: Iterable[int]) -> frozenset[int]:
+    def whole(self, indexes: Iterable[int]) -> frozenset[int]:
         """Adds the summarized messages to these indexes, and leaves out split pairs.
 
         A pair is a call and its result. If only one of both is among the indexes, that
