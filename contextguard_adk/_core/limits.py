@@ -4,9 +4,11 @@ A `Learned` value has the limits that rejections of a model have shown. There ar
 them for each model: one in the memory of this process (`Seen.limits`), and one in
 session state, which other processes of the session write as well.
 
-This process trusts its own limits if `Seen.limit_calls` is None. Otherwise
-`Seen.limit_calls` is the number of calls that the model has answered since a rejection
-last showed limits, or since the first call in this process.
+- If `Seen.limit_calls` is None: this process trusts its own limits.
+- If `Seen.limit_calls` is a number: neither the limits of this process nor those of
+  session state are trusted. The number counts the calls that the model has answered,
+  from the first one in this process on, up to 20. Some rejections set the number back
+  to 0, see `learn` in `rejections`.
 """
 
 from __future__ import annotations
@@ -115,8 +117,10 @@ def review_limits(answer: Answered) -> None:
         prompt_tokens = count.real_tokens
 
     if window_tokens and prompt_tokens > window_tokens:
-        # The limits without the window are trusted, so that no other window of session
-        # state is believed.
+        # The limits that this process has seen stay, without the window. They become
+        # trusted, so that `find_limits` no longer reads session state: another process
+        # may store a window there again. Session state gets the same limits, because
+        # its limits that this process has not seen are not trusted.
         wider_limits = seen_limits.model_copy(update={"window_tokens": None})
         answer.state.learn(model, wider_limits)
         call.memory.remember_seen(

@@ -181,7 +181,9 @@ def estimate_least_tokens(seen: Seen, heuristic_tokens: int) -> int:
     if counted is None:
         # Most texts take more than half a token of the model per heuristic token.
         return heuristic_tokens // 2
-    # The ratio of tokens to heuristic tokens is that of the last counted request.
+    # Most of the request is usually the same as the last counted request, so its ratio
+    # of tokens to heuristic tokens is taken. A correction is at least 1, but this ratio
+    # may be lower.
     return heuristic_tokens * counted.real_tokens // max(1, counted.heuristic_tokens)
 
 

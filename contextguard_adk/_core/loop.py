@@ -151,7 +151,7 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
 
     paid = turn.facts.ready if lost is None else lost
     assert paid is not None, "The table asks for this step only with a summary."
-    outcome = _try_in_place(call, turn, paid)
+    outcome = _try_paid_summary(call, turn, paid)
     if outcome is not None:
         await _commit(call, turn, paid, outcome)
     elif turn.is_settled:
@@ -173,8 +173,8 @@ _ACTS: Mapping[Step, _Act] = {
 """The function for each step. It returns whether the step settles the call."""
 
 
-def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Composes the request with a paid summary; changes nothing.
+def _try_paid_summary(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
+    """Composes a request with a paid summary, as a trial that changes nothing.
 
     Returns:
         The request with the summary. None if the summary no longer fits the history, or
@@ -192,8 +192,8 @@ def _try_in_place(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
         early_reason = call.strategy.early_reason
         outcome = background.compose_paid(turn, paid, history, early_reason)
     else:
-        # The indexes of the draft count the contents of an earlier request. `history`
-        # has found the same contents in this request.
+        # The draft has the indexes of its messages in an earlier request. `history` has
+        # found the same messages in this request, perhaps at other indexes.
         draft = replace(
             paid.draft,
             covered=history.covered,
@@ -467,8 +467,9 @@ def declare_tools(call: Call, turn: Turn) -> None:
         is_declared = adk_tool.name in call.request.tools_dict
         if not is_declared:
             call.request.append_tools([adk_tool])
-        # If the tool was declared before, ADK would call an object that reads the items
-        # of an earlier turn. So the new object takes its place.
+        # ADK calls the object in `tools_dict`. An object reads only the messages that
+        # the request of its own `turn` leaves out. After a rejection, the dict may have
+        # the object of the rejected request, so the new object takes its place.
         call.request.tools_dict[adk_tool.name] = adk_tool
 
 

@@ -134,24 +134,31 @@ class _Window(NamedTuple):
 def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
     """Returns the window that a rejection shows; at least `MIN_WINDOW_TOKENS`.
 
-    If the provider has named a window, and this window is believed, it is the result.
-    Otherwise the result is 85 % of the rejected request, or the largest prompt that was
-    accepted in this session if that is larger.
+    - If the provider has named a window, and the window is believed: the named window.
+    - Otherwise: 85 % of the rejected request, or the largest prompt that was accepted
+      in this session if that prompt is larger.
+
+    The result may be a believed window that is not trusted: such a window holds only
+    for some calls.
     """
     seen = call.memory.facts.of(call.model)
     named_tokens = overflow.limit_tokens
     lower_tokens = _lower(estimated_tokens)
 
     # Two kinds of windows are not trusted: the window of a fallback model, and a window
-    # below a prompt that the same server has accepted in any session.
+    # below a prompt that the same server has accepted. `guard.accepted` has the largest
+    # prompt of all sessions, `seen.accepted_tokens` has that of this session.
     is_of_fallback = not _is_same_model(overflow.model, call.model)
-    accepted_tokens = call.guard.accepted.get(call.server_key, 0)
-    is_contradicted = (named_tokens or lower_tokens) < accepted_tokens
+    accepted_by_server = call.guard.accepted.get(call.server_key, 0)
+    is_contradicted = (named_tokens or lower_tokens) < accepted_by_server
     is_trusted = not (is_of_fallback or is_contradicted)
 
-    # A contradicted window is believed from the second rejection on: the first one has
-    # left limits that are not trusted. The window of a fallback model is believed at
-    # once, because the accepted prompts were not sent to that model.
+    # A window is believed in three cases:
+    # - If a fallback model has named the window: the accepted prompts were not sent to
+    #   that model, so they do not show that the window is wrong.
+    # - If this process has limits that are not trusted: an earlier rejection has shown
+    #   them, so this is at least the second rejection.
+    # - If no accepted prompt contradicts it.
     has_untrusted_limits = seen.limits is not None and seen.limit_calls is not None
     is_believed = is_of_fallback or has_untrusted_limits or not is_contradicted
     if named_tokens and is_believed:

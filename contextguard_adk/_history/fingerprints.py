@@ -200,18 +200,22 @@ def canonical_json(value: object) -> bytes:
     that JSON cannot write is serialized to a digest.
     """
     to_plain = partial(pydantic_core.to_jsonable_python, fallback=safe_repr)
-    write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain)
+    write_json = partial(
+        json.dumps, sort_keys=True, ensure_ascii=False, default=to_plain
+    )
+    # If `json_text` gets a str, it only returns the bytes of the str in UTF-8.
     try:
-        text = write(value)
+        text = write_json(value)
         if _may_change(text):
             # The text is read and written again in the way of a database.
             as_stored = json.loads(text, parse_float=_read_float)
-            return json_text(write(as_stored))
+            return json_text(write_json(as_stored))
         return json_text(text)
     except (TypeError, ValueError, RecursionError):
         # The value has keys of mixed types, contains itself, or is nested too deep. If
         # a database changes such a value, the digest changes too. Then the content no
-        # longer counts as covered, and is sent again.
+        # longer counts as covered, and is sent again. `json_text` never fails: it gets
+        # the value itself, and writes it in a form close to JSON.
         return hashlib.blake2b(json_text(value)).digest()
 
 

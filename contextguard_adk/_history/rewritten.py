@@ -202,10 +202,14 @@ def _longest_rising(links: Sequence[_Link]) -> list[_Link]:
     # end with: [0] -> [0, 5] -> [0, 1] -> [0, 1, 2].
     chains: list[_Chain] = []
     for link in links:
-        # The link can follow the chains that end with a smaller index: the first ones.
-        # The new chain is the longest of these chains with the link at its end. The
-        # next chain, if there is one, is as long as the new chain, but ends with a
-        # larger index. So the new chain takes the place of the next chain.
+        # The link can follow a chain that ends with a smaller index. These are the
+        # first `followed_count` chains, because `chains` is sorted. The last of them is
+        # the longest. The new chain is this longest chain with the link at its end, or
+        # the link alone if no chain ends with a smaller index.
+        #
+        # The new chain has `followed_count` + 1 links, so its place is
+        # `chains[followed_count]`. If there is a chain at this place, it ends with a
+        # larger index, so the new chain replaces it.
         followed_count = bisect_left(
             chains, link.content_index, key=lambda chain: chain.last.content_index
         )

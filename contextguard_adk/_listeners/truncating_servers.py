@@ -2,7 +2,9 @@
 
 A count is the number of prompt tokens that a provider reports. A server that cuts
 prompts reports the same count call after call, while the guard sends more text. A
-series is several calls of one model in a row with the same count.
+series is several calls of one model in a row with the same count. The first request of
+a series is telling. A later request is telling if its count should have been higher,
+because its text is longer.
 
 The text of a request, without images and files, is measured in heuristic tokens, which
 are four bytes each. The ratio of a count is the count per heuristic token of the text.
@@ -53,8 +55,7 @@ class EqualCounts:
         real_tokens: The count that the provider reported each time.
         first_tokens: The heuristic tokens of the first text in the series.
         last_tokens: The heuristic tokens of the last text in the series.
-        telling_count: The number of telling requests in the series: the first one, and
-            each one whose longer text should have had a higher count, see `_add_count`.
+        telling_count: The number of telling requests in the series, see `_add_count`;
             0 if the model has had no count yet.
         lowest_ratio: The lowest ratio of a count before this series; infinite if there
             was none.
@@ -235,8 +236,9 @@ def _shows_cut_prompts(series: EqualCounts) -> bool:
     if series.telling_count < _LEAST_TELLING_COUNT or not series.has_text_grown:
         return False
 
-    # Without earlier counts, a token is taken to be four bytes. Otherwise the lowest
-    # ratio gives the lowest count that the last text should have.
+    # The last text should have at least `expected_tokens` as its count, by the lowest
+    # ratio of the counts before this series. If there was no such count, the ratio is
+    # taken to be 1: a token of four bytes.
     has_ratio = series.lowest_ratio != math.inf
     ratio = series.lowest_ratio if has_ratio else 1.0
     expected_tokens = series.last_tokens * ratio

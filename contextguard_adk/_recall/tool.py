@@ -309,7 +309,8 @@ class RecallHistoryTool(BaseTool):
 
         Args:
             frame: The lines around the blocks.
-            blocks: The blocks from `frame.offset` on; later ones may be missing.
+            blocks: The blocks from `frame.offset` on, at least one. The list may end
+                early if its blocks already fill the page.
         """
         left_tokens = self._count_room(frame)
         page_blocks = list[str]()

@@ -129,7 +129,11 @@ class Observers:
         return None if has_failed else task.result()
 
     def _remember_late(self, key: _LateKey, call: _Call) -> None:
-        """Remembers a late call. The first one of a group is logged as a warning."""
+        """Remembers a late call, in place of an earlier late call with the same key.
+
+        The warning says what happens to every late call with this key. So only the
+        first of these calls is logged.
+        """
         if key not in self._late_calls:
             logger.warning(
                 "A listener for %s takes longer than %g seconds. It goes on, and is "
@@ -243,10 +247,12 @@ class _Call:
         """Whether the function has ended, and the awaitable if it returned one.
 
         A function in a thread goes on after the event loop is closed. An awaitable in a
-        task does not.
+        task does not go on, although its task is never done then.
         """
         if not self.is_function_over:
             return False
+        # `Observers.tell` sets the task at once, so a remembered call has a task. The
+        # check for None is only for the type.
         task = self.task
         return task is None or task.done() or task.get_loop().is_closed()
 

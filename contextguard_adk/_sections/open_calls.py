@@ -1,9 +1,9 @@
 """The list of calls without an answer among the messages that a summary replaces.
 
-Such calls are open: a person has to approve the call, or the tool runs long. A call has
-its id only in the session's events, if ADK has made the id: ADK shows no such ids to a
-model, so the contents of a request lack them. Covered messages are those that the
-summary replaces.
+A call without an answer is open: a person has to approve the call, or the tool runs
+long. The id of a call is read from the session's events. The contents of a request lack
+the ids that ADK has made, because ADK does not show these ids to a model. Covered
+messages are those that the summary replaces.
 """
 
 from __future__ import annotations

@@ -313,7 +313,12 @@ def _join_newest(older_lines: str, newer_lines: str, max_bytes: int) -> str:
 
 
 def _newest_lines(text: str, max_bytes: int) -> str:
-    """Returns as many of a text's last lines as take at most `max_bytes` as JSON."""
+    """Returns as many of a text's last lines as fit in `max_bytes` of session state.
+
+    Session state is stored as JSON, where for example a quotation mark takes two bytes.
+    So each line is measured as JSON. The two quotation marks around the line count for
+    the line break, which takes two bytes in JSON.
+    """
     newest_first: list[str] = []
     left_bytes = max_bytes
     for line in reversed(text.splitlines()):

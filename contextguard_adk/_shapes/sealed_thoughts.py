@@ -67,7 +67,8 @@ class Seal(BaseModel):
             text, such as "AnthropicLlmclaude".
         system: A digest of the system instruction.
         tools: A digest of the declared tools.
-        messages: A digest of all that stands before the last thought of the answer.
+        messages: A digest of the contents of the request, and of the parts of the
+            answer before its last signed thought.
         own: The name of the answer's own thoughts.
         before: The name of the newest thoughts in the request; "" if it had none.
         count: The number of contents with thoughts in the request.
@@ -202,8 +203,9 @@ def _make_seal(request: _Request, answer: types.Content) -> Seal:
     """Makes the seal of an answer to a request; the answer has signed thoughts."""
     sent = request.contents
     sent_names = [name_thoughts(content) for content in sent if find_signed(content)]
-    # `digest_before` yields a digest for each content. Only the last one is used: all
-    # that stands before the thoughts of the answer.
+    # `digest_before` yields a digest for each content. Only the digest for the answer,
+    # the last one, is used. It is a digest of all contents that were sent, and of the
+    # parts of the answer before its last signed thought.
     *_, answer_digest = digest_before([*sent, answer], request.memo)
     return Seal(
         writer=request.thinker.client + request.thinker.family,
@@ -280,8 +282,8 @@ def help_thoughts(
 def _name_breaking_change(turn: Turn) -> str:
     """Names the part of the request whose change has broken the newest seal.
 
-    For example "the tools". Only changes by other code than the guard count. The result
-    is "" in these cases:
+    For example "the tools". Changes that the guard has made are ignored. The result is
+    "" in these cases:
 
     - If the request has no thoughts, or if the newest thoughts are sent.
     - If the newest thoughts are foreign: they would be left out in any case.
@@ -422,9 +424,10 @@ def _find_always_sent(found: Sequence[_Thoughts]) -> list[_Thoughts]:
 def _keep_sent(earlier: list[_Thoughts], seal: Seal) -> list[_Thoughts]:
     """Returns the thoughts that were in the request of a sealed answer.
 
-    The seal names the newest thoughts of that request in `before`, and has their number
-    in `count`. Thoughts are left out from the oldest on, so the request had the last
-    `count` thoughts up to `before`. For example, `earlier` is [A, B, C]:
+    `seal.before` is the name of the newest thoughts in that request. `seal.count` is
+    the number of contents with thoughts in that request. Thoughts are left out from the
+    oldest on, so the request had the last `count` thoughts up to `before`. For example,
+    `earlier` is [A, B, C]. Each case begins with `before` and `count`:
 
     - C and 3: the request had A, B and C.
     - C and 2: the request had B and C.

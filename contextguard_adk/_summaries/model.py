@@ -153,12 +153,15 @@ class SummaryModel:
         if limit_tokens is None:
             return OutputTokens(budget_tokens, thought_tokens)
 
-        # The summary may take the largest of three sizes: the limit less all thoughts,
-        # half of the limit less the asked thoughts, and an eighth of the limit.
-        beside_all_tokens = limit_tokens - thought_tokens
-        beside_asked_tokens = limit_tokens - asked_tokens
+        # The summary may take the largest of three sizes:
+        # - The tokens that all thoughts leave.
+        # - Half of the tokens that the asked thoughts leave. The other half is for
+        #   thoughts that were not asked for.
+        # - An eighth of the limit, even if the asked thoughts would fill the limit.
+        left_by_all_tokens = limit_tokens - thought_tokens
+        left_by_asked_tokens = limit_tokens - asked_tokens
         most_text_tokens = max(
-            beside_all_tokens, beside_asked_tokens // 2, limit_tokens // 8
+            left_by_all_tokens, left_by_asked_tokens // 2, limit_tokens // 8
         )
         text_tokens = min(budget_tokens, most_text_tokens)
         left_tokens = limit_tokens - text_tokens

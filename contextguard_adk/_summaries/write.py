@@ -111,9 +111,10 @@ def render_messages(
 ) -> list[Entry]:
     """Renders messages as entries of a transcript.
 
-    The summarizer reads a large result shortened, as the agent was shown the result. A
-    shortened result may name values that it does not show. These names are left out,
-    because a section beside the summary lists them.
+    The summarizer reads a large result shortened, as the agent was shown the result.
+    The guard may have added a field to a shortened result: the list of values that the
+    result no longer shows. This field is left out, because a section beside the summary
+    lists these values.
 
     If messages are redacted, the summarizer reads whole results instead. In a shortened
     result a secret might be cut in two, and its halves would not be redacted.
@@ -126,6 +127,7 @@ def render_messages(
     history = turn.history
     contents: list[types.Content] = []
     if history.redactor:
+        # `told` has the redacted contents, with whole results.
         contents += history.told
     else:
         for shown, whole in zip(history.shown, history.contents, strict=True):
@@ -134,8 +136,9 @@ def render_messages(
             else:
                 contents.append(without_names(shown, whole))
 
-    # A handle is made of a whole message, so that the recall tool finds this message.
-    # Without the tool, the entries have no handles.
+    # A handle is the name under which the recall tool finds a part. The handle is a
+    # digest of the whole part, so `render_entries` needs the whole messages. If the
+    # agent has no recall tool, the entries have no handles.
     wholes_for_handles = history.contents if turn.has_recall else None
     return render_entries(
         contents, indexes, required, wholes_for_handles, history.outputs

@@ -460,6 +460,8 @@ def _list_budget_lines(budget: dict[str, Any]) -> Iterator[str]:
         f"{budget['threshold_tokens']:,}, summary {budget['summary_tokens']:,}"
     )
 
+    # `describe_start` has written this text: at how many tokens the strategy compacts,
+    # and what such a prompt costs. The text is "" for a small window.
     if budget["trigger"]:
         yield f"    {budget['trigger']}"
     if budget["model"]:  # Prices are those of a model.

@@ -339,8 +339,9 @@ class _Finder:
         holding_parts = list[types.Part]()
         for content in contents:
             for part in parts_of(content):
-                # A request repeats most parts of the request before, and the memo
-                # remembers the result for each of them.
+                # A request repeats most parts of the request before. For these parts
+                # the memo has the result. For a new part, the memo calls `_holds_words`
+                # with `part`. The memo makes its key from the parts in `(part,)`.
                 if self._memo.remember(self._holds_words, part, (part,)):
                     holding_parts.append(part)
         return holding_parts

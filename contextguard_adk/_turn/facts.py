@@ -105,10 +105,13 @@ class Size:
 
 @dataclass(frozen=True)
 class KeptSteps:
-    """The newest messages and steps, which a compaction leaves word for word.
+    """The newest steps, which a compaction leaves word for word.
+
+    A step is a message of the user, or an answer of the model with the results of its
+    calls.
 
     Attributes:
-        indexes: The indexes of all kept messages.
+        indexes: The indexes of the messages of these steps: the kept messages.
         pending: The indexes of the last step if the model has not seen its results;
             otherwise empty.
         tokens: The estimate of all kept messages, with shortened results.

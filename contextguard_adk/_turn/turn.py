@@ -368,10 +368,11 @@ class Turn:
 
     @cached_property
     def kept(self) -> KeptSteps:
-        """The newest messages and steps, which stay word for word.
+        """The newest steps, which stay word for word; `KeptSteps` explains a step.
 
-        The setting `keep` decides how many they are. But a compaction that was
-        requested keeps only the results that the model has not seen.
+        The setting `keep` decides how many steps they are. But a compaction that was
+        requested keeps at most the last step, and only if the model has not seen the
+        results of this step.
         """
         if self.reason == "requested":
             keep_tokens = 0

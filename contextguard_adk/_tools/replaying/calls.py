@@ -18,8 +18,8 @@ from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 
-# A replay writes a text of as many tokens as a call has. A larger one takes too much
-# memory.
+# The largest token count that is accepted in a recording. A replay writes a text of as
+# many tokens, and a longer text would take too much memory.
 MAX_TOKENS = 20_000_000
 # The count of a guard is searched in this number of events, from the first event of an
 # answer.
@@ -107,6 +107,8 @@ def _find_heuristic(events: Sequence[Event], prompt_tokens: int) -> int | None:
         if stored.read("real_tokens") != prompt_tokens:
             continue
 
+        # If the event has no heuristic tokens, the next event is searched. A number
+        # that is not valid ends the search.
         tokens = int(stored.read("last_heuristic") or 0)
         if tokens:
             is_valid = 0 < tokens <= MAX_TOKENS

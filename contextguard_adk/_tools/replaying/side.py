@@ -226,11 +226,11 @@ class _RecordedModel(BaseLlm):
 
     Attributes:
         has_cache: Whether a prompt cache is assumed.
-        call: The recorded call that corrects the scale when the whole history is sent;
-            None for an acting guard, whose requests correct nothing.
+        call: The recorded call whose whole history is sent. It corrects the scale. None
+            if a guard may cut the requests: then this model corrects no scale.
         scale: The scale of the agent that calls.
-        is_whole: Whether the recorded request of `call` had the whole history. It is
-            set when the model answers.
+        is_whole: Whether the recorded request of `call` had the whole history. The
+            value is computed when the model answers.
         output_tokens: The tokens of the recorded answer.
         summarizer: The model that writes summaries.
         usage: The usage of the last answer, summaries aside; None before the first.
@@ -281,8 +281,11 @@ class _RecordedModel(BaseLlm):
     def _find_ratio(self, heuristic_tokens: int) -> float:
         """Returns the ratio for a request, whose heuristic tokens are given.
 
-        If there is a `call`, the request is the whole history of this call. Then
-        `is_whole` is set, and the call corrects the scale before the ratio is read.
+        - If there is no `call`: the ratio is that of the scale for a request of this
+          size.
+        - If there is a `call`: the request is the whole history of this call. First
+          `is_whole` is computed for the recorded request, and the call corrects the
+          scale. Then the corrected ratio is returned.
         """
         if self.call is None:
             return self.scale.find_ratio(heuristic_tokens)
@@ -575,8 +578,8 @@ class Side:
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
     """Runs an agent up to its model call; returns the request that ADK has built.
 
-    The callback that catches the request stays in the agent. It has no effect on
-    `send`, which does not run the agent.
+    The callback that catches the request stays in the agent. The callback has no effect
+    on `Side.send`, which does not run the agent.
 
     Raises:
         CommandError: ADK builds no request from the events of the session.
