@@ -65,17 +65,17 @@ def _find_lone_results(
     waiting_calls: list[PlacedCall] = []
     lone_results: dict[int, list[types.Part]] = {}
     for index, content in enumerate(contents):
-        for part in parts_of(content):
-            # A part with a text has neither a call nor a result.
-            if part.text:
+        for part in content.parts or ():
+            # A part with a text has neither a call nor a result. A plugin may have put
+            # None in place of a part.
+            if not part or part.text:
                 continue
             if part.function_call:
                 waiting_calls.append(PlacedCall(index, part.function_call))
-            if part.function_response is None:
-                continue
 
-            answered = take_call(waiting_calls, part.function_response)
-            if answered is None:
+            result = part.function_response
+            is_lone = result is not None and take_call(waiting_calls, result) is None
+            if is_lone:
                 lone_results.setdefault(index, []).append(part)
     return lone_results
 

@@ -266,7 +266,9 @@ def _read_part(part: types.Part | None, form: JsonForm) -> _ReadPart:
     result = part.function_response
     if result is not None:
         spelled = _spell(result.response, form.result)
-        files_bytes = sum(_media_bytes(file) for file in result.parts or ())
+        files_bytes = 0
+        for file in result.parts or ():
+            files_bytes += _media_bytes(file)
         return _ReadPart((result.name, spelled), files_bytes)
 
     code = part.executable_code
