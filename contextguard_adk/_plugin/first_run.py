@@ -63,14 +63,10 @@ def _choose_key_form(guard: Guard, root: object) -> None:
     if guard.settings.state_keys != "auto" or guard.has_namespaced_keys:
         return
 
-    try:
-        # A workflow, which cannot be looked at, may declare a schema.
-        needs_namespaced = root is None or declares_state_schema(root)
-    except Exception:
-        # Every app accepts namespaced keys. The plugin logs the error.
-        guard.has_namespaced_keys = True
-        raise
-    guard.has_namespaced_keys = needs_namespaced
+    # If the search raises, the form that every app accepts is in place.
+    guard.has_namespaced_keys = True
+    # A workflow at the root, which ADK hides from plugins, may declare a schema.
+    guard.has_namespaced_keys = root is None or declares_state_schema(root)
 
 
 def _log_guarding(app: str, root: object, plugin: GuardPlugin) -> None:
