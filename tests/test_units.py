@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk import Threshold, _listeners, _recall, _sections, _shapes
-from contextguard_adk._history.history import History
 from contextguard_adk._tools.cli import main
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.units import Shape
 from contextguard_adk.strategies import Section, Turn
 from contextguard_adk.testing import SimulatedLlm
@@ -103,25 +101,14 @@ class Rules(Section):
     name = "rules"
     goes_at = None
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Adds the rules among the messages that are summarized now."""
-        rules: list[JsonValue] = [*known] if isinstance(known, list) else []
+        lines = known.splitlines() or ["[Rules of the user]"]
         for index in sorted(covered - turn.summarized):
             text = text_of(turn.messages[index])
-            if text.startswith("Rule:") and text not in rules:
-                rules.append(text)
-        return rules
-
-    def render(
-        self, value: JsonValue, history: History, covered: Collection[int]
-    ) -> str:
-        """One line for each rule."""
-        rules = value if isinstance(value, list) else []
-        if not rules:
-            return ""
-        return "\n".join(["[Rules of the user]", *(str(rule) for rule in rules)])
+            if text.startswith("Rule:") and text not in lines:
+                lines.append(text)
+        return "\n".join(lines) if lines[1:] else ""
 
 
 async def test_a_new_section_is_a_file_and_a_line(

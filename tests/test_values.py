@@ -191,22 +191,45 @@ def test_the_list_of_others_begins_no_line_of_the_guard() -> None:
     assert "\n[System" not in text
 
 
-def test_a_history_that_is_loaded_whole_needs_no_stored_list() -> None:
-    """Session state holds a part; the list is made of the contents."""
-    history = History([user("a"), *BOOKING])
-    value: dict[str, Any] = {"bytes": 4_000, "count": 3, "text": "- old_1", "older": ""}
+def test_values_of_messages_that_are_not_loaded_stay() -> None:
+    """A session that is loaded in part has no message with them any more."""
+    whole = History(
+        [user("a"), *BOOKING, *call("read", {"path": "b_1"}, {"id": "c_2"})]
+    )
+    older = list_values(whole, {1, 2}, 4_000)
+    loaded_in_part = History(whole.contents[3:])
+    text = list_values(loaded_in_part, {0, 1}, 4_000, older)
 
-    assert "HAT271" in Values().render(value, history, {0, 1, 2})
-    assert "old_1" not in Values().render(value, history, {0, 1, 2})
-    assert "old_1" in Values().render(value, history, {0})
+    assert text.splitlines()[-1] == "- read(b_1): c_2"
+    kept = text.removesuffix("\n- read(b_1): c_2")
+    assert sorted(re.findall(r"[\w.]+", kept)) == sorted(re.findall(r"[\w.]+", older))
+    assert list_values(whole, {1, 2}, 4_000, older) == older
+
+
+def test_the_newest_values_go_before_those_that_are_not_loaded() -> None:
+    """Where not all have room, the older list gives way."""
+    older = "\n".join([VALUES, *(f"- read(f_{n}): old_{n}" for n in range(100))])
+    history = History([*call("read", {"path": "b_1"}, {"id": "c_2"})])
+
+    text = list_values(history, {0, 1}, 400, older)
+
+    assert "- read(b_1): c_2" in text
+    assert 0 < text.count("old_") < 100
+    assert len(text.encode()) <= 400
 
 
 @pytest.mark.parametrize(
-    "value", [None, 7, "x", [], {"bytes": "9"}, {"bytes": -1}, {"bytes": 9, "text": 5}]
+    "value", [None, 7, [], {"bytes": 9}, {"text": 5}, {"text": ""}]
 )
 def test_crafted_state_is_no_list(value: Any) -> None:
     """State is untrusted: whatever is no list is as if absent."""
-    assert Values().render(value, History([model("a")]), {0}) == ""
+    assert Values().read(value) == ""
+
+
+def test_a_list_in_the_form_of_an_older_release_is_read() -> None:
+    """Its lines stood in a dict."""
+    value: Any = {"bytes": 4_000, "count": 3, "text": "- read(a): old_1"}
+    assert Values().read(value) == f"{VALUES}\n- read(a): old_1"
 
 
 def test_a_preview_names_what_it_hides() -> None:

@@ -223,7 +223,7 @@ def approve(what: str) -> None:
         ),
         (
             call_part("approve", what="ring the zebra keeper"),
-            "the list of calls that have no answer yet",
+            "the list of calls that had no answer yet",
         ),
     ],
     ids=["todo list", "open calls"],

@@ -182,7 +182,7 @@ def _try_paid_summary(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
     """
     history = turn.history.with_summary(paid.stored)
     was_edited_since = paid.stored.edits < turn.record.edits
-    if not history.is_summary_valid or was_edited_since:
+    if not history.has_all_covered or was_edited_since:
         # The messages have changed since the summary was written, or somebody has
         # edited the stored summary by hand.
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -621,52 +621,28 @@ class History:
         return range(self.request_index, len(self.contents))
 
     @property
-    def is_summary_valid(self) -> bool:
-        """Whether the stored summary still fits; False without a summary.
+    def has_all_covered(self) -> bool:
+        """Whether this request has all contents that the stored summary replaces.
 
-        A summary fits if this request has all covered contents, and if the session has
-        no rewind since the run that wrote the summary.
+        True without a summary.
         """
-        if self.stored is None:
-            return False
-        has_all = len(self.covered) >= self.stored.covered.content_count
-        return has_all and not self.is_rewound
-
-    @property
-    def is_rewound(self) -> bool:
-        """Whether the session has a rewind since the run that wrote the summary.
-
-        Without a summary, each rewind of the session counts.
-        """
-        for event in reversed(self.events):
-            if self.stored and event.invocation_id == self.stored.invocation:
-                return False
-            if event.actions and event.actions.rewind_before_invocation_id:
-                return True
-        return False
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether this request or a later one may lack older messages of the session.
-
-        True in two cases: the caller loads only a part of the session, or covered
-        contents are missing although the session has no rewind since the summary.
-        """
-        if self.loads_part:
-            return True
         covered_count = self.stored.covered.content_count if self.stored else 0
-        lacks_some = len(self.covered) < covered_count
-        return lacks_some and not self.is_rewound
+        return len(self.covered) >= covered_count
 
-    def repeats(self, indexes: Iterable[int]) -> bool:
-        """Whether later requests will have the contents at these indexes unchanged.
+    def find_quoted(
+        self, stored: StoredSummary, covered: Collection[int]
+    ) -> int | None:
+        """Returns the index of the covered message that a continuation quotes.
 
-        This is so if requests have the whole session, and if no plugin has rewritten
-        these contents.
+        This is the newest covered message with the fingerprint in `stored.request`. The
+        result is None if no covered message has this fingerprint.
         """
-        if self.is_partial:
-            return False
-        return all(self.original(index) is self.contents[index] for index in indexes)
+        equal_indexes = [
+            index
+            for index in covered
+            if self.fingerprint(index).hex() == stored.request
+        ]
+        return max(equal_indexes, default=None)
 
     # Names that the next summary stores.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,8 +11,6 @@ from pydantic import PlainSerializer as Write
 from pydantic import PlainValidator as Read
 
 from contextguard_adk._history.fingerprints import (
-    FINGERPRINT_BYTES,
-    RECENT_COUNT,
     Covered,
     decode_covered,
     encode_covered,
@@ -26,14 +24,12 @@ MAX_MODELS = 8
 """The record of an agent has the limits of at most this many models; the newest stay.
 """
 
-MAX_RECORD_BYTES = 16 * 1024
-"""The most that a record takes as JSON, however long the session is.
+MAX_RECORD_CHARS = 256 * 1024
+"""The most characters of a stored record, as JSON.
 
-The values of sections with `has_own_room` are not counted.
+The guard itself writes smaller records: the texts beside a summary take at most 64 KB,
+and a record has at most about 20 KB for the rest.
 """
-
-_OTHER_FIELDS_BYTES = 200
-"""The room that is reserved for the fields of `AgentRecord` around the summary."""
 
 MAX_SUMMARY_CHARS = 256 * 1024
 """The most characters of a stored summary.
@@ -123,13 +119,16 @@ class StoredSummary(_Stored):
     Attributes:
         text: The summary; it has a key of its own in session state.
         covered: The fingerprints of the contents that the summary replaces.
-        beside: The values of sections, by the section's name.
+        beside: The texts of sections, by the section's name. Older releases stored
+            other values than texts, see `Section.read`.
         scope: The scope in which the summary is valid, as `summary_scope` names it.
         invocation: The id of the invocation that made the summary.
         last_event: The id of the newest event that the summary replaces.
         reason: Why the history was compacted; the continuation tells the reason.
         request: The fingerprint, in hex, of the request that the continuation quotes.
         request_chars: How many characters of this request are quoted; -1 for all.
+        request_excerpt: An excerpt of this request, for a session that is loaded
+            without it; "" if no request is quoted.
         has_continuation: Whether a continuation stands after the summary.
         model_chars: How many characters at the beginning of the text a model wrote.
         model_covered_count: How many of the oldest covered contents a model summarized.
@@ -153,6 +152,7 @@ class StoredSummary(_Stored):
     reason: str = ""
     request: str = ""
     request_chars: int = Field(default=-1, ge=-1, le=2**53)
+    request_excerpt: str = Field(default="", max_length=4_096)
     has_continuation: bool = True
     model_chars: Length = 0
     model_covered_count: Length = 0
@@ -167,26 +167,6 @@ class StoredSummary(_Stored):
     def model_text(self) -> str:
         """The beginning of the text, which a model wrote."""
         return self.text[: self.model_chars]
-
-    def room_bytes(self, uncounted: Collection[str]) -> int:
-        """Returns how many bytes of JSON can still be added to this summary.
-
-        Returns 0 if the record is full.
-
-        Args:
-            uncounted: The names of values in `beside` that are not counted: the
-                sections with `has_own_room`.
-        """
-        counted_json = self.model_dump_json(exclude={"beside": {*uncounted}})
-        taken_bytes = len(counted_json.encode())
-
-        # A later summary may have up to `RECENT_COUNT` recent fingerprints. Room is
-        # reserved for the missing ones. Base64 writes three bytes as four.
-        missing_count = RECENT_COUNT - len(self.covered.recent)
-        reserved_bytes = missing_count * FINGERPRINT_BYTES * 4 // 3
-
-        limit_bytes = MAX_RECORD_BYTES - _OTHER_FIELDS_BYTES
-        return max(0, limit_bytes - taken_bytes - reserved_bytes)
 
 
 class Learned(_Stored):
@@ -255,9 +235,7 @@ class StateValues(_Stored):
     """
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
-    # The limit leaves room for what `MAX_RECORD_BYTES` does not count: sections with
-    # room of their own, and `helped`.
-    record: str = Field(default="{}", max_length=3 * MAX_RECORD_BYTES)
+    record: str = Field(default="{}", max_length=MAX_RECORD_CHARS)
     summarized_at: float = Field(default=1, ge=1, le=2**53)
     real_tokens: float = Field(default=1, ge=1, le=2**53)
     last_heuristic: float = Field(default=1, ge=1, le=2**53)

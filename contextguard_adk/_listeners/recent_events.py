@@ -18,7 +18,6 @@ from google.adk.events.event import Event
 
 from contextguard_adk._history.contents import is_user_text
 from contextguard_adk._runtime.state import EVENTS_SINCE_KEY, AgentState
-from contextguard_adk._summaries.compose import find_quoted
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 
 _SPARE_EVENTS = 32
@@ -115,7 +114,7 @@ def _find_last_unneeded(event: Compacted) -> int:
     """
     history = event.turn.history
     covered = event.outcome.draft.covered
-    quoted_index = find_quoted(history, event.outcome.stored, covered)
+    quoted_index = history.find_quoted(event.outcome.stored, covered)
     needed_indexes = [
         index
         for index in history.indexes

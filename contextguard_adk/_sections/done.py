@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of
@@ -28,6 +26,7 @@ from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import TokenCounter, excerpt
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support.phrases import DONE, quote_line
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -128,13 +127,15 @@ class DoneCalls(Section):
         # The results of the recall tool are copies of older messages.
         self._unlisted = listed_tools | {RECALL_TOOL}
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns `DONE_RATIO` of the window."""
+        return turn.budgets.working_tokens * DONE_RATIO
+
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Lists the completed calls of the running turn among the covered messages.
 
-        The list is written from the messages each time, so `known` is not read. Returns
-        "" if there are no such calls, or if even the shortest list does not fit.
+        A run has all messages of its own turn, so `known` is not read. Returns "" if
+        there are no such calls, or if even the shortest list does not fit.
         """
         history = turn.history
         indexes = sorted(covered.intersection(history.running_turn))
@@ -143,21 +144,7 @@ class DoneCalls(Section):
         wholes = history.contents if turn.has_recall else None
         parts = walk_parts(history.told, indexes, wholes=wholes)
         calls = self._find_completed(parts, history.memo)
-        if not calls:
-            return ""
-
-        def count_if_storable(text: str) -> int:
-            """Counts the tokens of a text.
-
-            A text that is too large for session state counts as too large here, too.
-            """
-            stored_bytes = len(json.dumps(text, ensure_ascii=False).encode())
-            if stored_bytes > 4 * room_tokens:
-                return sys.maxsize
-            return turn.count(text)
-
-        max_tokens = int(turn.budgets.working_tokens * DONE_RATIO)
-        return _write_within(calls, max_tokens, count_if_storable)
+        return _write_first(calls, room.holds)
 
     def tell_left_out(
         self,
@@ -173,7 +160,7 @@ class DoneCalls(Section):
         fit.
         """
         calls = self._find_completed(walk_parts(contents, indexes), memo)
-        return _write_within(calls, max_tokens, count)
+        return _write_first(calls, lambda text: count(text) <= max_tokens)
 
     def _find_completed(self, parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
         """Returns the calls whose results are among these parts, in order of results.
@@ -277,7 +264,7 @@ def _one_line(value: object) -> str:
     return quote_line(text[:MAX_TEXT_CHARS])
 
 
-def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) -> str:
+def _write_first(calls: Sequence[_Call], fits: Callable[[str], bool]) -> str:
     """Returns the first of the ever shorter lists that fits, with the heading.
 
     Returns "" if there are no calls, or if even the shortest list does not fit.
@@ -288,7 +275,7 @@ def _write_within(calls: Sequence[_Call], max_tokens: int, count: TokenCounter) 
     for lines in _write_ever_shorter(calls):
         # A lone surrogate could not be sent to a model.
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
-        if count(text) <= max_tokens:
+        if fits(text):
             return text
     return ""
 

@@ -8,7 +8,6 @@ messages are those that the summary replaces.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -20,7 +19,8 @@ from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.budgets import excerpt
-from contextguard_adk._support.phrases import OPEN_CALLS, quote_line, quote_stored
+from contextguard_adk._support.phrases import OPEN_CALLS, quote_line
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -36,24 +36,8 @@ MAX_LINE_BYTES = 4 * MAX_VALUE_BYTES
 MAX_READ_CHARS = 1_000
 """Only this many characters of an argument are read; its excerpt is far shorter."""
 
-_HANDLE_MARK = "#"
-"""If no id of a call is known, this mark and the handle of the call are its id.
-
-The handle is a hash of the call.
-"""
-
-
-class _Listed(NamedTuple):
-    """An open call in the list.
-
-    Attributes:
-        call_id: The id of the call, or `_HANDLE_MARK` and the handle of the call. "" if
-            the line stands for no call, but counts the calls that have no room.
-        line: The line of the list.
-    """
-
-    call_id: str
-    line: str
+_LINE_END = ": no answer yet"
+"""The end of each line that stands for a call."""
 
 
 class _Call(NamedTuple):
@@ -69,78 +53,84 @@ class _Call(NamedTuple):
 
 
 class OpenCalls(Section):
-    """Lists the open calls that the summary replaces.
+    """Lists the calls that were open when the summary was written.
 
-    The stored value is a list of pairs, the newest call first: `_Listed.call_id` and
-    `_Listed.line`. Once a call has an answer, ADK shows the call and the answer after
-    the summary. So the line of the call is not rendered any more.
+    The list stays until the next compaction. Once a call has an answer, ADK shows the
+    call and the answer after the summary, and the heading says so.
     """
 
     name = "open"
-    label = "the list of calls that have no answer yet"
+    label = "the list of calls that had no answer yet"
     heading = OPEN_CALLS
     goes_at = None
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
-        """Returns the pairs of the open calls that the summary replaces.
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns `OPEN_RATIO` of the window."""
+        return turn.budgets.working_tokens * OPEN_RATIO
 
-        They are the open calls of the covered messages, and after them the calls of the
-        last stored list whose events are not loaded any more.
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
+        """Returns a line for each open call that the summary replaces, newest first.
+
+        They are the open calls of the covered messages, and after them those of the
+        last list that the loaded messages do not have.
         """
         history = turn.history
-        lines = {listed.call_id: listed.line for listed in _find_open(history, covered)}
-        for call_id, line in _read_listed(known):
-            # A line is kept if the event of its call is not loaded. Only an id can show
-            # this, so lines without an id are not kept.
-            has_id = call_id != "" and not call_id.startswith(_HANDLE_MARK)
-            if has_id and call_id not in history.calls.ids:
-                lines[call_id] = line
+        lines = list(_find_open(history, covered))
+        lines += _find_missing(history, known)
+        if not lines:
+            return ""
 
-        left_tokens = int(turn.budgets.working_tokens * OPEN_RATIO)
-        left_bytes = 4 * room_tokens  # A token of this room counts as four bytes.
-        pairs: list[JsonValue] = []
-        for call_id, line in lines.items():
-            stored = json.dumps([call_id, line], ensure_ascii=False)
-            left_bytes -= len(stored.encode())
-            left_tokens -= turn.count(line)
-            is_full = left_tokens < 0 or left_bytes < 0
-            # The newest call, which comes first, is listed even without room.
-            if is_full and pairs:
-                pairs.append(["", f"- … and {len(lines) - len(pairs)} older ones"])
+        # The newest call, which comes first, is listed even without room.
+        shown_lines = lines[:1]
+        for line in lines[1:]:
+            if not room.holds("\n".join([*shown_lines, line])):
+                left_count = len(lines) - len(shown_lines)
+                shown_lines.append(f"- … and {left_count} older ones")
                 break
-            pairs.append([call_id, line])
-        return pairs
+            shown_lines.append(line)
+        return "\n".join([OPEN_CALLS, *shown_lines])
 
-    def render(
-        self, value: JsonValue, history: History, covered: Collection[int]
-    ) -> str:
-        """Returns the lines of the calls that are still open; "" without any line."""
-        lines = [
-            quote_stored(listed.line)
-            for listed in _read_listed(value)
-            if _is_open(history, listed.call_id)
-        ]
-        return "\n".join([self.heading, *lines]) if lines else ""
+    def read(self, value: JsonValue) -> str:
+        """Returns the text. Older releases stored a list of pairs: an id and a line."""
+        if not isinstance(value, list):
+            return super().read(value)
+
+        lines: list[str] = []
+        for pair in value:
+            match pair:
+                case [str(), str(line)]:
+                    lines.append(line)
+        return "\n".join([OPEN_CALLS, *lines]) if lines else ""
 
 
-def _read_listed(value: JsonValue) -> list[_Listed]:
-    """Reads a stored value, which anybody may have written to session state.
+def _find_missing(history: History, known: str) -> list[str]:
+    """Returns the lines of the last list whose calls the loaded messages do not have.
 
-    Items that are no pair of texts are left out.
+    A session that is loaded in part may lack the messages of these calls. A line that
+    only counts older calls is left out.
+
+    Args:
+        history: The history of the request.
+        known: The last list; "" for none.
     """
-    pairs = value if isinstance(value, list) else []
-    listed: list[_Listed] = []
-    for pair in pairs:
-        match pair:
-            case [str(call_id), str(line)]:
-                listed.append(_Listed(call_id, line))
-    return listed
+    if not known:
+        return []
+
+    loaded_lines = set[str]()
+    for content in history.told:
+        for part in parts_of(content):
+            if part.function_call:
+                loaded_lines.add(_write_line(part.function_call))
+
+    return [
+        line
+        for line in known.splitlines()
+        if line.endswith(_LINE_END) and line not in loaded_lines
+    ]
 
 
-def _find_open(history: History, covered: Collection[int]) -> Iterator[_Listed]:
-    """Yields each open call of the covered contents, the newest first.
+def _find_open(history: History, covered: Collection[int]) -> Iterator[str]:
+    """Yields the line of each open call of the covered contents, the newest first.
 
     A content may have several calls, of which some have an answer. The events tell
     which calls of the content are open.
@@ -154,18 +144,18 @@ def _find_open(history: History, covered: Collection[int]) -> Iterator[_Listed]:
     for index in sorted(history.pairs.open_calls, reverse=True):
         # The calls of a content that is not covered also use up their ids. Otherwise an
         # older equal call would get these ids.
-        listed = _list_by_id(history, index, unused_ids)
+        lines = _list_by_id(history, index, unused_ids)
         if index not in covered:
             continue
 
         # The list is empty if no open call of the events equals a call of the content:
         # another plugin has rewritten the calls, or the model has used an id twice.
-        yield from listed or _list_by_handle(history, index)
+        yield from lines or _list_unanswered(history, index)
 
 
 def _list_by_id(
     history: History, index: int, unused_ids: dict[str, list[str]]
-) -> list[_Listed]:
+) -> list[str]:
     """Lists the calls of a content that are open by the events, the newest first.
 
     Args:
@@ -174,16 +164,16 @@ def _list_by_id(
         unused_ids: The ids of the open calls that are not listed yet, by handle, oldest
             first. The ids of the calls that are listed here are removed.
     """
-    listed: list[_Listed] = []
+    lines: list[str] = []
     for call in reversed(_read_calls(history, index)):
         ids = unused_ids.get(handle_of(call.part))
         if ids:
-            newest_id = ids.pop()
-            listed.append(_Listed(newest_id, _write_line(call.told)))
-    return listed
+            ids.pop()
+            lines.append(_write_line(call.told))
+    return lines
 
 
-def _list_by_handle(history: History, index: int) -> list[_Listed]:
+def _list_unanswered(history: History, index: int) -> list[str]:
     """Lists the calls of a content that no content answers, the newest first."""
     # Calls may be equal, so the objects are compared. Both come from
     # `history.contents`.
@@ -191,7 +181,7 @@ def _list_by_handle(history: History, index: int) -> list[_Listed]:
         id(call) for call_index, call in history.pairs.unanswered if call_index == index
     }
     return [
-        _Listed(_HANDLE_MARK + handle_of(call.part), _write_line(call.told))
+        _write_line(call.told)
         for call in reversed(_read_calls(history, index))
         if id(call.part.function_call) in unanswered_objects
     ]
@@ -208,28 +198,6 @@ def _read_calls(history: History, index: int) -> list[_Call]:
     ]
 
 
-def _is_open(history: History, call_id: str) -> bool:
-    """Whether a line of the list is still to be shown: its call has no answer yet.
-
-    Args:
-        history: The history of the request.
-        call_id: See `_Listed.call_id`. A call whose event is not loaded counts as open.
-            So does "", because no event has this id.
-    """
-    if not call_id.startswith(_HANDLE_MARK):
-        is_loaded = call_id in history.calls.ids
-        return call_id in history.calls.open or not is_loaded
-
-    # No event has a call with this handle, so the contents tell whether it is open.
-    open_handles = {
-        _HANDLE_MARK + handle_of(part)
-        for index in history.pairs.open_calls
-        for part in parts_of(history.contents[index])
-        if part.function_call
-    }
-    return call_id in open_handles
-
-
 def _write_line(call: types.FunctionCall) -> str:
     """Writes the line of a call, such as "- approve(sum=12): no answer yet"."""
     args = []
@@ -239,4 +207,4 @@ def _write_line(call: types.FunctionCall) -> str:
         args.append(f"{quote_line(name)}={excerpt(value_line, MAX_VALUE_BYTES)}")
 
     call_text = f"{quote_line(call.name or '?')}({', '.join(args)})"
-    return f"- {excerpt(call_text, MAX_LINE_BYTES)}: no answer yet"
+    return f"- {excerpt(call_text, MAX_LINE_BYTES)}{_LINE_END}"

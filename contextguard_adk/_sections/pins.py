@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import PIN_KEY, AgentState, StateOrDict
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._support.phrases import PINS
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
@@ -194,18 +194,14 @@ class Pins(Section):
     heading = PINS
     goes_at = None
     stands_alone = True
-    has_own_room = True
     is_briefed = True
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the text of `brief`, whose size `brief` itself limits.
 
-        The argument `room_tokens` is the room that sections share in the stored record.
-        The argument is not used, because pins do not share that room (`has_own_room`).
+        The argument `room` is not used: a pinned text has to stand beside each summary.
         """
-        return self.brief(turn)
+        return turn.history.redactor.redact_text(self.brief(turn))
 
     def brief(self, turn: Turn) -> str:
         """Returns the heading and a line for each text, in the order of the state.
@@ -213,7 +209,7 @@ class Pins(Section):
         The last texts get their room first. A text that has no room is left out, and a
         warning is logged. Returns "" if no text is shown.
         """
-        # The bytes of a token are guessed as in `fit_bytes`: three, or fewer if the
+        # The bytes of a token are guessed as in `Room.fill`: three, or fewer if the
         # model counts more tokens than the estimate.
         bytes_a_token = 3 / max(1.0, turn.correction)
         share_bytes = int(ROOM_RATIO * turn.room_tokens * bytes_a_token)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import JsonValue
-
 from contextguard_adk._support.phrases import RECALL
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -17,8 +16,6 @@ class RecallNote(Section):
     goes_at = None
     needs_recall = True
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the note; "" if the request does not declare the tool."""
         return RECALL if turn.has_recall else ""

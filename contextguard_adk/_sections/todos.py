@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from contextguard_adk._history.stored import MAX_TODOS
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._runtime.adk_tree import declares_state_schema
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import TODO_LIST, quote_line
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section, declare
 
@@ -159,16 +160,19 @@ class Todos(Section):
     label = "the todo list"
     heading = TODO_LIST
     listed_tools = (TOOL_NAME,)
+    state_ratio = 0.5
     is_briefed = True
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns the limit of the list, or half of a summary's if that is lower."""
+        return min(MAX_SECTION_TOKENS, turn.budgets.summary_tokens // 2)
+
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list, or the tasks that have room; "" for none."""
-        budget_tokens = min(
-            MAX_SECTION_TOKENS, turn.budgets.summary_tokens // 2, room_tokens // 2
-        )
-        return render_todos(read_todos(turn.state), budget_tokens, turn.count)
+        # Four bytes of session state count as one token here.
+        most_tokens = min(int(room.tokens), room.state_bytes // 4)
+        text = render_todos(read_todos(turn.state), most_tokens, turn.count)
+        return turn.history.redactor.redact_text(text)
 
     def brief(self, turn: Turn) -> str:
         """Returns the list for the summarizer, or the tasks that have room.

@@ -10,9 +10,7 @@ shortened has the mark "…" in place of each gap.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 import textwrap
 from collections import Counter
@@ -20,12 +18,13 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import JsonValue
 
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
-from contextguard_adk._measuring.budgets import excerpt, fit_bytes
+from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._support.phrases import USER_MESSAGES, quote
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -33,9 +32,6 @@ WHOLE_RATIO = 0.5
 """If some texts are shortened, the texts that stay whole take at most this part of the
 room.
 """
-
-MAX_STORED_BYTES = 6 * 1024
-"""The most that the excerpts in session state take, before they are JSON."""
 
 MAX_SENTENCE_CHARS = 240
 """A longer sentence is split at words. A text of at most so many bytes is not split."""
@@ -118,185 +114,85 @@ _COMMAND = re.compile(
 )
 
 
-class _Stored(BaseModel):
-    """The stored value of the section, from which `render` makes the list.
-
-    Attributes:
-        max_bytes: The most bytes that the list may take.
-        request_fingerprint: The fingerprint, in hex, of the request that was current
-            when the value was written; "" if the request was not covered. The
-            continuation quotes a covered request.
-        digest: A hash of the other covered messages of the user. "" if it was known
-            that later requests may have fewer or other messages.
-        excerpts: Excerpts of the covered messages, the oldest first. If there is a
-            `request_fingerprint`, the last excerpt is that of the request.
-    """
-
-    max_bytes: int = Field(default=0, ge=0, le=200_000, alias="bytes")
-    request_fingerprint: str = Field(default="", alias="quoted")
-    digest: str = ""
-    excerpts: list[str] = []
-
-    def excerpts_without(self, request_fingerprint: str) -> list[str]:
-        """Returns the excerpts without the one of a request.
-
-        Args:
-            request_fingerprint: The fingerprint of the request, in hex. If it is "", or
-                not that of the stored request, all excerpts are returned.
-        """
-        if request_fingerprint and request_fingerprint == self.request_fingerprint:
-            return self.excerpts[:-1]
-        return self.excerpts
-
-
-class _Request(NamedTuple):
-    """The current request.
-
-    Attributes:
-        text: The text of the request; "" if the request is not covered.
-        fingerprint: The fingerprint of the request, in hex; "" without a text.
-    """
-
-    text: str
-    fingerprint: str
-
-
 class UserMessages(Section):
     """Shows the covered messages of the user, in the user's own words.
 
-    Usually each request has all covered messages, and the list is made from them. But a
-    later request may lack some of them, because the history is loaded in part, or have
-    them in other words, because another plugin rewrites them. Then the excerpts in
-    session state are shown instead.
+    Each summary takes the texts of the list before, and adds the messages that it
+    covers anew. If they have no room together, the older texts are shortened. So the
+    list does not depend on how much of the session is loaded.
     """
 
     name = "user_messages"
     label = "the user's messages beside the summary"
+    heading = USER_MESSAGES
     goes_at = 3
+    state_ratio = 0.5
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
-        """Returns the fields of `_Stored`, by their aliases."""
-        history = turn.history
-        user_indexes = covered.intersection(history.user_messages)
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns the limit that follows from the setting `user_messages`."""
+        return turn.user_tokens
 
-        # The continuation quotes the current request, so the list does not show it.
-        request = _read_request(history, user_indexes)
-        listed_indexes = user_indexes - {history.request_index}
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
+        """Returns the list of the covered messages, without the current request.
 
-        older_texts: list[str] = []
-        if history.is_partial:
-            # Some messages of the last summary may not be loaded: only their excerpts
-            # are known. So the excerpts stand for all messages of that summary, but the
-            # excerpt of the current request is left out here, too.
-            stored = _read(known)
-            if stored.excerpts:
-                older_texts = stored.excerpts_without(request.fingerprint)
-                listed_indexes -= history.covered
-        texts = (*older_texts, *_read_texts(history, listed_indexes))
-
-        max_bytes = fit_bytes(
-            turn.user_tokens,
-            turn.correction,
-            write=lambda size_bytes: _write_lines(condense(texts, size_bytes)),
-            count=turn.count,
-        )
-
-        # A token of the room counts as four bytes, so this is half of the room. As
-        # JSON, texts may take twice as many bytes, because some characters are escaped.
-        half_room_bytes = 2 * room_tokens
-        excerpt_bytes = min(MAX_STORED_BYTES, max_bytes, half_room_bytes)
-        excerpts = _fit_as_json(condense(texts, excerpt_bytes), 2 * excerpt_bytes)
-        if request.text:
-            # If a later request does not load this message, no continuation can quote
-            # it. Then the list shows this excerpt.
-            excerpts.append(excerpt(request.text, excerpt_bytes // 4))
-        # The digest of these texts helps only if later requests have the same messages.
-        will_have_same = history.repeats(user_indexes)
-        return {
-            "bytes": max_bytes,
-            "quoted": request.fingerprint,
-            "digest": _digest(texts) if will_have_same else "",
-            "excerpts": [*excerpts],
-        }
-
-    def render(
-        self, value: JsonValue, history: History, covered: Collection[int]
-    ) -> str:
-        """Returns the list of the messages, without the request that is quoted.
-
-        The list has one of these:
-
-        - If the covered messages are the same as when the value was written: the
-          messages, shortened by `condense`.
-        - If the session has lost some of them by a rewind, and requests have the whole
-          session: the messages that are left, shortened by `condense`.
-        - Otherwise: the stored excerpts.
-
-        Returns "" if there is no message.
+        The continuation quotes the current request. Once there is another request, the
+        one that was quoted before is listed like any other message.
         """
-        stored = _read(value)
-        user_indexes = {*covered}.intersection(history.user_messages)
+        history = turn.history
+        texts = _split_list(known)
+        new_indexes = covered - history.covered
+        stored = history.stored
+        if stored is not None and stored.request_excerpt:
+            # The list before does not have the request that was current then.
+            quoted_index = history.find_quoted(stored, history.covered)
+            if quoted_index is None:
+                # The session is loaded in part, without this message.
+                texts.append(stored.request_excerpt)
+            else:
+                new_indexes |= {quoted_index}
 
-        # The continuation quotes the stored request if this history has its message.
-        # Several messages may equal the request. The newest of them is the quoted one.
-        quoted_indexes = [
-            index
-            for index in user_indexes
-            if history.fingerprint(index).hex() == stored.request_fingerprint
-        ]
-        quoted_index = max(quoted_indexes, default=None)
-        texts = _read_texts(history, user_indexes - {quoted_index})
+        user_indexes = new_indexes.intersection(history.user_messages)
+        texts += _read_texts(history, user_indexes - {history.request_index})
+        return room.fill(lambda size_bytes: _write_list(texts, size_bytes))
 
-        # A digest was stored only if requests had the whole session.
-        had_all = stored.digest != ""
-        has_all_left = had_all and history.is_rewound and not history.is_partial
-        if has_all_left or _digest(texts) == stored.digest:
-            shown: Sequence[str] = condense(texts, stored.max_bytes)
-        elif quoted_index is not None:
-            shown = stored.excerpts_without(stored.request_fingerprint)
-        else:
-            # No continuation quotes the request, because its message is not loaded. So
-            # all excerpts are shown. The last one is that of the request, if any.
-            shown = stored.excerpts
+    def read(self, value: JsonValue) -> str:
+        """Returns the list. Older releases stored its texts, alone or in a dict."""
+        if isinstance(value, dict):
+            value = value.get("excerpts")
+        if not isinstance(value, list):
+            return super().read(value)
 
-        if not shown:
-            return ""
-        return f"{USER_MESSAGES}\n{_write_lines(shown)}"
+        texts = [text for text in value if isinstance(text, str)]
+        return f"{USER_MESSAGES}\n{_write_lines(texts)}" if texts else ""
 
 
-def _read(value: JsonValue) -> _Stored:
-    """Reads a stored value, which anybody may have written to session state.
+def _split_list(text: str) -> list[str]:
+    """Splits a list that `_write_list` has written into the texts of the messages."""
+    texts: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("- "):
+            texts.append(line.removeprefix("- "))
+        elif texts:
+            # This line goes on with the text.
+            texts[-1] += "\n" + line.removeprefix("  ")
+    return texts
 
-    A value that is malformed is read as empty.
+
+def _write_list(texts: Sequence[str], max_bytes: int) -> str:
+    """Writes the list with its heading; "" if no text fits.
+
+    Args:
+        texts: The texts of the messages, the oldest first.
+        max_bytes: The most bytes of the list, without its heading.
     """
-    # Older releases stored nothing but the list of excerpts.
-    fields = value if isinstance(value, dict) else {"excerpts": value}
-    try:
-        return _Stored.model_validate(fields, strict=True)
-    except ValidationError:
-        return _Stored()
+    shown = condense(texts, max_bytes)
+    return f"{USER_MESSAGES}\n{_write_lines(shown)}" if shown else ""
 
 
-def _read_request(history: History, user_indexes: Collection[int]) -> _Request:
-    """Returns the current request, if its index is one of `user_indexes`.
-
-    Otherwise, or if the request has no text, both fields of the result are "".
-    """
-    index = history.request_index
-    if index is None or index not in user_indexes:
-        return _Request(text="", fingerprint="")
-
-    text = content_text(history.told[index]).strip()
-    fingerprint = history.fingerprint(index).hex() if text else ""
-    return _Request(text, fingerprint)
-
-
-def _read_texts(history: History, indexes: Collection[int]) -> tuple[str, ...]:
+def _read_texts(history: History, indexes: Collection[int]) -> list[str]:
     """Returns the texts of messages in the messages' order; leaves out empty texts."""
-    texts = (content_text(history.told[index]).strip() for index in sorted(indexes))
-    return tuple(text for text in texts if text)
+    texts = [content_text(history.told[index]).strip() for index in sorted(indexes)]
+    return [text for text in texts if text]
 
 
 def _write_lines(texts: Sequence[str]) -> str:
@@ -309,27 +205,7 @@ def _write_lines(texts: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _fit_as_json(texts: Sequence[str], max_bytes: int) -> list[str]:
-    """Drops texts until the others fit as JSON; [] if not even one text fits.
-
-    The oldest texts are dropped first. The very first text is mostly the user's task,
-    so it is dropped last of all.
-    """
-    kept = [*texts]
-    while kept and len(json.dumps(kept)) > max_bytes:
-        oldest_after_task = 1 if len(kept) > 1 else 0
-        del kept[oldest_after_task]
-    return kept
-
-
-def _digest(texts: Sequence[str]) -> str:
-    """Returns a hash of texts, in hex; it is never ""."""
-    joined = b"\0".join(text.encode("utf-8", "replace") for text in texts)
-    return hashlib.blake2b(joined, digest_size=8).hexdigest()
-
-
-@lru_cache(maxsize=16)  # Each request renders the same messages again.
-def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
+def condense(texts: Sequence[str], max_bytes: int) -> Sequence[str]:
     """Shortens texts so that their list takes at most `max_bytes`.
 
     - If all texts fit, they are returned as they are.
@@ -359,7 +235,7 @@ def condense(texts: tuple[str, ...], max_bytes: int) -> tuple[str, ...]:
         for sentences, numbers in zip(split[:older_count], chosen_numbers, strict=True)
         if numbers
     ]
-    return (*shortened, *texts[older_count:])
+    return [*shortened, *texts[older_count:]]
 
 
 def _choose_sentences(

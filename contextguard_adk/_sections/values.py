@@ -9,7 +9,6 @@ request.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Hashable, Sequence
@@ -22,6 +21,7 @@ from pydantic import JsonValue
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, has_tool, payload_of
 from contextguard_adk._history.extraction import (
+    TELLING,
     Found,
     hide_secrets,
     read_values,
@@ -29,10 +29,10 @@ from contextguard_adk._history.extraction import (
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
-from contextguard_adk._measuring.budgets import excerpt, fit_bytes
+from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import text_bytes
-from contextguard_adk._runtime.memory import BoundedDict
-from contextguard_adk._support.phrases import VALUES, quote_line, quote_stored
+from contextguard_adk._support.phrases import VALUES, quote_line
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -51,20 +51,8 @@ COVERED_RATIO = 0.25
 MAX_VALUES_TOKENS = 8_000
 """The list takes at most this, however large the window is."""
 
-MAX_STORED_BYTES = 4 * 1024
-"""The most that the lines in session state take, for a history that is loaded in part.
-"""
-
-BYTES_A_TOKEN = 3
-"""How many bytes of a list count as a token, as in the first guess of `fit_bytes`."""
-
-MAX_STORED_NUMBER = 4 * MAX_VALUES_TOKENS
-"""A larger number of bytes or messages in session state is read as this number.
-
-Session state is untrusted. The guard itself writes only smaller numbers: a list takes
-at most `BYTES_A_TOKEN` bytes for each of `MAX_VALUES_TOKENS`, and no summary covers so
-many messages.
-"""
+_LINE = re.compile(r"- (?P<label>.+?\)|[^:]+): (?P<values>.+)")
+"""A line of the list with values: the label of a call ends with a parenthesis."""
 
 LEAST_COST_BYTES = 12
 """If the list has room for fewer bytes than this, no more values are tried.
@@ -109,13 +97,6 @@ KIN_WITHOUT_WORDS_RATIO = 0.3
 
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 """The words in a value: "orderId_42" has "order"."""
-
-_TEXTS = BoundedDict[Hashable, str](64)
-"""The lists that were written or read last.
-
-The key of a list has the fingerprints of its messages, and the most bytes that it may
-take.
-"""
 
 
 @dataclass
@@ -169,191 +150,64 @@ class _Value:
             self.source = source
 
 
-class _Stored(NamedTuple):
-    """The stored value of the section.
-
-    Attributes:
-        max_bytes: The most bytes that the list may take.
-        covered_count: How many messages were covered when the value was written.
-        lines: The newest lines of the list, without the heading; "" for none.
-    """
-
-    max_bytes: int
-    covered_count: int
-    lines: str
-
-
 class Values(Section):
     """Lists ids, numbers, paths and names in the covered messages.
 
-    Each request writes the list from the covered messages. Session state has only the
-    size of the list, and up to 4 KB of its lines. These lines are shown if some of the
-    messages are not loaded.
+    A session that is loaded in part lacks some of these messages. So each list also
+    takes over the values of the list before that no message has. If all values have no
+    room together, the most useful ones stay.
     """
 
     name = "values"
     label = "the list of values"
     heading = VALUES
     goes_at = 3
+    state_ratio = 0.5
     shows_tool_use = True
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
-        """Returns the fields of `_Stored`, by the names that `_read` reads.
-
-        Returns None if there is nothing to list.
-        """
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns the smallest of the limits by the window, the room and the calls."""
         history = turn.history
-        older_lines = ""
-        listed_indexes = covered
-        if history.is_partial and not history.is_rewound:
-            # Some messages of the last summary are not loaded: only the stored lines
-            # have their values. So these lines stand for all messages of that summary.
-            older_lines = _read(known).lines
-            listed_indexes = covered - history.covered
-
-        most_tokens = min(
+        contents = [history.shown[index] for index in covered]
+        with_tools = [content for content in contents if has_tool(content)]
+        return min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
+            turn.measure_alone(with_tools) * COVERED_RATIO,
             MAX_VALUES_TOKENS,
         )
-        max_bytes = _fit_list(turn, listed_indexes, most_tokens)
-        text = list_values(history, listed_indexes, max_bytes)
-        _heading, _, newer_lines = text.partition("\n")
 
-        # The newest lines are stored for later requests with less of the history. They
-        # are not limited by `max_bytes`, which is the size of the list of the loaded
-        # messages alone.
-        most_bytes = int(most_tokens * BYTES_A_TOKEN / max(1.0, turn.correction))
-        # A token of the room counts as four bytes, so this is half of the room.
-        half_room_bytes = 2 * room_tokens
-        stored_bytes = min(MAX_STORED_BYTES, half_room_bytes, most_bytes)
-        lines = _join_newest(older_lines, newer_lines, stored_bytes)
-        if not (lines or text):
-            return None
-        return {"bytes": max_bytes, "count": len(covered), "text": lines}
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
+        """Returns the list; "" for no value."""
+        return room.fill(
+            lambda size_bytes: list_values(turn.history, covered, size_bytes, known)
+        )
 
-    def render(
-        self, value: JsonValue, history: History, covered: Collection[int]
-    ) -> str:
-        """Returns the list; "" if it has no line.
+    def read(self, value: JsonValue) -> str:
+        """Returns the list. Older releases stored its lines in a dict."""
+        if not isinstance(value, dict):
+            return super().read(value)
 
-        - If no covered message is missing, and later requests will have all of them: a
-          list that is written from these messages.
-        - After a rewind: the same. The session itself has fewer messages then.
-        - Otherwise: the stored lines, which are the same in all requests.
-        """
-        stored = _read(value)
-        has_all_now = len(covered) >= stored.covered_count
-        will_have_all = has_all_now and not history.loads_part
-        if will_have_all or history.is_rewound:
-            return list_values(history, frozenset(covered), stored.max_bytes)
-        return f"{VALUES}\n{quote_stored(stored.lines)}" if stored.lines else ""
+        lines = value.get("text")
+        return f"{VALUES}\n{lines}" if isinstance(lines, str) and lines else ""
 
 
-def _read(value: JsonValue) -> _Stored:
-    """Reads a stored value, which anybody may have written to session state.
-
-    Fields that are malformed are read as 0 or "".
-    """
-    fields = value if isinstance(value, dict) else {}
-    numbers = {"bytes": 0, "count": 0}
-    for name in numbers:
-        number = fields.get(name)
-        if isinstance(number, int) and number > 0:
-            numbers[name] = min(number, MAX_STORED_NUMBER)
-
-    lines = fields.get("text")
-    return _Stored(
-        max_bytes=numbers["bytes"],
-        covered_count=numbers["count"],
-        lines=lines[:MAX_STORED_BYTES] if isinstance(lines, str) else "",
-    )
-
-
-def _fit_list(turn: Turn, indexes: Collection[int], most_tokens: float) -> int:
-    """Returns how many bytes the list of these messages may take.
-
-    The list may take `most_tokens`, but no more than `COVERED_RATIO` of the tokens of
-    the calls and results among the messages.
-
-    Args:
-        turn: The model call.
-        indexes: The indexes of the messages.
-        most_tokens: The most tokens of the list.
-    """
-    history = turn.history
-    contents = [history.shown[index] for index in indexes]
-    with_tools = [content for content in contents if has_tool(content)]
-    tool_tokens = turn.measure_alone(with_tools)
-    return fit_bytes(
-        min(most_tokens, tool_tokens * COVERED_RATIO),
-        turn.correction,
-        write=lambda size_bytes: list_values(history, indexes, size_bytes),
-        count=turn.count,
-    )
-
-
-def _join_newest(older_lines: str, newer_lines: str, max_bytes: int) -> str:
-    """Joins the newest lines of two texts.
-
-    The older text gets at most half of the room, and the newer text gets the rest.
-
-    Args:
-        older_lines: The older text, the oldest line first.
-        newer_lines: The newer text, the oldest line first.
-        max_bytes: The room. The result may be slightly larger if the older lines are
-            not ASCII.
-    """
-    older = _newest_lines(older_lines, max_bytes // 2)
-    # A character of the older lines counts as one byte here.
-    newer = _newest_lines(newer_lines, max_bytes - len(older))
-    return "\n".join(lines for lines in (older, newer) if lines)
-
-
-def _newest_lines(text: str, max_bytes: int) -> str:
-    """Returns as many of a text's last lines as fit in `max_bytes` of session state.
-
-    Session state is stored as JSON, where for example a quotation mark takes two bytes.
-    So each line is measured as JSON. The two quotation marks around the line count for
-    the line break, which takes two bytes in JSON.
-    """
-    newest_first: list[str] = []
-    left_bytes = max_bytes
-    for line in reversed(text.splitlines()):
-        left_bytes -= text_bytes(json.dumps(line, ensure_ascii=False))
-        if left_bytes < 0:
-            break
-        newest_first.append(line)
-    return "\n".join(reversed(newest_first))
-
-
-def list_values(history: History, covered: Collection[int], max_bytes: int) -> str:
-    """Writes the list of the values in the covered messages; "" for no value.
-
-    The list depends only on the redacted messages and on `max_bytes`. Several requests
-    have the same list, so the lists that were written last are remembered.
+def list_values(
+    history: History, covered: Collection[int], max_bytes: int, known: str = ""
+) -> str:
+    """Writes a list of the values in covered messages; "" for no value.
 
     Args:
         history: The history of the request.
         covered: The indexes of the covered messages.
         max_bytes: The most bytes that the list may take, with its heading.
+        known: The list of older messages, of which the history may lack some; "" for
+            none.
     """
-    indexes = sorted(covered)
-    redacted = [history.told[index] for index in indexes]
-    fingerprints = tuple(history.fingerprint_content(content) for content in redacted)
-    key = (fingerprints, max_bytes)
-    text = _TEXTS.get(key)
-    if text is None:
-        gathered = _gather(history, indexes)
-        _mark_listed(gathered.values, max_bytes - len(VALUES))
-        text = _write_list(gathered.sources)
-
-    # A remembered list is stored again, too. So the lists that were not used for the
-    # longest time are dropped first.
-    _TEXTS[key] = text
-    return text
+    gathered = _gather(history, sorted(covered))
+    older_sources = _add_known(known, gathered.values)
+    _mark_listed(gathered.values, max_bytes - len(VALUES))
+    return _write_list([*older_sources, *gathered.sources])
 
 
 class _Gathered(NamedTuple):
@@ -397,6 +251,31 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
             value = values.setdefault(text, _Value(telling, source))
             value.add_use(source, message_number, is_call)
     return _Gathered(values, list(sources.values()))
+
+
+def _add_known(known: str, values: dict[str, _Value]) -> list[_Source]:
+    """Adds the values of an older list, unless the messages at hand have them.
+
+    These values have no use among the messages, so they count as the oldest ones.
+
+    Args:
+        known: A list that `_write_list` has written; "" for none.
+        values: The values of the messages by their text, which are added to.
+
+    Returns:
+        The sources of the older list, in their order.
+    """
+    sources: list[_Source] = []
+    for line in known.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            # This is the heading, or a source whose label has all of its values.
+            continue
+        source = _Source(match["label"])
+        sources.append(source)
+        for text in match["values"].split(", "):
+            values.setdefault(text, _Value(TELLING, source))
+    return sources
 
 
 def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:

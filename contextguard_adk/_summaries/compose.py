@@ -38,13 +38,16 @@ from contextguard_adk._history.stored import (
 )
 from contextguard_adk._measuring.budgets import (
     TokenCounter,
+    excerpt,
     shorten,
     shorten_to_tokens,
 )
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
+from contextguard_adk._turn.room import Rooms
 from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
 
 _CONTINUATION = (
     phrases.SYSTEM + "The conversation was compacted because {why}. "
@@ -80,6 +83,9 @@ LEAST_REQUEST_CHARS = 240
 
 A shorter quote would hardly save tokens, and would lose the point of the request.
 """
+
+MAX_EXCERPT_BYTES = 1_000
+"""The most of a quoted request that is stored, for sessions that are loaded in part."""
 
 LEAST_REDUCED_TOKENS = 200
 """The user's messages beside a summary do not reduce its budget below this."""
@@ -131,10 +137,6 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     # The current request does not count, because a continuation quotes it.
     user_indexes = covered.intersection(history.user_messages)
     user_indexes -= {history.request_index}
-    # The section shows messages only if later requests are sure to have them unchanged.
-    if not history.repeats(user_indexes):
-        return usual_tokens
-
     user_contents = [history.contents[index] for index in user_indexes]
     shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
     least_tokens = max(LEAST_REDUCED_TOKENS, usual_tokens // 3)
@@ -194,15 +196,20 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         # The agent does not see the user's request. The continuation asks the agent to
         # go on, and quotes nothing.
         request_fingerprint = ""
+        request_excerpt = ""
         has_continuation = True
     else:
         # A request that is not covered needs no quote: the model reads it in full.
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
+        request_excerpt = ""
+        if has_continuation:
+            told_text = content_text(history.told[request_index])
+            request_excerpt = excerpt(told_text, MAX_EXCERPT_BYTES)
 
     # If older messages are missing in this request, the previous summary has replaced
     # these messages, and so does the new summary.
-    has_older = history.stored is not None and history.is_partial
+    has_older = history.stored is not None and not history.has_all_covered
     stored = StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
@@ -212,6 +219,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         reason=draft.reason,
         request=request_fingerprint,
         request_chars=shrunk.request_chars,
+        request_excerpt=_storable(request_excerpt),
         has_continuation=has_continuation,
         model_chars=len(model_text),
         model_covered_count=model_covered_count,
@@ -225,50 +233,33 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
-    """Returns the record of a summary with the values of its sections.
+    """Returns the record of a summary with the texts of its sections.
 
-    A section is left out in three cases:
-
-    - If the step of the draft is the section's `goes_at` or a later one.
-    - If the section has nothing to show.
-    - If the record has no room for the section's value.
+    A section is left out if it has nothing to show, or if the step of the draft is the
+    section's `goes_at` or a later one.
 
     Args:
         turn: The model call.
         draft: The draft.
         bare: The record of the draft without any section.
     """
-    history = turn.history
-    known_values = history.stored.beside if history.stored else {}
-    sections = _sections.SECTIONS
-    uncounted = {section.name for section in sections if section.has_own_room}
-    stored = bare
-    room_bytes = stored.room_bytes(uncounted)
-
-    for section in sections:
+    stored = turn.history.stored
+    known_values = stored.beside if stored else {}
+    rooms = Rooms(turn, draft.covered, bare.text)
+    beside: dict[str, JsonValue] = {}
+    for section in _sections.SECTIONS:
         is_left_out = section.goes_at is not None and draft.shrink >= section.goes_at
         if is_left_out:
             continue
 
-        known = known_values.get(section.name)
-        # Four bytes of JSON count as one token here.
-        value = section.write(turn, draft.covered, known, room_bytes // 4)
-        if not value:
-            continue
-
-        # Values of other types are made of contents that are redacted already.
-        if isinstance(value, str):
-            value = history.redactor.redact_text(value)
-        beside = {**stored.beside, section.name: _storable(value)}
-        longer = stored.model_copy(update={"beside": beside})
-        # The value may take more than its room: redaction and the escapes of JSON can
-        # make it longer.
-        left_bytes = longer.room_bytes(uncounted)
-        has_room = left_bytes > 0
-        if has_room:
-            stored = longer
-            room_bytes = left_bytes
-    return stored
+        known = section.read(known_values.get(section.name))
+        most_tokens = section.most_tokens(turn, draft.covered)
+        room = rooms.give(most_tokens, section.state_ratio)
+        text = _storable(section.write(turn, draft.covered, known, room))
+        if text:
+            beside[section.name] = text
+            rooms.take(text)
+    return bare.model_copy(update={"beside": beside})
 
 
 def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:
@@ -464,7 +455,7 @@ def render_head(
     """
     texts = [phrases.quote_stored(stored.text) or phrases.NO_SUMMARY]
     for section in _sections.SECTIONS:
-        text = section.render(stored.beside.get(section.name), history, covered)
+        text = show_section(section, stored)
         if text:
             texts.append(text)
 
@@ -476,18 +467,17 @@ def render_head(
     return types.Content(role="user", parts=parts)
 
 
-def find_quoted(
-    history: History, stored: StoredSummary, covered: Collection[int]
-) -> int | None:
-    """Returns the index of the covered message that the continuation quotes.
+def show_section(section: Section, stored: StoredSummary) -> str:
+    """Returns the text of a section beside a summary, as a request has it.
 
-    This is the newest covered message with the fingerprint in `stored.request`. The
-    result is None if no covered message has this fingerprint.
+    The text comes from the conversation, so it is quoted. The heading comes from the
+    guard, so it is not quoted.
     """
-    equal_indexes = [
-        index for index in covered if history.fingerprint(index).hex() == stored.request
-    ]
-    return max(equal_indexes, default=None)
+    text = section.read(stored.beside.get(section.name))
+    if not text.startswith(section.heading):
+        return phrases.quote_stored(text)
+    rest = text.removeprefix(section.heading)
+    return section.heading + phrases.quote_stored(rest)
 
 
 def _write_continuation(
@@ -502,9 +492,11 @@ def _write_continuation(
     the text quotes nothing, and no files follow. The arguments are those of
     `render_head`.
     """
-    index = find_quoted(history, stored, covered)
+    index = history.find_quoted(stored, covered)
     request = None if index is None else history.contents[index]
-    quoted = phrases.quote(content_text(request))
+    # If the request is not loaded, the excerpt takes its place.
+    request_text = content_text(request) if request else stored.request_excerpt
+    quoted = phrases.quote(request_text)
     is_shortened = stored.request_chars >= 0
     if is_shortened:
         # A request may have several texts, but the notice in a shortened quote has room

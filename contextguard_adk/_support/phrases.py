@@ -44,7 +44,8 @@ DONE = _register(
     "[Done so far| for this request: each call below was made and has its result]"
 )
 OPEN_CALLS = _register(
-    "[Still open|; each call below has no answer yet, the newest is first]"
+    "[Still open| up to here: each call had no answer yet, the newest is first; an "
+    "answer may follow below]"
 )
 VALUES = _register("[Values| of what was left out, each line with where they stood]")
 RECALL = _register("[recall_history(|query=…) searches what this summary leaves out.]")

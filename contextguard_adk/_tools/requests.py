@@ -31,7 +31,7 @@ from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.registry import resolve_context_window
 from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._summaries.compose import render_head
+from contextguard_adk._summaries.compose import render_head, show_section
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
 from contextguard_adk._tools.replaying.side import Side, make_agent
 from contextguard_adk.config import PluginSettings
@@ -361,8 +361,7 @@ def _render_beside(history: History, stored: StoredSummary) -> dict[str, str]:
     """
     texts = dict[str, str]()
     for section in _sections.SECTIONS:
-        stored_section = stored.beside.get(section.name)
-        section_text = section.render(stored_section, history, history.covered)
+        section_text = show_section(section, stored)
         if section_text and section.label:
             texts[section.label] = section_text
 

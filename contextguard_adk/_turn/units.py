@@ -10,7 +10,7 @@ of any kind replaces it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic import JsonValue
 
-from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import read_usage
@@ -29,8 +28,8 @@ from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard, Run, SentCall, call_key
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._support.phrases import quote_stored
 from contextguard_adk._turn.facts import Count, Outcome
+from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.records import CompactionRecord, Origin, Usage
 
@@ -42,7 +41,7 @@ class Section:
     of `_sections` imports a section, or knows its name.
 
     Attributes:
-        name: The key of the section's value in the stored summary.
+        name: The key of the section's text in the stored summary.
         label: A noun for people, as `contextguard why` and `contextguard report` print
             it; "" for a text that repeats nothing of the conversation.
         heading: The first line of the section's text, which the guard wrote; "" for
@@ -51,18 +50,18 @@ class Section:
             step of `Draft.shrink`, from 1 to 4, and at each later step. So a section
             with a lower number goes earlier. None for a section that always stays.
         stands_alone: Whether the text of `brief` is also sent if there is no summary.
-        has_own_room: Whether the value has room of its own in a stored record, beside
-            the size limit of the record.
         needs_recall: Whether the text names the recall tool. Such a text is left out of
             requests that do not declare the tool.
-        shows_tool_use: Whether a stored value means that tools were called.
+        shows_tool_use: Whether a stored text means that tools were called.
         listed_tools: Tools whose calls no other section needs to list, because the text
             of this section shows what the calls have done.
         held_ratio: The part of `Budgets.working_tokens` that is reserved for the text
             if excerpts stand in place of a model's summary.
+        state_ratio: The part of the bytes left in session state that the text may
+            take; from 0 to 1.
         is_briefed: Whether the summarizer is given the text of `brief`.
         is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
-            value if messages are left out without a summary.
+            text if messages are left out without a summary.
     """
 
     name: str
@@ -70,50 +69,49 @@ class Section:
     heading: str = ""
     goes_at: int | None = 2
     stands_alone: bool = False
-    has_own_room: bool = False
     needs_recall: bool = False
     shows_tool_use: bool = False
     listed_tools: tuple[str, ...] = ()
     held_ratio: float = 0.0
+    state_ratio: float = 1.0
     is_briefed: bool = False
     is_told_anew: bool = False
 
-    def write(
-        self, turn: Turn, covered: frozenset[int], known: JsonValue, room_tokens: int
-    ) -> JsonValue:
-        """Returns the value to store; an empty value, such as None or "", for nothing.
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns the most tokens that the text should take; `Room` may have fewer.
 
         Args:
             turn: The model call.
             covered: Indexes of the messages that the new summary replaces.
-            known: The value that the section stored beside the previous summary; None
-                for none. Session state is untrusted, so the value may be any JSON.
-            room_tokens: The most that the value may take as JSON, in heuristic tokens
-                of 4 bytes.
+        """
+        return turn.budgets.working_tokens
+
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
+        """Writes the text once, when a summary is made; "" for nothing.
+
+        The text is stored with the summary, and shown as it is stored. Its parts that
+        come from the conversation are redacted.
+
+        Args:
+            turn: The model call.
+            covered: Indexes of the messages that the new summary replaces.
+            known: The text beside the previous summary; "" for none. The text tells of
+                the messages that the previous summary has replaced, whether or not the
+                session still has them. Session state is untrusted, so the text may be
+                any text.
+            room: The most that the text may take.
         """
         raise NotImplementedError
 
-    def render(
-        self, value: JsonValue, history: History, covered: Collection[int]
-    ) -> str:
-        """Returns the text of a stored value; "" for none.
-
-        This method is for values that are texts. The text comes from the conversation,
-        so it is quoted. The heading comes from the guard, so it is not quoted.
+    def read(self, value: JsonValue) -> str:
+        """Returns the text that a stored value has; "" for none.
 
         Args:
             value: The stored value; None for none. Session state is untrusted, so the
-                value may be any JSON. A value that is no text has no text here.
-            history: The history of the request.
-            covered: Indexes of the messages that the summary replaces.
+                value may be any JSON. An older release may have stored another form
+                than a text.
         """
-        if not isinstance(value, str):
-            return ""
-        if not value.startswith(self.heading):
-            return quote_stored(value)
-
-        quoted = value.removeprefix(self.heading)
-        return self.heading + quote_stored(quoted)
+        return value if isinstance(value, str) else ""
 
     def brief(self, turn: Turn) -> str:
         """Returns the text that the summarizer is given; "" for none."""

@@ -1,0 +1,123 @@
+"""The room of the texts beside a summary, in the request and in session state.
+
+An index is the position of a message in the request. Covered messages are those that a
+summary replaces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contextguard_adk._turn.turn import Turn
+
+MAX_STATE_BYTES = 64 * 1024
+"""A summary and the texts beside it take at most this in session state."""
+
+LEAST_STATE_BYTES = 4 * 1024
+"""The texts beside a summary may take this in session state, however short the covered
+messages are.
+"""
+
+STATE_RATIO = 0.2
+"""A summary and the texts beside it take at most this part of the covered events."""
+
+EVENT_BYTES = 300
+"""An event takes at least this in a session, beside its content."""
+
+_BYTES_A_TOKEN = 3
+"""The first guess of how many bytes of a text make a token of the model."""
+
+_GUESS_MARGIN = 0.99
+"""A text is written to slightly less than what would fit, so that few tries are needed.
+"""
+
+_MOST_GUESSES = 6
+"""How often a text is written at most, until it fits."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The most that one text beside a summary may take.
+
+    Attributes:
+        tokens: The most that the text may take in the request, in tokens of the model.
+        state_bytes: The most that the text may take in session state, as JSON.
+        turn: The model call, which counts tokens.
+    """
+
+    tokens: float
+    state_bytes: int
+    turn: Turn
+
+    def holds(self, text: str) -> bool:
+        """Returns whether a text fits."""
+        has_bytes = measure_stored(text) <= self.state_bytes
+        return has_bytes and self.turn.count(text) <= self.tokens
+
+    def fill(self, write: Callable[[int], str]) -> str:
+        """Returns about the longest text that fits; "" if no text fits.
+
+        The text is written with a first guess of bytes, and measured. While the text
+        does not fit, it is written again, with a guess that is reduced in proportion.
+
+        Args:
+            write: Writes the text; the argument is the most bytes that the text may
+                take.
+        """
+        # A correction below 1 counts as 1.
+        bytes_a_token = _BYTES_A_TOKEN / max(1.0, self.turn.correction)
+        guess_bytes = min(int(self.tokens * bytes_a_token), self.state_bytes)
+        for _ in range(_MOST_GUESSES):
+            if guess_bytes <= 0:
+                return ""
+            text = write(guess_bytes)
+            token_ratio = self.turn.count(text) / self.tokens
+            byte_ratio = measure_stored(text) / self.state_bytes
+            ratio = max(token_ratio, byte_ratio)
+            if ratio <= 1:
+                return text
+            guess_bytes = int(_GUESS_MARGIN * guess_bytes / ratio)
+        return ""
+
+
+class Rooms:
+    """Divides the room beside a summary: gives each text what the others have left."""
+
+    def __init__(self, turn: Turn, covered: frozenset[int], summary: str) -> None:
+        """Finds the room in session state that a summary leaves.
+
+        Args:
+            turn: The model call.
+            covered: Indexes of the messages that the summary replaces.
+            summary: The text of the summary.
+        """
+        self._turn = turn
+        memo = turn.history.memo
+        contents = [turn.history.contents[index] for index in covered]
+        # A heuristic token is four bytes.
+        content_bytes = 4 * memo.estimate_tokens(contents)
+        covered_bytes = content_bytes + EVENT_BYTES * len(contents)
+        most_bytes = min(int(STATE_RATIO * covered_bytes), MAX_STATE_BYTES)
+        left_bytes = most_bytes - measure_stored(summary)
+        self._left_bytes = max(LEAST_STATE_BYTES, left_bytes)
+
+    def give(self, tokens: float, state_ratio: float) -> Room:
+        """Returns the room of the next text.
+
+        Args:
+            tokens: The most tokens that the text should take.
+            state_ratio: The part of the bytes that are left in session state which the
+                text may take; from 0 to 1.
+        """
+        return Room(tokens, int(state_ratio * self._left_bytes), self._turn)
+
+    def take(self, text: str) -> None:
+        """Takes the room of a text that was written."""
+        self._left_bytes = max(0, self._left_bytes - measure_stored(text))
+
+
+def measure_stored(text: str) -> int:
+    """Returns how many bytes a text takes in session state, which is stored as JSON."""
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
