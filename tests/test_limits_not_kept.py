@@ -113,16 +113,17 @@ async def test_a_slip_changes_one_request(said: str, kind: Any) -> None:
 
 
 async def test_a_slip_is_known_by_what_the_session_has_sent() -> None:
-    """The app may make a new model object for each turn."""
+    """Also with a new model object, and so it narrows no other session's window."""
     chat, calls = open_chat(Gateway(context_window=WINDOW, token_ratio=1.0))
     await talk(chat, 8)
     agent: Any = chat.app.root_agent
-    for is_degraded in (True, False):
-        agent.model = Gateway(
-            context_window=WINDOW, token_ratio=1.0, is_degraded=is_degraded
-        )
-        assert answer_text(await chat.say("One more."))
-    assert [call.is_recovered for call in calls[8:]] == [True, False]
+    agent.model = Gateway(context_window=WINDOW, token_ratio=1.0, is_degraded=True)
+    assert answer_text(await chat.say("One more."))
+    assert calls[-1].is_recovered
+
+    other = Chat(agent, chat.app.plugins, session_id="other")
+    for each in (chat, other):
+        await each.say("Go on.")
     assert {call.window_tokens for call in calls} == {WINDOW}
 
 
