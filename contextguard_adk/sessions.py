@@ -53,7 +53,7 @@ from contextguard_adk.strategies.base import Strategy
 BUSY_SECONDS = 600
 """A message without an answer that is older than this belongs to no running run."""
 
-# The record stays when a summary goes: it has the facts that were learned about models.
+# The record stays when a summary goes: it has the forms that providers have accepted.
 _SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
 
 # Finds the owner of a value in its key: the name of an agent and, in a branch or an
@@ -198,7 +198,7 @@ async def reset(
 ) -> str:
     """Removes summaries: the next call has all messages, and compacts where it must.
 
-    Pins, todos and the facts that were learned about models stay.
+    Pins, todos and the forms that a provider has accepted stay.
     """
     delta = dict[str, Any]()
     agent_states = _find_summarized(session, agent)

@@ -179,7 +179,7 @@ async def test_a_late_answer_finds_its_call(strategy: Strategy, count: int) -> N
     assert "order-900" in asked
     assert "yes, at last" in said
     await talk.ask("Go on.")
-    assert listed(agent_requests(llm)[-1])
+    lines = listed(agent_requests(llm)[-1])
     assert "an answer may follow below" in agent_requests(llm)[-1].text
     assert any("order-" in line for line in lines)
     talk.check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import socket
 import subprocess
 import sys
@@ -19,10 +18,15 @@ from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
-from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
+from contextguard_adk import (
+    CallRecord,
+    CompactionRecord,
+    ContextGuardPlugin,
+    Threshold,
+)
 from contextguard_adk._providers.overflow import parse_overflow
 from tests.builders import Chat, answer_text, call_part, calls, model, response, user
-from tests.chats import HEURISTIC, KEY, REAL, SUMMARY
+from tests.chats import HEURISTIC, REAL, SUMMARY
 
 pytestmark = [
     pytest.mark.real_model,
@@ -198,8 +202,9 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     """The server refuses in numbers; the limit is remembered, and the turn answered."""
     from litellm.exceptions import ContextWindowExceededError
 
+    records = list[CallRecord]()
     unguarded = open_chat(address, None)
-    chat = open_chat(address, 4 * WINDOW_TOKENS)
+    chat = open_chat(address, 4 * WINDOW_TOKENS, on_call=records.append)
     for each in (unguarded, chat):
         await overfill(each)
 
@@ -212,7 +217,6 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     assert overflow.limit_tokens == WINDOW_TOKENS
     assert (overflow.prompt_tokens or 0) > WINDOW_TOKENS
     assert answer_text(events)
-    record = json.loads((await chat.state())[KEY.format("record")])
-    [learned] = record["learned"].values()
-    assert learned["window_tokens"] == WINDOW_TOKENS
+    assert records[-1].is_recovered
+    assert records[-1].window_tokens == WINDOW_TOKENS
     assert 0 < prompt_counts(events)[-1] <= WINDOW_TOKENS

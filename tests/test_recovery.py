@@ -25,7 +25,9 @@ from contextguard_adk.testing import (
 )
 from tests.builders import (
     SUMMARY_BEGIN,
+    Chat,
     answer_text,
+    guarded_agent,
     user,
 )
 from tests.chats import (
@@ -34,6 +36,7 @@ from tests.chats import (
     agent_requests,
     hide,
     take_apart,
+    words,
 )
 from tests.refusing import (
     CONFIGURED_TOKENS,
@@ -77,27 +80,22 @@ def guard_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("style", ["openai", "anthropic", "gemini", *UNNAMED])
 async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
-    """Whatever the provider's words, one request is rejected and no turn is lost, also
-    when another process goes on with the session."""
-    calls: list[CallRecord] = []
+    """No turn is lost, and later calls of the process keep to a window that was named;
+    another process that goes on with the session is rejected once as well."""
     sessions = InMemorySessionService()
-    guard = {"on_call": calls.append}
     script = working_script(4)
-    rejected = []
     for start in (0, 2):
+        calls: list[CallRecord] = []
+        guard = {"on_call": calls.append}
         settings: dict[str, Any] = {"token_ratio": 1.3, "error_style": style}
         llm = make_llm(script[start * 3 :], REAL_TOKENS, **settings)
         await work(open_chat(llm, guard=guard, session_service=sessions), 2, start)
         assert llm.violations == 0
-        rejected += [record for record in llm.requests if record.rejected]
+        assert llm.rejections == 1
+        assert [call.is_recovered for call in calls].count(True) == 1
 
-    assert [call.is_recovered for call in calls].count(True) == 1
-
-    [refused] = rejected
-    if style in UNNAMED:
-        assert calls[-1].window_tokens < refused.prompt_tokens
-    else:
-        assert calls[-1].window_tokens == REAL_TOKENS
+        window_tokens = CONFIGURED_TOKENS if style in UNNAMED else REAL_TOKENS
+        assert calls[-1].window_tokens == window_tokens
 
 
 class BreaksOff(SimulatedLlm):
@@ -145,6 +143,23 @@ async def test_input_plus_output_lowers_the_output_first(is_streaming: bool) -> 
     await chat.say("And now?")
     assert llm.requests[-1].config.max_output_tokens == 64_000
     assert calls[-1].window_tokens == CONFIGURED_TOKENS
+
+
+@pytest.mark.parametrize(("refusing", "is_kept"), [("", True), ("small", False)])
+async def test_a_refused_sum_lowers_the_output_in_other_sessions(
+    refusing: str, is_kept: bool
+) -> None:
+    """The refused output may be the provider's default; a fallback's is not kept."""
+    refusal = ContextOverflowError(str(INPUT_PLUS_OUTPUT))
+    refusal.model = refusing  # type: ignore[attr-defined]
+    llm = make_llm([refusal, "Fine.", "Yes."])
+    chat = open_chat(llm, agent=RESERVING)
+    await chat.say("How are you?")
+
+    other = Chat(guarded_agent(llm), chat.app.plugins, session_id="other")
+    await other.say(words(150_000))
+    asked_tokens = llm.requests[-1].config.max_output_tokens
+    assert asked_tokens == (pytest.approx(45_000, rel=0.02) if is_kept else None)
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

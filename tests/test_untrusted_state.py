@@ -158,7 +158,7 @@ def change(of_summary: State | None = None, **values: Any) -> Attack:
 
 
 def learned(**values: Any) -> Attack:
-    """Changes what the model is said to have shown."""
+    """Changes the limits of a model, which only earlier releases read."""
     return change(learned={"simulated": values})
 
 

@@ -70,8 +70,7 @@ async def test_fields_of_a_later_release_stay() -> None:
     """Where a process of this one writes the record again."""
     llm = SimulatedLlm(context_window=WINDOW, summary_replies=lambda _: "A summary.")
     chat = await compacted(llm)
-    learned = {"simulated": {"window_tokens": WINDOW, "seen": {"at": 3}}}
-    await change_record(chat, learned=learned, later=["a", {"b": 1}])
+    await change_record(chat, later=["a", {"b": 1}])
     await seed(chat, model(words(2_000, "NEW")))
     await chat.set_state(DEMAND)
     await chat.say("Go on.")
@@ -79,7 +78,6 @@ async def test_fields_of_a_later_release_stay() -> None:
 
     record = json.loads((await chat.state())[RECORD])
     assert record["later"] == ["a", {"b": 1}]
-    assert record["learned"]["simulated"]["seen"] == {"at": 3}
 
 
 def guard_keys(state: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 
 from contextguard_adk import _listeners
-from contextguard_adk._core.limits import review_limits
+from contextguard_adk._core.limits import forget_exceeded
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.calibration import (
     MeasuredRequest,
@@ -166,7 +166,7 @@ def _record_response(
         if listener.is_on(guard):
             with log_failures(logger, f"{type(listener).__name__} failed"):
                 listener.answered(answer)
-    review_limits(answer)
+    forget_exceeded(answer)
     if count is not None:
         _store_count(answer, count)
 

@@ -141,10 +141,10 @@ async def _send_again(
     recovery = Recovery(call, sent, restored.rejected, llm)
 
     if restored.may_be_masked:
-        # A resend could show the model a text that a callback has hidden. But the
-        # limit that the error shows is learned, so that the next request fits.
+        # A resend could show the model a text that a callback has hidden. But a limit
+        # that the error names is remembered, so that the next request fits.
         if problem.overflow is not None:
-            recovery.learn(problem.overflow)
+            recovery.bound_next(problem.overflow)
         return None
 
     # ADK may call this function while Python handles the rejection. Then each error

@@ -20,10 +20,15 @@ from google.genai import types
 from contextguard_adk import _shapes
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
-from contextguard_adk._core.limits import reserve_output, resolve_model
+from contextguard_adk._core.limits import (
+    read_limits,
+    remember_limits,
+    reserve_output,
+    resolve_model,
+)
 from contextguard_adk._core.look import build_turn
 from contextguard_adk._core.loop import declare_tools, look_and_act
-from contextguard_adk._core.rejections import learn
+from contextguard_adk._core.rejections import is_of_asked_model
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, MAX_RATIO
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.overflow import Overflow
@@ -90,13 +95,19 @@ class Rejected:
         return self.measure(self.shape(contents)) < last_tokens
 
     def learn_ratio(self, overflow: Overflow) -> None:
-        """Sets the ratio to that of the newest rejection, from 1 to `MAX_RATIO`."""
+        """Sets the ratio to that of the newest rejection, from 1 to `MAX_RATIO`.
+
+        Another model may have another vocabulary, so the ratio is remembered only if
+        the asked model has rejected the request.
+        """
         at_least_1 = max(1.0, self._find_ratio(overflow))
         ratio = min(at_least_1, MAX_RATIO)
         self.bounds = replace(self.bounds, correction=ratio)
-        if ratio > DEFAULT_CORRECTION:
-            # A later process would assume the default, so a higher ratio is stored.
-            learn(self.call, correction=round(ratio, 2))
+        if ratio > DEFAULT_CORRECTION and is_of_asked_model(self.call, overflow):
+            # Without a count, later calls would assume the default.
+            memory = self.call.memory
+            seen = memory.facts.of(self.call.model)
+            memory.remember_seen(self.call.model, replace(seen, correction=ratio))
 
     def _find_ratio(self, overflow: Overflow) -> float:
         """Returns the ratio that a rejection of the last request shows.
@@ -167,9 +178,12 @@ async def lower_output(
     if not is_enough:
         return None
 
-    # Once an output limit is learned, `fit_output` lowers the output limit of each
-    # later request that needs it.
-    learn(call, output_tokens=overflow.output_tokens or left_tokens)
+    if is_of_asked_model(call, overflow):
+        # From now on, `fit_output` lowers the output limit of each request that needs
+        # it.
+        limits = read_limits(call.guard, call)
+        refused_tokens = overflow.output_tokens or left_tokens
+        remember_limits(call.guard, call, replace(limits, output_tokens=refused_tokens))
     new_config = {"config": call.request.config}
     rejected.request = rejected.request.model_copy(update=new_config)
     return list(rejected.request.contents)

@@ -19,7 +19,7 @@ from google.genai import types
 from contextguard_adk import _recall
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
-from contextguard_adk._core.limits import find_limits, plan_call, resolve_model
+from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
@@ -126,13 +126,12 @@ def read_counts(call: Call) -> Counts:
     # A number is 0 if session state has no valid one.
     real_tokens = int(call.state.read("real_tokens") or 0)
     heuristic_tokens = int(call.state.read("last_heuristic") or 0)
-    rejection_correction = find_limits(call).correction
 
     # The counting model is "" if this process has seen no count.
     is_of_other_model = facts.counting_model not in ("", call.model)
     if is_of_other_model:
         # Models have different vocabularies, so that count says nothing of this model.
-        own_correction = rejection_correction
+        own_correction = seen.correction
         if seen.counted is not None:
             own_correction = correction_factor(
                 seen.counted.real_tokens, seen.counted.heuristic_tokens
@@ -155,8 +154,8 @@ def read_counts(call: Call) -> Counts:
         return Counts(
             real_tokens=real_tokens or None,
             heuristic_tokens=heuristic_tokens or None,
-            correction=rejection_correction,
-            measured_correction=rejection_correction,
+            correction=seen.correction,
+            measured_correction=seen.correction,
         )
 
     # The first correction is at most 5, the second one at most `MAX_RATIO`.

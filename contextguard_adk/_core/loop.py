@@ -40,11 +40,7 @@ from contextguard_adk._core.decide import (
     fixed_part_tokens,
     may_begin_in_background,
 )
-from contextguard_adk._core.limits import (
-    fit_output,
-    note_use_of_limits,
-    warn_reserved_output,
-)
+from contextguard_adk._core.limits import fit_output, warn_reserved_output
 from contextguard_adk._core.look import build_turn, leave_out_oldest, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
@@ -238,7 +234,6 @@ async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     )
     call.run.note_unconfirmed(memory, unconfirmed, state.key("record"))
     state.save_summary(outcome.stored, turn.tokens)
-    note_use_of_limits(call)
     # This compaction gains something, so the next one need not wait for a larger
     # request.
     memory.facts = replace(memory.facts, fruitless_tokens=None)

@@ -23,7 +23,7 @@ from contextguard_adk._core.attempts import ATTEMPTS, Rejected
 from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._core.look import build_turn, read_counts, render_unshaped
-from contextguard_adk._core.rejections import learn_window
+from contextguard_adk._core.rejections import bound_next
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.calling import Closing, call_apart, call_with_retries
 from contextguard_adk._providers.overflow import Overflow, parse_overflow
@@ -156,14 +156,14 @@ class Recovery:
                 listener.recovered(event)
         return answer
 
-    def learn(self, overflow: Overflow) -> None:
-        """Remembers the limit that a rejection of the newest request shows.
+    def bound_next(self, overflow: Overflow) -> None:
+        """Bounds the next request by the rejection of the newest one.
 
-        The next request of this recovery keeps to it.
+        A limit that the rejection names is remembered if it is believed.
         """
         rejected = self._rejected
         estimated_tokens = rejected.tried_tokens[-1] * rejected.sent_ratio
-        rejected.bounds = learn_window(
+        rejected.bounds = bound_next(
             self._call, rejected.bounds, overflow, estimated_tokens
         )
 
@@ -178,7 +178,7 @@ class Recovery:
             it; None if all requests were too long.
         """
         newest_overflow = overflow
-        self.learn(newest_overflow)
+        self.bound_next(newest_overflow)
         for attempt in ATTEMPTS:
             self._attempt_name = attempt.name
             contents = await attempt.prepare(self._rejected, newest_overflow)
@@ -190,7 +190,7 @@ class Recovery:
             if not isinstance(outcome, Overflow):
                 return outcome
             newest_overflow = outcome
-            self.learn(newest_overflow)
+            self.bound_next(newest_overflow)
 
         self._log_failure()
         return None

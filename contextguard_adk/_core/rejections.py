@@ -1,30 +1,26 @@
-"""Learns the limits of a model from a provider's rejection of a request.
+"""Reads from a provider's rejection which limits the next requests have to keep to.
 
-A limit is trusted if it holds until it is contradicted. After some calls, the model is
-tried without a limit that is not trusted: another model may have named the limit, or
-the model has accepted a larger prompt before. `Seen.limit_calls` says which limits are
-trusted: it is None for trusted limits, and otherwise a number of calls.
+What is believed is remembered, see `limits.py`. What is not believed changes only the
+next request of the rejected call.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import NamedTuple
 
 from contextguard_adk._core.call import Bounds, Call
-from contextguard_adk._core.limits import resolve_model
-from contextguard_adk._history.stored import Learned
+from contextguard_adk._core.limits import read_limits, remember_limits, resolve_model
 from contextguard_adk._providers.overflow import MIN_LIMIT_TOKENS, Overflow
 from contextguard_adk._providers.registry import MIN_WINDOW_TOKENS
-from contextguard_adk._runtime.memory import Limit
+from contextguard_adk._runtime.memory import Limits
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import ModelFacts
 
 logger = logging.getLogger("contextguard_adk.limits")
 
-# If a rejection names no limit, the limit is taken to be this part of the rejected
-# request.
+# If a rejection names no limit in tokens, the next request has to fit in this part of
+# the rejected one.
 _NEXT_RATIO = 0.85
 
 # The words of a warning for each `ModelFacts.window_source`.
@@ -35,56 +31,14 @@ _SOURCE_WORDS = {
 }
 
 
-def learn(
-    call: Call,
-    *,
-    window_tokens: int | None = None,
-    output_tokens: int | None = None,
-    correction: float | None = None,
-    is_trusted: bool | None = None,
-) -> None:
-    """Remembers limits that a rejection has shown, in the process and session state.
-
-    Args:
-        call: The model call.
-        window_tokens: The window; None leaves the known window.
-        output_tokens: The output limit; None leaves the known output limit.
-        correction: Tokens of the model per heuristic token (4 bytes); None leaves the
-            known correction.
-        is_trusted: Whether all limits of the model hold until they are contradicted.
-            With None, limits that this process knows keep their trust. If this process
-            knows none, the new limits are trusted, unless session state has others.
-    """
-    seen = call.memory.facts.of(call.model)
-    stored_limits = call.state.record.of(call.model)
-    shown = {
-        "window_tokens": window_tokens,
-        "output_tokens": output_tokens,
-        "correction": correction,
-    }
-    update = {name: value for name, value in shown.items() if value is not None}
-    # The limits that this process has seen replace those of session state.
-    known_limits = seen.limits or stored_limits
-    limits = known_limits.model_copy(update=update)
-    call.state.learn(call.model, limits)
-
-    if is_trusted is None and seen.limits is None:
-        # Anybody may write session state, so its limits are not trusted. The new limits
-        # include them.
-        is_trusted = stored_limits == Learned()
-    limit_calls = seen.limit_calls
-    if is_trusted is not None:
-        # Calls are counted only under limits that are not trusted.
-        limit_calls = None if is_trusted else 0
-    call.memory.remember_seen(
-        call.model, replace(seen, limits=limits, limit_calls=limit_calls)
-    )
-
-
-def learn_window(
+def bound_next(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
-    """Remembers the limit that a rejection shows, unless a smaller one is known.
+    """Remembers the limit that a rejection names, and bounds the next request.
+
+    A window is remembered if it is believed (`_is_believed`). Any other window changes
+    only the next request. If the rejection names no limit in tokens, the next request
+    gets 85 % of the rejected one.
 
     Args:
         call: The model call.
@@ -97,95 +51,52 @@ def learn_window(
         because each request reads the memory.
     """
     says_nothing_of_tokens = overflow.in_bytes or overflow.is_quotation
-    if says_nothing_of_tokens:
-        # Nothing is remembered, and only the next request gets smaller.
-        next_tokens = max(_lower(estimated_tokens), MIN_LIMIT_TOKENS)
-        return replace(bounds, window_tokens=next_tokens)
-    if overflow.period:
-        return _learn_rate(call, bounds, overflow, estimated_tokens)
+    if overflow.period and not says_nothing_of_tokens:
+        return _keep_rate(call, bounds, overflow, estimated_tokens)
 
-    # Any other rejection shows a window.
-    window = _read_window(call, overflow, estimated_tokens)
-    model = resolve_model(call, bounds)
-    if window.tokens < model.window_tokens:
-        learn(call, window_tokens=window.tokens, is_trusted=window.is_trusted)
-        _warn_window(call.agent, model, window, estimated_tokens)
-    elif not window.is_trusted:
-        # The known window stays, because it is no larger. But all known limits of the
-        # model are trusted no more than the window of this rejection.
-        learn(call, is_trusted=False)
-    return bounds
-
-
-class _Window(NamedTuple):
-    """A window that a rejection shows.
-
-    Attributes:
-        tokens: The size of the window.
-        is_named: Whether the provider has named just this size.
-        is_trusted: Whether the window holds until it is contradicted.
-    """
-
-    tokens: int
-    is_named: bool
-    is_trusted: bool
-
-
-def _read_window(call: Call, overflow: Overflow, estimated_tokens: float) -> _Window:
-    """Returns the window that a rejection shows; at least `MIN_WINDOW_TOKENS`.
-
-    - If the provider has named a window, and the window is believed: the named window.
-    - Otherwise: 85 % of the rejected request, or the largest prompt that was accepted
-      in this session if that prompt is larger.
-
-    The result may be a believed window that is not trusted: such a window holds only
-    for some calls.
-    """
-    seen = call.memory.facts.of(call.model)
-    named_tokens = overflow.limit_tokens
-    lower_tokens = _lower(estimated_tokens)
-
-    # Two kinds of windows are not trusted: the window of a fallback model, and a window
-    # below a prompt that the same server has accepted. `guard.accepted` has the largest
-    # prompt of all sessions, `seen.accepted_tokens` has that of this session.
-    is_of_fallback = not _is_same_model(overflow.model, call.model)
-    accepted_by_server = call.guard.accepted.get(call.server_key, 0)
-    is_contradicted = (named_tokens or lower_tokens) < accepted_by_server
-    is_trusted = not (is_of_fallback or is_contradicted)
-
-    # A window is believed in three cases:
-    # - If a fallback model has named the window: the accepted prompts were not sent to
-    #   that model, so they do not show that the window is wrong.
-    # - If this process has limits that are not trusted: an earlier rejection has shown
-    #   them, so this is at least the second rejection.
-    # - If no accepted prompt contradicts it.
-    has_untrusted_limits = seen.limits is not None and seen.limit_calls is not None
-    is_believed = is_of_fallback or has_untrusted_limits or not is_contradicted
-    if named_tokens and is_believed:
-        tokens = max(named_tokens, MIN_WINDOW_TOKENS)
+    model = resolve_model(call, Bounds())
+    if overflow.limit_tokens is not None:
+        window_tokens = max(overflow.limit_tokens, MIN_WINDOW_TOKENS)
     else:
-        tokens = max(seen.accepted_tokens, lower_tokens, MIN_WINDOW_TOKENS)
-    return _Window(tokens, is_named=tokens == named_tokens, is_trusted=is_trusted)
+        smaller_tokens = int(estimated_tokens * _NEXT_RATIO)
+        window_tokens = max(smaller_tokens, MIN_LIMIT_TOKENS)
+    if window_tokens >= model.known_window_tokens:
+        # The known window is no larger. The size of the request was underestimated.
+        return bounds
+
+    if _is_believed(call, overflow):
+        known_limits = read_limits(call.guard, call)
+        remember_limits(call.guard, call, known_limits.with_window(window_tokens))
+        _warn_window(call.agent, model, window_tokens)
+        return bounds
+
+    if not says_nothing_of_tokens:
+        _warn_rejected(call.agent, model, estimated_tokens)
+    return replace(bounds, window_tokens=window_tokens)
 
 
-def _lower(rejected_tokens: float) -> int:
-    """Returns the limit that is assumed after a rejection that names no limit."""
-    return int(rejected_tokens * _NEXT_RATIO)
+def _is_believed(call: Call, overflow: Overflow) -> bool:
+    """Returns whether a rejection names the window of the asked model.
 
-
-def _is_same_model(named: str, asked: str) -> bool:
-    """Returns whether an error is of the model that was asked.
-
-    Some clients leave out the provider: "openai/gpt-x" is the same as "gpt-x".
-
-    Args:
-        named: The model that the error names; "" if it names none. Then the error is
-            taken to be of the asked model.
-        asked: The model that was asked.
+    A window is not believed if a larger prompt was accepted: in any session on the same
+    server, or in this session by a model of the same name.
     """
-    if not named:
+    if overflow.limit_tokens is None or not is_of_asked_model(call, overflow):
+        return False
+    accepted_by_server = call.guard.accepted.get(call.server_key, 0)
+    accepted_in_session = call.memory.facts.of(call.model).accepted_tokens
+    return overflow.limit_tokens >= max(accepted_by_server, accepted_in_session)
+
+
+def is_of_asked_model(call: Call, overflow: Overflow) -> bool:
+    """Returns whether the asked model has rejected a request, and no fallback.
+
+    Some clients leave out the provider: "openai/gpt-x" is the same as "gpt-x". If the
+    rejection names no model, it is taken to be of the asked model.
+    """
+    if not overflow.model:
         return True
-    return _without_provider(named) == _without_provider(asked)
+    return _without_provider(overflow.model) == _without_provider(call.model)
 
 
 def _without_provider(model: str) -> str:
@@ -193,7 +104,7 @@ def _without_provider(model: str) -> str:
     return model.lower().rpartition("/")[-1]
 
 
-def _learn_rate(
+def _keep_rate(
     call: Call, bounds: Bounds, overflow: Overflow, estimated_tokens: float
 ) -> Bounds:
     """Limits the prompts of this process to half of a rate limit, and warns of it.
@@ -213,9 +124,8 @@ def _learn_rate(
     """
     rate_tokens = max(overflow.limit_tokens or 0, MIN_WINDOW_TOKENS)
     accepted_tokens = call.guard.accepted.get(call.server_key, 0)
-    is_of_fallback = not _is_same_model(overflow.model, call.model)
     is_contradicted = rate_tokens < accepted_tokens
-    if is_of_fallback or is_contradicted:
+    if is_contradicted or not is_of_asked_model(call, overflow):
         return replace(bounds, window_tokens=rate_tokens)
 
     # The limit counts as no larger than the request that was rejected.
@@ -223,15 +133,21 @@ def _learn_rate(
     prompt_tokens = max(half_tokens, MIN_WINDOW_TOKENS)
     # If a provider names the size of the request, its limit includes the output.
     sum_tokens = rate_tokens if overflow.prompt_tokens else 0
-    limit = Limit(prompt_tokens, is_rate=True, sum_tokens=sum_tokens)
-    call.guard.limits[call.server_key] = limit
+    known_limits = read_limits(call.guard, call)
+    limits = Limits(
+        window_tokens=prompt_tokens,
+        is_rate=True,
+        sum_tokens=sum_tokens,
+        output_tokens=known_limits.output_tokens,
+    )
+    remember_limits(call.guard, call, limits)
 
-    # `resolve_model` ignores a limit below the largest accepted prompt, so the memory
-    # of this prompt is lowered to the limit.
+    # `find_valid_limits` leaves out a limit below the largest accepted prompt, so the
+    # memory of this prompt is lowered to the limit.
     seen = call.memory.facts.of(call.model)
     largest_tokens = min(seen.accepted_tokens, prompt_tokens)
-    limited = replace(seen, accepted_tokens=largest_tokens, kept=limit)
-    call.memory.remember_seen(call.model, limited)
+    lowered = replace(seen, accepted_tokens=largest_tokens)
+    call.memory.remember_seen(call.model, lowered)
     _warn_rate(call.model, overflow, estimated_tokens, rate_tokens, prompt_tokens)
     return bounds
 
@@ -271,30 +187,48 @@ def _warn_rate(
     )
 
 
-def _warn_window(
-    agent: str, model: ModelFacts, window: _Window, rejected_tokens: float
-) -> None:
+def _warn_window(agent: str, model: ModelFacts, window_tokens: int) -> None:
     """Warns once for an agent and its model that the window is smaller than stated.
 
     Args:
         agent: The name of the agent.
         model: The model, with the window that is stated for it.
-        window: The window that the rejection shows.
+        window_tokens: The window that the provider has named.
+    """
+    message = (
+        "%s: the context window is %s tokens, as the provider says, not %s. Set "
+        "context_window=%d on the agent's strategy."
+    )
+    about = _name_model(agent, model)
+    named = f"{window_tokens:,}"
+    warn_once(logger, message, about, named, _name_stated(model), window_tokens)
+
+
+def _warn_rejected(agent: str, model: ModelFacts, rejected_tokens: float) -> None:
+    """Warns once for an agent and its model of a rejection that is not remembered.
+
+    Args:
+        agent: The name of the agent.
+        model: The model, with the window that is stated for it.
         rejected_tokens: The size of the rejected request.
     """
-    about = f"Agent {agent!r}, model {model.name!r}"
-    stated = f"{model.stated_window_tokens:,}, as {_SOURCE_WORDS[model.window_source]}"
-    if window.is_named:
-        message = (
-            "%s: the context window is %s tokens, as the provider says, not %s. Set "
-            "context_window=%d on the agent's strategy."
-        )
-        warn_once(logger, message, about, f"{window.tokens:,}", stated, window.tokens)
-        return
-
     message = (
         "%s: the provider rejected a request of about %s tokens as too long, although "
-        "the context window is %s. Smaller ones are sent from now on; set "
-        "context_window on the agent's strategy to what the model really takes."
+        "the context window is %s. A smaller one is sent in its place, but later ones "
+        "may be rejected as well: set context_window on the agent's strategy to what "
+        "the model really takes."
     )
-    warn_once(logger, message, about, f"{rejected_tokens:,.0f}", stated)
+    about = _name_model(agent, model)
+    rejected = f"{rejected_tokens:,.0f}"
+    warn_once(logger, message, about, rejected, _name_stated(model))
+
+
+def _name_model(agent: str, model: ModelFacts) -> str:
+    """Returns the words of a warning for a model and its agent."""
+    return f"Agent {agent!r}, model {model.name!r}"
+
+
+def _name_stated(model: ModelFacts) -> str:
+    """Returns the words of a warning for the stated window of a model."""
+    source_words = _SOURCE_WORDS[model.window_source]
+    return f"{model.stated_window_tokens:,}, as {source_words}"

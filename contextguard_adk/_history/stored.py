@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic import PlainSerializer as Write
@@ -19,10 +18,6 @@ from contextguard_adk._history.truncation import Length, Truncation
 
 VERSION = 2
 """The version of the records that this release writes; older ones are ignored."""
-
-MAX_MODELS = 8
-"""The record of an agent has the limits of at most this many models; the newest stay.
-"""
 
 MAX_RECORD_CHARS = 256 * 1024
 """The most characters of a stored record, as JSON.
@@ -49,24 +44,6 @@ MAX_SHRINK = 4
 
 See `Draft.shrink`.
 """
-
-V = TypeVar("V")
-
-
-def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
-    """Returns the known values and a new one: the newest `MAX_MODELS` of them.
-
-    Args:
-        known: The values by the models' names, the oldest first.
-        model: The name of the model with the new value.
-        value: The new value, which replaces an older value of this model.
-
-    Returns:
-        The values by the models' names; the new value is the last.
-    """
-    others = {name: other for name, other in known.items() if name != model}
-    oldest_first = [*others.items(), (model, value)]
-    return dict(oldest_first[-MAX_MODELS:])
 
 
 @dataclass(frozen=True)
@@ -169,33 +146,14 @@ class StoredSummary(_Stored):
         return self.text[: self.model_chars]
 
 
-class Learned(_Stored):
-    """The limits that a model has shown.
-
-    Attributes:
-        window_tokens: The window that its provider has named in a rejection.
-        output_tokens: The output limit of a model that has refused a request because
-            input and output together were too large.
-        correction: The tokens of the model per heuristic token (4 bytes), learned from
-            rejections of a provider that reports no usage; None for unknown.
-        is_used: Whether a process that has these limits only from session state has
-            compacted a history because of them.
-    """
-
-    window_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    output_tokens: int | None = Field(default=None, ge=1, le=2**53)
-    correction: float | None = Field(default=None, ge=1, le=20)
-    is_used: bool = False
-
-
 class AgentRecord(_Stored):
     """The stored facts on an agent in one scope.
 
-    The JSON of a record begins with `{"version":`.
+    The JSON of a record begins with `{"version":`. Earlier releases have also stored
+    limits of models, as `learned`; these are not read.
 
     Attributes:
         version: The version of the form of this record.
-        learned: The limits of models, by the model's name.
         summary: The summary without its text; None for no summary.
         has_recall: Whether the agent's requests declare the recall tool; None for
             unknown.
@@ -205,9 +163,6 @@ class AgentRecord(_Stored):
     """
 
     version: int = Field(default=VERSION, ge=VERSION, le=2**53)
-    learned: dict[Annotated[str, Field(max_length=256)], Learned] = Field(
-        default={}, max_length=MAX_MODELS
-    )
     summary: StoredSummary | None = None
     has_recall: bool | None = None
     helped: dict[str, Annotated[str, Field(max_length=256)]] | None = Field(
@@ -222,10 +177,6 @@ class AgentRecord(_Stored):
         Such a record is read, but never changed.
         """
         return self.version > VERSION
-
-    def of(self, model: str) -> Learned:
-        """Returns the limits of a model; an empty `Learned` if none are known."""
-        return self.learned.get(model) or Learned()
 
 
 class StateValues(_Stored):

@@ -17,8 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from contextguard_adk._history.stored import with_newest
-from contextguard_adk._runtime.memory import Limit
+from contextguard_adk._runtime.memory import with_newest
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Count
 from contextguard_adk._turn.units import Answered, Listener
@@ -102,7 +101,8 @@ class TruncatingServers(Listener):
     - If a higher count has followed equal counts of a growing text before: the server
       rounds its counts.
 
-    The process keeps to the window until a count exceeds the window.
+    The process keeps to the window until a count exceeds the window
+    (`forget_exceeded` in `_core/limits.py`).
     """
 
     def answered(self, event: Answered) -> None:
@@ -112,7 +112,6 @@ class TruncatingServers(Listener):
         if count is None or call.is_observed:
             return  # A guard that only observes limits nothing.
 
-        _forget_exceeded(event, count)
         by_model = call.memory.facts.unit(CountsOfModels).by_model
         series_before = by_model.get(call.model, EqualCounts())
         series = _add_count(series_before, count)
@@ -126,35 +125,19 @@ class TruncatingServers(Listener):
             _limit_prompts(event, count.real_tokens)
 
 
-def _forget_exceeded(event: Answered, count: Count) -> None:
-    """Forgets the window that was found for the model, if a count exceeds the window.
-
-    A count that is not credible as the size of its request shows nothing. A limit that
-    follows from a rate limit of the provider stays, because it is no window.
-    """
-    call = event.call
-    limits = event.guard.limits
-    seen = call.memory.facts.of(call.model)
-    limit = limits.get(call.server_key, seen.kept)
-    if limit is None or limit.is_rate:
-        return
-    if count.real_tokens > limit.tokens and count.is_size:
-        limits.pop(call.server_key, None)
-        call.memory.remember_seen(call.model, replace(seen, kept=None))
-
-
 def _limit_prompts(event: Answered, window_tokens: int) -> None:
     """Keeps the model's prompts within a window from now on, and warns once.
 
     The window holds in the whole process for this server (`Guard.limits`), and in this
-    session for this model (`Seen.kept`).
+    session for this model (`Seen.limits`).
     """
     call = event.call
-    limit = Limit(window_tokens)
-    event.guard.limits[call.server_key] = limit
     seen = call.memory.facts.of(call.model)
+    known_limits = event.guard.limits.get(call.server_key, seen.limits)
+    limits = known_limits.with_window(window_tokens)
+    event.guard.limits[call.server_key] = limits
     call.memory.remember_seen(
-        call.model, replace(seen, accepted_tokens=window_tokens, kept=limit)
+        call.model, replace(seen, accepted_tokens=window_tokens, limits=limits)
     )
 
     message = (

@@ -46,7 +46,7 @@ DEFAULT_CONTEXT_WINDOW: Final = 128_000
 """The window, in tokens, that is assumed for an unknown model."""
 
 MIN_WINDOW_TOKENS = 1_000
-"""Smaller numbers, also learned ones, are not the windows of chat models."""
+"""Smaller numbers, also those of rejections, are not the windows of chat models."""
 
 _MIN_OUTPUT_LIMIT_TOKENS = 8_000
 """The smallest output limit that stands for the window of an entry without a window. A

@@ -19,12 +19,15 @@ from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from contextguard_adk._history.stored import Draft, Learned, StoredSummary, with_newest
+from contextguard_adk._history.stored import Draft, StoredSummary
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.log import log_traceback
 from contextguard_adk.records import Usage
 
 logger = logging.getLogger("contextguard_adk.pending")
+
+MAX_MODELS = 8
+"""An agent has facts about at most this many models; the newest stay."""
 
 _LATE_SECONDS = 600
 """A paid summary is forgotten after this time (`_is_late` has the one exception)."""
@@ -64,6 +67,22 @@ class BoundedDict(OrderedDict[K, V], Generic[K, V]):
         """
         with self._lock:
             return list(self.items())
+
+
+def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
+    """Returns the known values and a new one: the newest `MAX_MODELS` of them.
+
+    Args:
+        known: The values by the models' names, the oldest first.
+        model: The name of the model with the new value.
+        value: The new value, which replaces an older value of this model.
+
+    Returns:
+        The values by the models' names; the new value is the last.
+    """
+    others = {name: other for name, other in known.items() if name != model}
+    oldest_first = [*others.items(), (model, value)]
+    return dict(oldest_first[-MAX_MODELS:])
 
 
 @dataclass(frozen=True)
@@ -108,19 +127,31 @@ class Paid:
     paid_seconds: float = field(default_factory=time.monotonic)
 
 
-class Limit(NamedTuple):
-    """A limit of prompts that this process keeps to.
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a model that its provider has shown to this process.
 
     Attributes:
-        tokens: The most tokens of a prompt.
-        is_rate: Whether the limit follows from a rate limit, and not from a window.
-        sum_tokens: The most tokens of prompt and output together; 0 if the output does
-            not count.
+        window_tokens: The most tokens of a prompt; None for no limit.
+        is_rate: Whether `window_tokens` follows from a rate limit, and not from a
+            window.
+        sum_tokens: The rate limit for prompt and output together; 0 for none.
+        output_tokens: The output limit of a request that was refused because prompt and
+            output together were too large; None if no request was.
     """
 
-    tokens: int
+    window_tokens: int | None = None
     is_rate: bool = False
     sum_tokens: int = 0
+    output_tokens: int | None = None
+
+    def with_window(self, window_tokens: int | None) -> Limits:
+        """Returns the limits with another window in place of window and rate limit.
+
+        Args:
+            window_tokens: The window; None for no window.
+        """
+        return Limits(window_tokens, output_tokens=self.output_tokens)
 
 
 class CountedRequest(NamedTuple):
@@ -150,33 +181,27 @@ NOT_DOUBTED = DoubtedCount()
 
 @dataclass(frozen=True)
 class Seen:
-    """The facts that the answers of one model have shown.
+    """The facts that the answers and rejections of one model have shown.
 
     Attributes:
         accepted_tokens: The size of the largest prompt that the model has accepted.
-        limits: The limits that the model's provider has shown to this process; None for
-            no limits.
-        limit_calls: None if this process trusts `limits`. Else the number of calls that
-            were answered under limits that are not trusted.
+        limits: What `Guard.limits` has for the model's server. When the app makes a new
+            model object, that entry no longer counts, and this one does.
+        correction: The tokens of the model per heuristic token (4 bytes), from 1 to 20,
+            as rejections have shown; None for unknown. It counts where the provider
+            reports no usage.
         counted: The measures of the last counted request; None before the first.
         lowest_ratio: The lowest believed ratio of a count to the estimate of the same
             request.
         doubted: The last count if it was far above the estimate; else `NOT_DOUBTED`.
-        kept: The limit that this session keeps to; None for no limit. `Guard.limits`
-            loses a limit when the app makes a new model object; this one stays.
     """
 
     accepted_tokens: int = 0
-    limits: Learned | None = None
-    limit_calls: int | None = 0
+    limits: Limits = Limits()
+    correction: float | None = None
     counted: CountedRequest | None = None
     lowest_ratio: float = 0.0
     doubted: DoubtedCount = NOT_DOUBTED
-    kept: Limit | None = None
-
-    def has_shown(self, limits: Learned) -> bool:
-        """Returns whether this process has seen the model's provider show `limits`."""
-        return self.limits is not None and vars(self.limits) == vars(limits)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.memory import (
     AgentMemory,
     BoundedDict,
-    Limit,
+    Limits,
     Paid,
     PendingSummary,
     SummaryTasks,
@@ -118,7 +118,8 @@ class SentCall:
         sent_config: A copy of the request's config as the guard has left it.
         request: Returns the request, which later callbacks may edit; None if it is
             gone. The request is held weakly, because its tools hold the session.
-        stated_window_tokens: The window without learned limits; 0 if unknown.
+        stated_window_tokens: The window without limits that the provider has shown; 0
+            if unknown.
         is_observed: Whether the guard only watches, and changes nothing.
         memory: What the process remembers of the agent.
         origin: The agent, session and run of the call.
@@ -323,7 +324,7 @@ class Guard:
             this to True.
         seen_apps: The names of the apps whose guarded agents were logged.
         tasks: The tasks that write summaries.
-        limits: The limits that this process keeps to, by server.
+        limits: The limits that providers have shown to this process, by server.
         accepted: The size in tokens of the largest accepted prompt, by server.
         artifacts: The name and version of each artifact that no event has named yet.
     """
@@ -336,7 +337,7 @@ class Guard:
     has_namespaced_keys: bool = field(init=False)
     seen_apps: set[str] = field(default_factory=set)
     tasks: SummaryTasks = field(init=False)
-    limits: BoundedDict[_ServerKey, Limit] = field(default_factory=BoundedDict)
+    limits: BoundedDict[_ServerKey, Limits] = field(default_factory=BoundedDict)
     accepted: BoundedDict[_ServerKey, int] = field(default_factory=BoundedDict)
     artifacts: BoundedDict[_AgentKey, tuple[str, int]] = field(
         default_factory=BoundedDict

@@ -27,10 +27,8 @@ from pydantic import ValidationError
 from contextguard_adk._history.stored import (
     VERSION,
     AgentRecord,
-    Learned,
     StateValues,
     StoredSummary,
-    with_newest,
 )
 from contextguard_adk._support.log import warn_once
 
@@ -331,17 +329,6 @@ class AgentState:
             warn_once(logger, message, key, record.version, use)
         return record
 
-    def learn(self, model: str, shown: Learned) -> None:
-        """Stores the limits that a model has shown, in place of its earlier limits.
-
-        Fields of a later release, which this release does not know, stay.
-        """
-        earlier = self.record.learned.get(model, Learned())
-        limits = {name: getattr(shown, name) for name in Learned.model_fields}
-        merged = earlier.model_copy(update=limits)
-        learned = with_newest(self.record.learned, model, merged)
-        self._write_record(self.record.model_copy(update={"learned": learned}))
-
     def note_recall(self) -> None:
         """Stores that the agent's requests declare the recall tool."""
         self._write_record(self.record.model_copy(update={"has_recall": True}))
@@ -429,7 +416,9 @@ class AgentState:
     def _write_record(self, record: AgentRecord) -> None:
         """Puts a record in place of the stored one."""
         self.record = record
-        self.write("record", record.model_dump_json(exclude_none=True))
+        # Earlier releases have stored limits of models, which nobody reads any more.
+        text = record.model_dump_json(exclude_none=True, exclude={"learned"})
+        self.write("record", text)
 
     def write(self, name: str, value: str | int | None) -> None:
         """Writes the value of a name, unless the key has this value already.
