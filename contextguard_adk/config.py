@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,9 +35,6 @@ Values such as "0" and "false" ask for no error.
 """
 
 SETTINGS_SUFFIXES = (".toml", ".yaml", ".yml")
-
-_TOP_LEVEL = "(top level)"
-"""The place that a message names for a problem of a whole file."""
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "threshold": Threshold,
@@ -107,21 +103,28 @@ def _read_settings(file: Path) -> PluginSettings:
     text = file.read_text("utf-8-sig")  # Some editors put a byte order mark first.
     table = read_table(text, is_toml=suffix == ".toml")
 
-    agents = table.get("agents", {})
-    if not isinstance(agents, dict):
-        raise _wrong("agents", agents, "a table of agents is expected")
+    settings = dict(table)
+    agents = table.get("agents")
+    if isinstance(agents, dict):  # `PluginSettings` refuses anything else.
+        settings["agents"] = _build_strategies(agents)
+    if "default" in table:
+        settings["default"] = _build_strategy("default", table["default"])
+    return _validate("", PluginSettings, settings)
+
+
+def _build_strategies(agents: Mapping[Any, object]) -> dict[str, Strategy | None]:
+    """Makes a strategy of each value in the table `[agents]` of a file.
+
+    Raises:
+        ValueError: A name is no text, or a value stands for no strategy.
+    """
     strategies = dict[str, Strategy | None]()
     for name, value in agents.items():
         key = f"agents.{name}"
         if not isinstance(name, str):  # YAML reads a bare `yes` or `1` as no text.
-            expected = f"a name in quotes is expected, not {type(name).__name__}"
-            raise _wrong(key, value, expected)
+            raise _wrong(key, value, "the name of an agent must be in quotes")
         strategies[name] = _build_strategy(key, value)
-
-    settings = {**table, "agents": strategies}
-    if "default" in table:
-        settings["default"] = _build_strategy("default", table["default"])
-    return _validate("", PluginSettings, settings)
+    return strategies
 
 
 def _build_strategy(key: str, value: object) -> Strategy | None:
@@ -230,22 +233,17 @@ def _validate(key: str, model: type[M], values: Mapping[Any, Any]) -> M:
         # Our classes always list problems. A class of the user's own may list none.
         if not error.problems:
             raise
-        # A problem of the table as a whole has the place "". `join_problems` puts `key`
-        # before each place. For the whole file, `key` is "" as well, so the place needs
-        # a name.
-        place_of_whole = "" if key else _TOP_LEVEL
         problems = [
-            (place or place_of_whole, _add_table(place, message))
-            for place, message in error.problems
+            (place, _add_table(place, message)) for place, message in error.problems
         ]
         raise ValueError(join_problems(problems, key)) from error
     except Exception as error:  # A class of the user's own may raise anything.
         raised = f"{model.__name__} raised {type(error).__name__}: {error}"
-        raise ValueError(f"{key or _TOP_LEVEL}: {raised}") from error
+        raise ValueError(join_problems([(key, raised)])) from error
 
 
 def _add_table(place: str, message: str) -> str:
-    """Adds to a message about an unknown key the table in which the key belongs.
+    """Names in a message about an unknown key the table in which the key belongs.
 
     Returns the message as it is in two cases: the message is not about an unknown key,
     or no strategy has a setting of that name.
@@ -262,11 +260,9 @@ def _add_table(place: str, message: str) -> str:
     _, _, setting = full_key.rpartition(".")
     for short_name, strategy_class in STRATEGIES.items():
         if setting in strategy_class.model_fields:
-            # The name is right here, so the message must not suggest another one.
-            without_hint = re.sub(" Did you mean [^?]{1,100}[?]", "", message)
             return (
-                f"{without_hint}. It belongs in a table [default] or [agents.<name>] "
-                f"with strategy = {short_name!r}"
+                "unknown key. It belongs in a table [default] or [agents.<name>] with "
+                f"strategy = {short_name!r}"
             )
     return message
 

@@ -16,14 +16,31 @@ from google.adk.events.event import Event
 from google.adk.sessions import InMemorySessionService, VertexAiSessionService
 from google.genai import types
 
-from benchmarks import fleet
 from contextguard_adk._tools.cli import main
+from tests.builders import call, event, model, response, user
 
 ENGINE = "projects/project/locations/us-central1/reasoningEngines/7"
 SOURCE = f"agentengine://{ENGINE}"
-EVENTS: list[Event] = [*fleet.write_events("agent_1", "gpt-4o", 12, "engine")]
 FACTORIES = get_service_registry()._session_factories
-MODEL_CALLS = sum(event.usage_metadata is not None for event in EVENTS)
+
+
+def answer(content: types.Content, prompt_tokens: int) -> Event:
+    """An answer of the agent, with the count of its request."""
+    made = event(content, "agent_1")
+    made.model_version = "gpt-4o"
+    made.usage_metadata = types.GenerateContentResponseUsageMetadata(
+        prompt_token_count=prompt_tokens
+    )
+    return made
+
+
+EVENTS = [
+    event(user("Where is part 7?"), "user"),
+    answer(call("search", "call-1"), 200),
+    event(response("search", "Hall B.", "call-1"), "agent_1"),
+    answer(model("In hall B."), 250),
+]
+MODEL_CALLS = 2
 
 
 def check(capsys: Any) -> None:
@@ -45,8 +62,8 @@ async def test_the_service_of_adk_reads_the_sessions(
     session = await service.create_session(
         app_name="app", user_id="ann", session_id="s1"
     )
-    for event in EVENTS:
-        await service.append_event(session, event)
+    for each in EVENTS:
+        await service.append_event(session, each)
 
     def create(uri: str, **_: Any) -> InMemorySessionService:
         made.append(uri)
@@ -83,7 +100,7 @@ class _Engine(BaseHTTPRequestHandler):
         }
         answer: dict[str, Any] = session
         if path.endswith("/events"):
-            answer = {"sessionEvents": [_api_event(event) for event in EVENTS]}
+            answer = {"sessionEvents": [_api_event(each) for each in EVENTS]}
         elif path.endswith("/sessions"):
             answer = {"sessions": [session]}
         data = json.dumps(answer).encode()
@@ -97,13 +114,13 @@ class _Engine(BaseHTTPRequestHandler):
         """Prints nothing."""
 
 
-def _api_event(event: Event) -> dict[str, Any]:
+def _api_event(sent: Event) -> dict[str, Any]:
     return {
-        "name": f"{ENGINE}/sessions/s1/events/{event.id}",
-        "author": event.author,
-        "invocationId": event.invocation_id,
+        "name": f"{ENGINE}/sessions/s1/events/{sent.id}",
+        "author": sent.author,
+        "invocationId": sent.invocation_id,
         "timestamp": "2026-01-01T00:00:00Z",
-        "rawEvent": event.model_dump(mode="json", exclude_none=True),
+        "rawEvent": sent.model_dump(mode="json", exclude_none=True),
     }
 
 

@@ -198,11 +198,11 @@ MISTAKES = {
     f"{OF_PLUGIN}",
     "[defaults]\nx = 1": f"defaults: unknown key. Did you mean 'default'? {OF_PLUGIN}",
     "context_window = 8_000": "context_window = 8000: unknown key. "
-    f"{OF_PLUGIN} {IN_TABLE} 'threshold'.",
+    f"{IN_TABLE} 'threshold'.",
     "default = {contxt_window = 8}": "default.contxt_window = 8: unknown key. "
     f"Did you mean 'context_window'? {OF_THRESHOLD}.",
     "default = {max_messages = 8}": "default.max_messages = 8: unknown key. "
-    f"{OF_THRESHOLD}. {IN_TABLE} 'sliding_window'.",
+    f"{IN_TABLE} 'sliding_window'.",
     f"{PIPELINE}window.size = 3": "default.window.size = 3: unknown key. Did you mean "
     "'window_size'? Known here: min_messages_before_windowing, preserve_initial_task, "
     "preserve_system, strict_window_size, window_size.",
@@ -210,13 +210,13 @@ MISTAKES = {
     f"{PIPELINE}window = true": "default.window = True: a reducer, a table of…",
     f"{PRICES}8, outputs = 8}}": "prices.gpt-4o.outputs = 8: unknown key. Did you mean "
     "'output'? Known here: above, above_tokens, cached_input, input, output.",
-    f"{PRICES}-1}}": "prices.gpt-4o.output = -1: at least 0 is expected.",
-    f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': a number is expected.",
-    "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: it is required.",
-    "prices.'gpt-4o' = 7": "prices.gpt-4o = 7: a dictionary or instance of…",
-    "prices = 7": "prices = 7: a dictionary is expected.",
-    "agents = 7": "agents = 7: a table of agents is expected.",
-    "[[agents]]": "agents = [{}]: a table of agents is expected.",
+    f"{PRICES}-1}}": "prices.gpt-4o.output = -1: …greater…0.",
+    f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': …a valid number.",
+    "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: …required.",
+    "prices.'gpt-4o' = 7": "prices.gpt-4o = 7: …instance of Costs.",
+    "prices = 7": "prices = 7: …a valid dictionary.",
+    "agents = 7": "agents = 7: …a valid dictionary.",
+    "[[agents]]": "agents = [{}]: …a valid dictionary.",
     "agents.a = {strategy = 'none', x = 8}": 'agents.a.x = 8: strategy "none" has no…',
     "default = 7": "default = 7: a table, the name of a strategy…",
     "default.strategy = ['pipeline']": "…strategy = ['pipeline']: one of threshold…",
@@ -239,12 +239,12 @@ MISTAKES = {
     "Did you mean 'contextguard_adk.strategies.TokenWindow'?",
     f"{REDUCER}'a.B'": "default.reducers.0: 'a.B' cannot be imported…",
     f"{PIPELINE}[[default.reducers]]\nx = 1": "default.reducers.0: a Reducer, or a t…",
-    TOKENS: "…budget_tokens: it is required.",
+    TOKENS: "default.reducers.0.budget_tokens: …required.",
     f"{TOKENS}\nbudget_tokens = 9\nx = 1": f"…0.x = 1: unknown key. {OF_TOKENS}",
     "default = {summarizer = 'gemni'}": "default.summarizer = 'gemni': a name that "
     "ADK's LLMRegistry resolves is expected (Model gemni not found.…",
     "default = {context_window = '8k'}": "default.context_window = '8k': "
-    "an integer is expected.",
+    "…a valid integer.",
     "default = {keep = '10%'}": f"default.keep = '10%': {KEEP}and less than 1, or "
     '"auto" are expected.',
     "default = {keep = 1.0}": f"default.keep = 1.0: {KEEP}…",
@@ -252,15 +252,16 @@ MISTAKES = {
     "default = {keep = true}": f"default.keep = True: {KEEP}…",
     **sizes("trigger", "1,000", 999, 0, 0.0, 1.01, -0.5, True, False, "often"),
     **sizes("preview_tokens", "100", 99, 0, 0.0, 1.0, -0.1, True, "auto"),
-    "default = {summary_timeout_seconds = 60_000}": "…= 60000: at most 3600 is…",
-    "warning_threshold = 70": "warning_threshold = 70: at most 1 is expected.",
+    "default = {summary_timeout_seconds = 60_000}": "…= 60000: …less…3600.",
+    "warning_threshold = 70": "warning_threshold = 70: …less…1.",
     "state_keys = 'x'": "state_keys = 'x'…",
     f"{PIPELINE}tool_output = {{smart_truncate = true, max_length = 35}}": "…is 4000…",
     f"{PIPELINE}summary.trigger_threshold = 0.4": "…trigger_threshold (0.4)…",
-    "default = {max_tokens = 8_000, context_window = 8_000}": "default: context_window "
-    "and max_tokens mean the same: give one.",
+    "default = {max_tokens = 8_000, context_window = 8_000}": "default.max_tokens "
+    "= 8000: this setting is given under another name as well: give one.",
     "[default]\nstrategy = 'sliding_window'\nmax_turns = 8\nmax_messages = 8": (
-        "default: max_messages and max_turns mean the same: give one."
+        "default.max_turns = 8: this setting is given under another name as well: "
+        "give one."
     ),
     "default:\n  strategy: pipeline": "it holds YAML, so its name must end in .yaml or "
     ".yml.",
@@ -290,7 +291,7 @@ UNREADABLE: dict[str, tuple[str, bytes | None, str]] = {
     "no number": ("guard.yaml", b"a: !!int ''", "…does not fit its tag…"),
     "no truth": ("guard.yaml", b"a: !!bool perhaps", "…does not fit its tag…"),
     "a tag": ("guard.yaml", b"a: !!python/object/apply:os.getcwd []", "…tag…"),
-    "name as truth": ("guard.yaml", b"agents: {no: none}", "…a name in quotes…"),
+    "name as truth": ("guard.yaml", b"agents: {no: none}", "agents.False…in quotes."),
     "a list as key": ("guard.yaml", b"? [a]\n: 1", "…unhashable…"),
     "UTF-16": ("guard.toml", "a = 1".encode("utf-16"), "…utf-8…"),
     "huge number": ("guard.toml", b"a = " + b"1" * 5_000, "…digits…"),

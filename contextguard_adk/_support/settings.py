@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import itertools
 import json
 import reprlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     AliasChoices,
-    AliasPath,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from contextguard_adk.errors import ConfigError
 
@@ -74,19 +71,6 @@ _OWN_NAMES = {
 
 _LEAST_PART_CHARS = 4
 """A text of fewer characters is a part of too many names to suggest one of them."""
-
-_WORDS = {
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "more than",
-    "a valid ": "a ",
-    "a integer": "an integer",
-    "Field required": "it is required",
-}
-"""Words of pydantic's messages, each with ours, in the order of the replacements.
-
-"greater than or equal to" is replaced before "greater than", which is a part of it.
-"""
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
@@ -184,14 +168,19 @@ def _describe_sizes(least_tokens: int, may_be_all: bool, other_value: object) ->
     return f"{ints}, {floats}, or {json.dumps(other_value)} are expected"
 
 
-def find_problems(error: ValidationError, values: Any) -> list[Problem]:
+def find_problems(
+    error: ValidationError, values: Any, model: type[BaseModel]
+) -> list[Problem]:
     """Lists what pydantic has found wrong with settings, one problem for each place.
 
-    `values` are the settings by name, as a user has given them.
+    Args:
+        error: The error.
+        values: The settings by name, as a user has given them.
+        model: The class of the settings.
     """
     messages_by_place = defaultdict[str, list[str]](list)
     for details in error.errors():
-        for place, message in _list_problems(details, values):
+        for place, message in _list_problems(details, values, model):
             messages_by_place[place].append(message)
 
     # If a setting accepts several types, pydantic has a message for each type.
@@ -200,7 +189,9 @@ def find_problems(error: ValidationError, values: Any) -> list[Problem]:
     ]
 
 
-def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
+def _list_problems(
+    details: ErrorDetails, values: Any, model: type[BaseModel]
+) -> list[Problem]:
     """Returns one error of pydantic as a problem, or as several problems.
 
     The value of a setting may have settings of its own, such as a strategy. If they are
@@ -209,6 +200,7 @@ def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
     Args:
         details: The error.
         values: The settings by name, as a user has given them.
+        model: The class of the settings.
     """
     key = _name_key(details, values)
     cause = (details.get("ctx") or {}).get("error")  # Where pydantic stores the cause.
@@ -216,7 +208,9 @@ def _list_problems(details: ErrorDetails, values: Any) -> list[Problem]:
         return [(_join_keys(key, place), message) for place, message in cause.problems]
 
     given = details["input"]
-    message = _reword(details["msg"])
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
+        message = _describe_unknown(key, model)
     if isinstance(given, Mapping):  # A whole table would be too long for a line.
         return [(key, message)]
     return [(f"{key} = {short_repr(given)}", message)]
@@ -247,20 +241,28 @@ def _name_key(details: ErrorDetails, values: Any) -> str:
     return ".".join(keys)
 
 
-def _reword(message: str) -> str:
-    """Returns a message of pydantic in the words of this package.
+def _describe_unknown(name: str, model: type[BaseModel]) -> str:
+    """Returns the message of an error about a name that `model` does not accept."""
+    other_names = _list_aliases(model)
+    if name in {*model.model_fields, *other_names}:
+        return "this setting is given under another name as well: give one"
 
-    "Input should be greater than 0" -> "more than 0 is expected"
-    "Value error, give one" -> "give one"
+    hint = suggest(name, [*model.model_fields, *other_names])
+    listed_names = ", ".join(sorted(model.model_fields))
+    return f"unknown key.{hint} Known here: {listed_names}"
+
+
+def _list_aliases(model: type[BaseModel]) -> list[str]:
+    """Lists the names that `validation_alias` accepts, for all settings of a class.
+
+    A setting with AliasChoices("keep", "keep_messages") adds both names.
     """
-    reworded = message.removeprefix("Value error, ")
-    for theirs, ours in _WORDS.items():
-        reworded = reworded.replace(theirs, ours)
-
-    prefix = "Input should be "
-    if not reworded.startswith(prefix):
-        return reworded
-    return f"{reworded.removeprefix(prefix)} is expected"
+    names = list[str]()
+    for field in model.model_fields.values():
+        alias = field.validation_alias  # A text, a path, choices of both, or None.
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        names += [choice for choice in choices if isinstance(choice, str)]
+    return names
 
 
 def _join_keys(outer: str, inner: str) -> str:
@@ -291,19 +293,12 @@ class Settings(BaseModel):
 
     if not TYPE_CHECKING:  # Checkers know the settings as arguments.
 
-        def __init__(self, *args: object, **values: Any) -> None:
-            class_name = self.made_for or type(self).__name__
-            if args:  # The error has an example with the name of a setting.
-                first_setting = next(iter(type(self).model_fields))
-                raise TypeError(
-                    f"{class_name}: settings are given by name, as in "
-                    f"{class_name}({first_setting}=…), not {short_repr(args[0])}"
-                )
-
+        def __init__(self, **values: Any) -> None:
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                problems = find_problems(error, values)
+                problems = find_problems(error, values, type(self))
+                class_name = self.made_for or type(self).__name__
                 message = f"{class_name}: {join_problems(problems)}"
                 # The message says all that pydantic's error says.
                 raise ConfigError(message, problems) from None
@@ -316,85 +311,6 @@ class Settings(BaseModel):
             lines = [description, "", "Settings:", *_list_settings(cls)]
             # Without a description, the list begins the docstring.
             cls.__doc__ = "\n".join(lines).lstrip()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_wrong_names(cls, values: object) -> object:
-        """Refuses unknown names, and a setting that is given under two names.
-
-        `values` are the settings by name. They are returned unchanged.
-        """
-        # Pydantic itself refuses values that are no dict.
-        if not isinstance(values, dict):
-            return values
-
-        # A subclass with `extra="allow"` or "ignore" accepts any name, also a second
-        # name for a setting. So there is nothing to refuse.
-        accepts_any_name = cls.model_config.get("extra") != "forbid"
-        if accepts_any_name:
-            return values
-
-        # For each setting, the names under which it may be given; [] for a setting that
-        # has only its own name.
-        alias_lists = [_list_aliases(field) for field in cls.model_fields.values()]
-        for aliases in alias_lists:
-            if len(values.keys() & aliases) > 1:
-                raise ValueError(f"{' and '.join(aliases)} mean the same: give one")
-
-        known_names = {*cls.model_fields, *itertools.chain(*alias_lists)}
-        listed_names = ", ".join(sorted(cls.model_fields))
-        errors = [
-            _make_unknown_error(name, value, known_names, listed_names)
-            for name, value in values.items()
-            if name not in known_names
-        ]
-        if errors:
-            # Pydantic reports each of these errors. A ValueError would be only one.
-            raise ValidationError.from_exception_data(cls.__name__, errors)
-        return values
-
-
-def _make_unknown_error(
-    name: object, value: object, known_names: Collection[str], listed_names: str
-) -> InitErrorDetails:
-    """Returns an error of pydantic about an unknown name of a setting.
-
-    Args:
-        name: The unknown name.
-        value: The value that was given for it.
-        known_names: The names of all settings, with aliases. The error suggests one of
-            them if it is similar.
-        listed_names: The names of all settings without aliases, as one text. The error
-            lists them.
-    """
-    # The place of an error in pydantic has only ints and texts.
-    key = name if isinstance(name, int) else str(name)
-    return InitErrorDetails(
-        type=PydanticCustomError(
-            "unknown_setting",
-            "unknown key.{hint} Known here: {known}",
-            {"hint": suggest(name, known_names), "known": listed_names},
-        ),
-        loc=(key,),
-        input=value,
-    )
-
-
-def _list_aliases(field: FieldInfo) -> list[str]:
-    """Lists the names that the `validation_alias` of a setting accepts; [] for none.
-
-    AliasChoices("keep", "keep_messages") -> ["keep", "keep_messages"]
-    """
-    alias = field.validation_alias  # A text, a path, choices of both, or None.
-    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
-
-    names = list[str]()
-    for choice in choices:
-        # A path leads into a nested value. The path begins with a name to be given.
-        name = choice.path[0] if isinstance(choice, AliasPath) else choice
-        if isinstance(name, str):  # None, for no alias, is no name.
-            names.append(name)
-    return names
 
 
 def _list_settings(model: type[BaseModel]) -> list[str]:

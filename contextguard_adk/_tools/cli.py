@@ -227,9 +227,6 @@ _SESSION_OPTIONS = (
 _RECORDING_OPTIONS = (
     *_SESSION_OPTIONS,
     click.option(
-        "--all-sessions", "is_fleet", is_flag=True, help="All, added up by agent."
-    ),
-    click.option(
         "--list", "is_list", is_flag=True, help="List sessions, newest first."
     ),
     click.option("--agent", help="Only this agent's calls."),
@@ -319,7 +316,7 @@ def check(**options: Any) -> int | None:
 @_json
 @click.option("--compare", is_flag=True, help="Compare strategies and triggers.")
 @click.option("--all", "is_complete", is_flag=True, help="Print all of many calls.")
-def replay(is_fleet: bool, **options: Any) -> int | None:
+def replay(**options: Any) -> int | None:
     """Show what the guard would have done in a recorded session.
 
     SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
@@ -327,25 +324,21 @@ def replay(is_fleet: bool, **options: Any) -> int | None:
     you see the estimate, the recorded count and what the guard would have compacted. No
     model is asked.
     """
-    # `is_fleet` is --all-sessions.
-    module_name = "fleet" if is_fleet else "replay"
-    return _call_on_session(module_name, **options)
+    return _call_on_session("replay", **options)
 
 
 @contextguard.command()
 @_recording_options
 @click.option("--json", "as_json", is_flag=True, help="With --list: print JSON.")
 @click.option("--output", "-o", type=_file, default="report.html", help="The page.")
-def report(is_fleet: bool, **options: Any) -> int | None:
+def report(**options: Any) -> int | None:
     """Write an HTML page about a recorded session.
 
     SESSION is a JSON export, adk web's SQLite file, or the URL of a database or Agent
     Engine, of which the newest session is taken where no name is given. The page shows
     the context over time, tokens, money, and each compaction. No model is asked.
     """
-    # `is_fleet` is --all-sessions.
-    module_name = "fleet" if is_fleet else "report"
-    return _call_on_session(module_name, **options)
+    return _call_on_session("report", **options)
 
 
 @contextguard.command()

@@ -21,12 +21,11 @@ from contextguard_adk.records import format_cost
 LIBRARY = "vendor/chart.umd.min.js"
 
 
-def write_page(output: Path, name: str, **values: Any) -> None:
-    """Fills in a template, and writes the page to a file.
+def write_page(output: Path, **values: Any) -> None:
+    """Fills in the template of a report, and writes the page to a file.
 
     Args:
         output: The file to write.
-        name: The template in the folder `page/`: "report.html" or "fleet.html".
         values: The variables of the template, but for its style and scripts.
 
     Raises:
@@ -37,7 +36,7 @@ def write_page(output: Path, name: str, **values: Any) -> None:
     environment.policies["json.dumps_kwargs"] = {}
     environment.filters.update(digest=_digest, cost=format_cost, number=read_number)
 
-    template = environment.from_string(_read_file(f"page/{name}"))
+    template = environment.from_string(_read_file("page/report.html"))
     page = template.render(
         values,
         style=_read_file("page/report.css"),

@@ -102,7 +102,7 @@ class RecordedCall:
 
 async def list_sessions(source: str, key: SessionKey) -> list[ListedSession]:
     """Lists the sessions that have the names of `key`, the newest first."""
-    async with open_source(source) as opened:
+    async with _open_source(source) as opened:
         return await opened.list(key)
 
 
@@ -114,7 +114,7 @@ async def load_session(source: str, key: SessionKey) -> Session:
     Raises:
         CommandError: No session has the names.
     """
-    async with open_source(source) as opened:
+    async with _open_source(source) as opened:
         listed = await opened.list(key)  # The newest session is the first.
         if listed:
             # If the number of events is unknown, it is None. The session may have some.
@@ -244,7 +244,7 @@ def read_time(value: float | str | datetime) -> datetime:
 
 
 @asynccontextmanager
-async def open_source(source: str) -> AsyncIterator[_Export | _Service]:
+async def _open_source(source: str) -> AsyncIterator[_Export | _Service]:
     """Opens a source of sessions; see the head of this file for the forms of `source`.
 
     Reading may fail while the source is open. So an error in the caller's `with` block

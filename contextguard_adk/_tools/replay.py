@@ -205,14 +205,9 @@ def read_recording(
         config: The path of a settings file; None for the built-in settings.
         options: The fields of `ReplaySettings` other than `guard`.
     """
-    guard = read_settings(config)
+    guard = load_settings(config) if config else PluginSettings()
     session = asyncio.run(recordings.load_session(source, key))
     return session, ReplaySettings(guard, **options)
-
-
-def read_settings(config: str | None) -> PluginSettings:
-    """Reads a settings file; without one, returns the built-in settings."""
-    return load_settings(config) if config else PluginSettings()
 
 
 def print_sessions(
@@ -262,16 +257,9 @@ def _print_session_table(sessions: list[dict[str, Any]]) -> None:
     terminal.print_table(columns, rows)
 
 
-async def replay_session(
-    session: Session, settings: ReplaySettings, known_calls: Sequence[ReplayedCall] = ()
-) -> Replayed:
-    """Replays the recorded model calls of a session with the guard's settings.
-
-    The figures of the first calls may be known without a replay: `known_calls` has
-    these calls, and only the calls after them are replayed.
-    """
-    guards = [settings.guard]
-    (replayed,) = await replay_guards(session, settings, guards, known_calls)
+async def replay_session(session: Session, settings: ReplaySettings) -> Replayed:
+    """Replays the recorded model calls of a session with the guard's settings."""
+    (replayed,) = await replay_guards(session, settings, [settings.guard])
     return replayed
 
 
@@ -279,7 +267,6 @@ async def replay_guards(
     session: Session,
     settings: ReplaySettings,
     guards: Sequence[PluginSettings],
-    known_calls: Sequence[ReplayedCall] = (),
 ) -> list[Replayed]:
     """Replays a session with several acting guards; ADK builds each request once.
 
@@ -288,11 +275,9 @@ async def replay_guards(
         settings: The assumptions. `settings.guard` has the settings of the watching
             guard.
         guards: The settings of each acting guard.
-        known_calls: The first calls, if their figures are known. They are not replayed.
 
     Returns:
-        One replay for each acting guard, in the order of `guards`. Each begins with the
-        known calls.
+        One replay for each acting guard, in the order of `guards`.
     """
     calls = _list_recorded_calls(session, settings.agent)
     usages = [read_usage(call.event.usage_metadata) for call in calls]
@@ -301,10 +286,9 @@ async def replay_guards(
     await replay.infer_agents(calls)
 
     needs = Needs(session.events, calls)
-    calls_by_guard = [list(known_calls) for _ in guards]
+    calls_by_guard = [list[ReplayedCall]() for _ in guards]
     numbered_calls = list(enumerate(calls, 1))
-    unknown_calls = numbered_calls[len(known_calls) :]
-    for number, call in terminal.show_progress(unknown_calls, "Replaying"):
+    for number, call in terminal.show_progress(numbered_calls, "Replaying"):
         played_calls = await replay.play_call(number, call, needs)
         for guard_calls, played in zip(calls_by_guard, played_calls, strict=True):
             guard_calls.append(played)

@@ -96,7 +96,6 @@ def _write_report(output: Path, session: Session, report: Report) -> None:
     usages = [call.usage + call.summary_usage for call in calls]
     write_page(
         output,
-        "report.html",
         report=report,
         session=describe_session(session),
         usage=sum(usages, Usage()),

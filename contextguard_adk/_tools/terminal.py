@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TypeVar
 
@@ -100,12 +99,8 @@ def print_sparkline(label: str, sizes: Sequence[int], most: int) -> None:
 
 
 def show_progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """Yields items, and shows on stderr how many are done.
-
-    Nothing is shown if stderr is no terminal, or if this process is one of several that
-    work at the same time.
-    """
-    is_hidden = not sys.stderr.isatty() or parent_process() is not None
+    """Yields items; if stderr is a terminal, shows there how many are done."""
+    is_hidden = not sys.stderr.isatty()
     output = Console(stderr=True)
     return track(items, label, console=output, transient=True, disable=is_hidden)
 
