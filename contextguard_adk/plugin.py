@@ -15,7 +15,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.plugin_manager import PluginManager
 
-from contextguard_adk._core.after_call import end_run, record_answer
+from contextguard_adk._core.after_call import record_answer, warn_of_silence
 from contextguard_adk._core.after_error import FailedCall, answer_error
 from contextguard_adk._plugin.arguments import check_arguments
 from contextguard_adk._plugin.base import GuardPlugin
@@ -309,7 +309,7 @@ class ContextGuardPlugin(GuardPlugin):
     ) -> None:
         """Forgets the model calls of a finished run."""
         with _log_failures("The guard could not end a run"):
-            end_run(self._guard.pop_run(invocation_context))
+            warn_of_silence(self._guard.pop_run(invocation_context))
 
     async def close(self) -> None:
         """Waits up to one second for summaries under way, then cancels them.

@@ -11,14 +11,15 @@ from google.genai import types
 
 from contextguard_adk import Threshold
 from contextguard_adk._core.decide import TABLE, Step, decide
+from contextguard_adk._history.fingerprints import cover
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import AgentRecord, StoredSummary
 from contextguard_adk._measuring.budgets import plan_budgets
-from contextguard_adk._runtime.memory import Paid, SessionFacts
+from contextguard_adk._runtime.memory import ReadySummary, SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import ModelFacts, Size
 from contextguard_adk.records import Origin
-from contextguard_adk.strategies import Draft, Turn
+from contextguard_adk.strategies import Turn
 from tests.builders import model, user
 
 WINDOW = 10_000  # The threshold is 8,000, a summary takes 1,000, overfull is 9,700.
@@ -54,10 +55,8 @@ def turn_of(
     return replace(made, nearness=known.get("nearness", settings.fullness(made)))
 
 
-PAID = Paid(Draft("Text.", frozenset()), StoredSummary(), {}, "run")
-LATER = replace(PAID, is_background=True)
-LOST = replace(PAID, replaced=AgentRecord().summary, key="record")
-ARRIVED = replace(PAID, replaced=StoredSummary(reason="tokens"))
+LOST = ReadySummary(StoredSummary(covered=cover([b"0"])))
+LATER = replace(LOST, is_ahead=True)
 AHEAD = Threshold(ahead=0.5)
 STORED = Threshold(summaries="stored")
 OF_RUN = History(LONG)
@@ -66,7 +65,7 @@ OF_RUN.invocation_id = "run"
 ROWS: list[tuple[str, Turn, Step, str]] = [
     (
         "of a later release",
-        turn_of(facts={"ready": PAID}, record=AgentRecord(version=3)),
+        turn_of(facts={"ready": LOST}, record=AgentRecord(version=3)),
         Step.SEND,
         "a later release stores it",
     ),
@@ -78,8 +77,7 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
         Step.WAIT,
         "under way",
     ),
-    ("just made", turn_of(facts={"ready": PAID}), Step.PUT_IN, "ready"),
-    ("state was lost", turn_of(300, facts={"unconfirmed": LOST}), Step.PUT_IN, "ready"),
+    ("state was lost", turn_of(300, facts={"ready": LOST}), Step.PUT_IN, "ready"),
     (
         "background, wanted",
         turn_of(facts={"ready": LATER}, is_settled=True),
@@ -121,7 +119,7 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
     ("small", turn_of(3_000), Step.SEND, "no compaction is wanted"),
     (
         "arrived",
-        turn_of(3_000, facts={"unconfirmed": ARRIVED}),
+        turn_of(3_000, facts={"ready": LOST}, record=AgentRecord(summary=LOST.stored)),
         Step.SEND,
         "no compaction",
     ),

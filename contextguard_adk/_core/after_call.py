@@ -174,7 +174,7 @@ def _record_response(
         # Usually the guard adds its values of session state to ADK's event. If another
         # plugin may keep this event from the guard, ADK gets the values here.
         _, scope = call_key(context)
-        context.state.update(run.writes.give_once(scope, invocation.session.state))
+        context.state.update(run.writes.pop_pending(scope, invocation.session.state))
     return answer
 
 
@@ -431,13 +431,11 @@ def _describe(answer: Answered) -> CallRecord:
     )
 
 
-def end_run(run: Run) -> None:
-    """Ends the memory of a run, and warns of each model that was silent.
+def warn_of_silence(run: Run) -> None:
+    """Warns of each model that was silent in a run.
 
-    The summaries that an event has carried to the session are forgotten. A model is
-    silent if there was neither content nor usage in answer to a large request.
+    A model is silent if it answers a large request with neither content nor usage.
     """
-    run.forget_delivered()
     for (agent, _), call in run.calls.items():
         is_large = call.estimated_tokens >= _LARGE_RATIO * call.window_tokens
         if is_large and not call.is_answered:

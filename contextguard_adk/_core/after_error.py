@@ -90,7 +90,7 @@ async def answer_error(
     run = guard.run(failed.invocation)
     sent = run.calls.get(call_key(failed.context))
     if sent is not None:
-        # `end_run` warns of models that stay silent. A model that fails is not silent.
+        # A model that fails is not silent, see `warn_of_silence`.
         sent.is_answered = True
 
     problem = _read_problem(failed, sent)

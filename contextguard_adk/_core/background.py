@@ -5,8 +5,8 @@ summary are:
 
 1. Before a request of this size is sent, `plan` returns a function.
 2. Once the request is answered, this function begins to write a summary.
-3. The summary waits on the shelf (`SessionFacts.ready`) until a compaction is wanted.
-4. `compose_paid` puts the summary in the request of that time.
+3. The summary is ready (`SessionFacts.ready`), and waits until a compaction is wanted.
+4. `compose_ahead` puts the summary in the request of that time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from contextguard_adk._core.call import Call
 from contextguard_adk._core.decide import is_worth_it, may_begin_in_background
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.history import History
-from contextguard_adk._history.stored import Draft, Reason
-from contextguard_adk._runtime.memory import Paid
-from contextguard_adk._summaries.compose import compose
+from contextguard_adk._history.stored import Reason
+from contextguard_adk._runtime.memory import ReadySummary
+from contextguard_adk._summaries.compose import compose, describe_draft
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
 
@@ -111,7 +111,7 @@ def _as_if_due(turn: Turn) -> Turn:
 
 
 async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
-    """Writes a summary, and puts it on the shelf if a model has written it.
+    """Writes a summary, which is then ready if a model has written it.
 
     Args:
         payer: Lets the strategy compact.
@@ -129,57 +129,49 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
         # `before_compaction` has put the compaction off.
         return
 
-    draft, facts, ask = await payer.compact(allowed_turn)
+    written = await payer.write(allowed_turn)
+    draft = written.draft
     if draft is None:
         # The strategy leaves the request as it is.
         return
     # The strategy may have asked for no summary, or may have got excerpts in its place.
-    is_by_model = ask.attempts > 0 and not draft.is_mechanical
+    is_by_model = written.ask.attempts > 0 and not draft.is_mechanical
     if not is_by_model:
         # Without a model a compaction takes no time, so it can be made once it is due.
         return
 
-    # Only the text of the model is kept. `compose_paid` makes the rest anew for a later
+    # Only the text of the model is kept. `compose_ahead` makes the rest for a later
     # request: the covered messages, the texts beside the summary, and short results.
-    stored = compose(allowed_turn, draft).stored
-    paid = Paid(
-        draft=Draft(stored.model_text, frozenset(), model_chars=stored.model_chars),
-        stored=stored.model_copy(update={"beside": {}, "truncation": None}),
-        facts={**facts, "was_ahead": True},
-        run_id=allowed_turn.origin.invocation_id,
-        is_background=True,
+    ready = ReadySummary(
+        stored=describe_draft(allowed_turn, replace(draft, truncation=None)),
+        facts={**written.facts, "was_ahead": True},
+        is_ahead=True,
     )
-    payer.memory.facts = replace(payer.memory.facts, ready=paid)
+    payer.memory.facts = replace(payer.memory.facts, ready=ready)
 
 
-def compose_paid(
-    turn: Turn, paid: Paid, history_with_paid: History, early_reason: Reason
-) -> Outcome | None:
+def compose_ahead(
+    turn: Turn, ready: ReadySummary, history_with_ready: History, early_reason: Reason
+) -> Outcome:
     """Returns the request with a summary that was written ahead of time.
 
     The summary covers its own messages, less those that a compaction keeps now.
 
     Args:
         turn: The model call, whose history has the stored summary.
-        paid: The summary that was written ahead of time.
-        history_with_paid: The same history with this summary in place.
+        ready: The summary that was written ahead of time.
+        history_with_ready: The same history with this summary in place.
         early_reason: The strategy's reason for a compaction before the threshold.
 
     Returns:
-        The request, and the form in which the summary is stored. None unless the
-        summary covers all messages of the stored summary, and more.
+        The request, and the form in which the summary is stored.
     """
-    paid_covered = history_with_paid.covered
-    covers_more = turn.history.covered < paid_covered
-    if not covers_more:
-        return None
-
     kept_indexes = turn.kept.indexes
-    covered = turn.whole(paid_covered - kept_indexes)
+    covered = turn.whole(history_with_ready.covered - kept_indexes)
     draft = replace(
         turn.draft,
-        text=paid.draft.text,
-        model_chars=paid.draft.model_chars,
+        text=ready.stored.model_text,
+        model_chars=ready.stored.model_chars,
         reason=turn.reason if turn.is_due else early_reason,
         covered=covered,
         model_covered=covered,
@@ -190,7 +182,7 @@ def compose_paid(
     # is at least twice this size. So the messages that the next compaction covers are
     # subtracted: all that are newer than the stored summary, and are not kept.
     newer_messages = [
-        history_with_paid.shown[index]
+        history_with_ready.shown[index]
         for index in turn.uncovered
         if index not in kept_indexes
     ]

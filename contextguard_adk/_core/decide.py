@@ -61,18 +61,15 @@ def is_worth_it(turn: Turn) -> bool:
 
 def _is_ready(turn: Turn) -> bool:
     """Returns whether a finished summary is to be put in the request now."""
-    has_lost_summary = turn.facts.find_lost(turn.record.summary) is not None
-    if has_lost_summary:
-        return True
-
     ready = turn.facts.ready
     if ready is None:
         return False
-    if ready.is_background:
+    if ready.is_ahead:
         # A summary that was written ahead of time waits until a compaction is wanted.
         # It was written without the focus that somebody may ask for now.
         return _is_wanted(turn) and not turn.focus
-    return True
+    # The event that was to carry this summary to the session got lost.
+    return not ready.is_stored_as(turn.record.summary)
 
 
 def _is_wanted(turn: Turn) -> bool:
@@ -132,7 +129,7 @@ def may_begin_in_background(turn: Turn) -> bool:
         return False
 
     facts = turn.facts
-    has_ready = facts.ready is not None
+    has_ready = facts.ready is not None and facts.ready.is_ahead
     if has_ready or turn.is_writing or facts.is_background_tried:
         return False
 

@@ -1,11 +1,8 @@
 """The loop of one model call: look, decide, and act, until the request can be sent.
 
-A paid summary is in one of these states:
-
-1. On the shelf (`SessionFacts.ready`), until the summary is put in a request.
-2. Unconfirmed (`SessionFacts.unconfirmed`), until an event of ADK has carried the
-   summary to the session.
-3. Lost, if that event never arrives. Then the summary is put in a request again.
+A summary is put in the request, and written to session state, as soon as it is paid
+for. The process keeps it (`SessionFacts.ready`) until a later run finds it in the
+session: the event that carries it there may get lost. Then it is put in again.
 
 A call is settled in two cases:
 
@@ -13,7 +10,7 @@ A call is settled in two cases:
 - In a recovery from a rejection, a finished summary was put in the request or dropped.
 
 A settled call does not let the strategy compact. A recovery begins with the call not
-settled. So a call may be compacted more than once: with a summary from the shelf, then
+settled. So a call may be compacted more than once: with a summary that was ready, then
 with a new summary, and again in a recovery.
 """
 
@@ -22,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from google.genai import types
 
@@ -44,7 +41,7 @@ from contextguard_adk._core.limits import fit_output, warn_reserved_output
 from contextguard_adk._core.look import build_turn, leave_out_oldest, read_counts
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
-from contextguard_adk._runtime.memory import Paid
+from contextguard_adk._runtime.memory import ReadySummary
 from contextguard_adk._runtime.runs import SentCall, call_key
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
@@ -89,7 +86,7 @@ async def look_and_act(call: Call, bounds: Bounds) -> Turn:
 
 
 async def _wait(call: Call, turn: Turn, row: Row) -> bool:
-    """Waits for the summary under way; the next look may find it on the shelf.
+    """Waits for the summary under way; the next look may find it ready.
 
     Returns:
         False: the call is not settled by this.
@@ -109,29 +106,56 @@ async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
 
 
 async def _compact(call: Call, turn: Turn, row: Row) -> bool:
-    """Lets the strategy compact; the next look may find a summary on the shelf.
+    """Lets the strategy compact, and puts the summary in the request.
 
     Returns:
         True: the call is settled by this.
     """
-    call.is_recovery_paid = turn.reason == "overflow"
-    # After a rejection, a summary of another call may be under way.
-    await call.wait()
+    is_recovery = turn.reason == "overflow"
+    is_requested = turn.reason == "requested"
+    call.is_recovery_paid = is_recovery
     payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
-    # If this call is cancelled, the task goes on, and a later call uses the summary.
-    was_allowed = await call.memory.pending.write(payer.pay(turn))
-    # None stands for a task that was cancelled, and not for an answer of the user.
-    was_put_off = was_allowed is False
-    if was_put_off and turn.reason == "requested":
-        call.state.answer_request("before_compaction put it off")
+    allowed_turn = await payer.ask_user(turn, turn.budgets.threshold_tokens)
+    if allowed_turn is None:
+        if is_requested:
+            call.state.answer_request("before_compaction put it off")
+        return True
+
+    written = await payer.write(allowed_turn)
+    outcome = payer.compose_gain(allowed_turn, written)
+    if outcome is None:
+        return True
+
+    await _commit(call, turn, outcome, written.facts)
+    # A recovery from a rejection goes on with the counts with which it began.
+    if not is_recovery:
+        _note_compaction(call, is_for_size=not is_requested)
     return True
 
 
-async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
-    """Puts a summary in the request if that makes the request smaller.
+def _note_compaction(call: Call, is_for_size: bool) -> None:
+    """Notes that the call was compacted, and drops the provider's count.
 
-    A summary that the session has lost goes before the summary on the shelf. A summary
-    that is not put in is dropped.
+    Args:
+        call: The model call.
+        is_for_size: Whether the compaction was for the size of the request. Then
+            `decide` usually does not compact the next call.
+    """
+    memory = call.memory
+    call.is_compacted = True
+    memory.facts = replace(memory.facts, was_full=is_for_size)
+    # The provider's count includes contents that are gone, so the count is dropped. The
+    # correction, which follows from the count, still holds. `Turn.measure` has measured
+    # the outcome with `measured_correction`. Both fields get this number, so the next
+    # look estimates the request in the same way.
+    correction = call.counts.measured_correction
+    call.counts = Counts(correction=correction, measured_correction=correction)
+
+
+async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
+    """Puts the summary that is ready in the request if that makes it smaller.
+
+    Otherwise the summary is dropped.
 
     Returns:
         True if the provider has rejected the request. Then the next look must not let
@@ -139,23 +163,12 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
         False.
     """
     memory = call.memory
-    lost = turn.facts.find_lost(turn.record.summary)
-    if lost is None:
-        memory.facts = replace(memory.facts, ready=None)
-    else:
-        memory.facts = replace(memory.facts, unconfirmed=None)
-
-    paid = turn.facts.ready if lost is None else lost
-    assert paid is not None, "The table asks for this step only with a summary."
-    outcome = _try_paid_summary(call, turn, paid)
+    ready = turn.facts.ready
+    assert ready is not None, "The table asks for this step only with a summary."
+    memory.facts = replace(memory.facts, ready=None)
+    outcome = _try_ready(call, turn, ready)
     if outcome is not None:
-        await _commit(call, turn, paid, outcome)
-    elif turn.is_settled:
-        # This call has just paid for the summary. Until the request has grown, no call
-        # pays for another one.
-        memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
-        message = "A summary for agent %r was dropped: it gains nothing; %s."
-        logger.info(message, turn.agent, turn.origin.place)
+        await _commit(call, turn, outcome, ready.facts)
     return turn.reason == "overflow"
 
 
@@ -169,104 +182,73 @@ _ACTS: Mapping[Step, _Act] = {
 """The function for each step. It returns whether the step settles the call."""
 
 
-def _try_paid_summary(call: Call, turn: Turn, paid: Paid) -> Outcome | None:
-    """Composes a request with a paid summary, as a trial that changes nothing.
+def _try_ready(call: Call, turn: Turn, ready: ReadySummary) -> Outcome | None:
+    """Composes a request with a summary that is ready, as a trial.
 
     Returns:
-        The request with the summary. None if the summary no longer fits the history, or
-        makes the request no smaller.
+        The request with the summary. None if the summary no longer fits the history,
+        covers no more than the stored one, or makes the request no smaller.
     """
-    history = turn.history.with_summary(paid.stored)
-    was_edited_since = paid.stored.edits < turn.record.edits
-    if not history.has_all_covered or was_edited_since:
-        # The messages have changed since the summary was written, or somebody has
-        # edited the stored summary by hand.
+    history = turn.history.with_summary(ready.stored)
+    was_edited_since = ready.stored.edits < turn.record.edits
+    covers_more = turn.history.covered < history.covered
+    if was_edited_since or not covers_more or not history.has_all_covered:
+        # The messages have changed since the summary was written, somebody has edited
+        # the stored summary by hand, or another process has stored a newer one.
         return None
 
-    outcome: Outcome | None
-    if paid.is_background:
+    if ready.is_ahead:
         early_reason = call.strategy.early_reason
-        outcome = background.compose_paid(turn, paid, history, early_reason)
+        outcome = background.compose_ahead(turn, ready, history, early_reason)
     else:
-        # The draft has the indexes of its messages in an earlier request. `history` has
-        # found the same messages in this request, perhaps at other indexes.
-        draft = replace(
-            paid.draft,
-            covered=history.covered,
-            model_covered=history.model_covered,
-            truncated_upto=history.find_named(paid.stored.truncated_upto),
-        )
+        # A compaction that was asked for since then is still to come.
+        is_same_reason = ready.stored.reason == turn.reason
+        reason = turn.reason if is_same_reason else "tokens"
+        draft = replace(turn, history=history, reason=reason).draft
         outcome = compose(turn, draft)
-
-    if outcome is None:
-        return None
     makes_smaller = outcome.tokens < turn.measure(turn.contents)
     return outcome if makes_smaller else None
 
 
-async def _commit(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
-    """Stores a summary, updates the memory of the call, and reports the compaction.
+async def _commit(
+    call: Call, turn: Turn, outcome: Outcome, facts: dict[str, Any] | None
+) -> None:
+    """Stores a summary, and reports the compaction.
 
     The next look reads the stored summary, and builds the request with it.
 
     Args:
         call: The model call.
         turn: The same call as a value, before the summary is in its request.
-        paid: The summary, from the shelf or lost.
         outcome: The request with the summary, and the form in which it is stored.
+        facts: The fields of the `CompactionRecord` that tell how the summary was
+            written; None if the compaction was reported before.
     """
-    state = call.state
     memory = call.memory
-
-    # The summary leaves the shelf for session state. The memory keeps a copy, which is
-    # put in again if the session loses the summary.
-    unconfirmed = replace(
-        paid,
-        draft=outcome.draft,
-        stored=outcome.stored,
-        # If the session still has this summary later, the new one is lost.
-        replaced=turn.record.summary,
-        # The copy is not on the shelf.
-        is_background=False,
-        # A lost summary is put in again without another report.
-        is_reported=True,
-        paid_seconds=time.monotonic(),
+    call.state.save_summary(outcome.stored, turn.tokens)
+    memory.facts = replace(
+        memory.facts,
+        # A later run puts it in again if the session has lost it.
+        ready=ReadySummary(outcome.stored),
+        is_background_tried=False,
+        # This compaction gains something, so the next one need not wait for a larger
+        # request.
+        fruitless_tokens=None,
     )
-    call.run.note_unconfirmed(memory, unconfirmed, state.key("record"))
-    state.save_summary(outcome.stored, turn.tokens)
-    # This compaction gains something, so the next one need not wait for a larger
-    # request.
-    memory.facts = replace(memory.facts, fruitless_tokens=None)
-
-    # A settled call has paid for the summary itself, and is compacted by now. A
-    # recovery from a rejection goes on with the counts with which it began.
-    is_requested = turn.reason == "requested"
-    is_recovery = turn.reason == "overflow"
-    if turn.is_settled and not is_recovery:
-        call.is_compacted = True
-        # If this compaction is for the size, `decide` usually does not compact the next
-        # call. If it was asked for, the next call may be compacted for its size.
-        memory.facts = replace(memory.facts, was_full=not is_requested)
-        # The provider's count includes contents that are gone, so the count is dropped.
-        # The correction, which follows from the count, still holds. `Turn.measure` has
-        # measured the outcome with `measured_correction`. Both fields get this number,
-        # so the next look estimates the request in the same way.
-        correction = call.counts.measured_correction
-        call.counts = Counts(correction=correction, measured_correction=correction)
 
     # If the draft has another reason, the summary was paid for before somebody asked
     # for a compaction. Then the compaction that was asked for is still to come.
-    if is_requested and outcome.draft.reason == "requested":
-        state.answer_request()
+    if turn.reason == "requested" and outcome.draft.reason == "requested":
+        call.state.answer_request()
     # ADK's cache metadata describe a prefix of the contents that is gone.
     call.request.cache_metadata = None
-
-    # A lost summary was reported when it was put in a request for the first time.
-    if not paid.is_reported:
-        await _report(call, turn, unconfirmed, outcome)
+    if facts is not None:
+        await _report(call, turn, outcome, facts)
 
 
-async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
+async def _report(
+    call: Call, turn: Turn, outcome: Outcome, facts: dict[str, Any]
+) -> None:
     """Tells listeners and the user's `on_compaction` of a compaction.
 
     The log warns once if the compaction covers results of `keep_tools`.
@@ -274,8 +256,9 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     Args:
         call: The model call.
         turn: The same call as a value, before the summary is in its request.
-        paid: The summary.
         outcome: The request with the summary.
+        facts: The fields of the `CompactionRecord` that tell how the summary was
+            written.
     """
     keep_tools = turn.settings.keep_tools
     # `keep_tools` does not hold for results that a model has summarized before.
@@ -296,7 +279,7 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
     waited_seconds = now_seconds - call.started_seconds
     call.started_seconds = now_seconds
 
-    record = _describe(turn, paid, outcome, waited_seconds)
+    record = _describe(turn, outcome, facts, waited_seconds)
     call.compaction = record
     event = Compacted(call.guard, call.context, call.state, turn, outcome, record)
     for listener in _listeners.COMPACTED:
@@ -307,14 +290,14 @@ async def _report(call: Call, turn: Turn, paid: Paid, outcome: Outcome) -> None:
 
 
 def _describe(
-    turn: Turn, paid: Paid, outcome: Outcome, waited_seconds: float
+    turn: Turn, outcome: Outcome, facts: dict[str, Any], waited_seconds: float
 ) -> CompactionRecord:
     """Returns the record of a compaction.
 
     Args:
         turn: The call as a value, before the summary is in its request.
-        paid: The summary.
         outcome: The request with the summary.
+        facts: The fields that tell how the summary was written.
         waited_seconds: How long the call has waited for the summary.
     """
     # `turn.tokens` may follow a count of the provider, but `outcome.tokens` comes from
@@ -332,7 +315,7 @@ def _describe(
         summary_tokens=len(outcome.stored.text.encode()) // 4,
         is_mechanical=outcome.draft.is_mechanical,
         waited_seconds=round(waited_seconds, 3),
-        **paid.facts,
+        **facts,
     )
 
 
@@ -406,14 +389,16 @@ def _change_request(call: Call, turn: Turn) -> None:
 def _note_run(call: Call) -> None:
     """Remembers for the next call whether this call was compacted, and in which run.
 
-    The unconfirmed summary of an earlier run is forgotten, because the session has this
-    summary by now. A lost summary was put in again before, and belongs to this run.
+    A summary that an earlier run has made, and that the session has, is forgotten: the
+    event that carries it was not lost.
     """
     memory = call.memory
     run_id = call.run.invocation_id
-    unconfirmed = memory.facts.unconfirmed
-    if unconfirmed is not None and unconfirmed.run_id != run_id:
-        memory.facts = replace(memory.facts, unconfirmed=None)
+    ready = memory.facts.ready
+    if ready is not None:
+        is_of_earlier_run = ready.stored.invocation != run_id
+        if is_of_earlier_run and ready.is_stored_as(call.state.record.summary):
+            memory.facts = replace(memory.facts, ready=None)
 
     compacted_run = run_id if call.is_compacted else ""
     memory.facts = replace(memory.facts, compacted_run=compacted_run)

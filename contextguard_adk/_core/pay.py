@@ -1,7 +1,6 @@
-"""The stage that pays: the strategy compacts, and its summary goes on the shelf.
+"""The stage that pays: it asks the user, and lets the strategy compact.
 
-A summary stays on the shelf (`SessionFacts.ready`) until it is put in a request. A
-compaction is fruitless if it gains nothing, or if it is put off.
+A compaction is fruitless if it gains nothing, or if it is put off.
 """
 
 from __future__ import annotations
@@ -11,23 +10,38 @@ import logging
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from contextguard_adk import _listeners
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.stored import Draft
-from contextguard_adk._runtime.memory import AgentMemory, Paid
+from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.state import MAX_FOCUS_CHARS
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
+from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Summarized
 from contextguard_adk.records import PlannedCompaction
 from contextguard_adk.strategies.base import Strategy
 
 logger = logging.getLogger("contextguard_adk.call")
+
+
+class Written(NamedTuple):
+    """The result of a strategy.
+
+    Attributes:
+        draft: The draft; None if the strategy leaves the request as it is.
+        facts: Fields of the `CompactionRecord`, such as `usage` and `duration_seconds`.
+        ask: Through which the strategy has had summaries written.
+    """
+
+    draft: Draft | None
+    facts: dict[str, Any]
+    ask: Ask
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,7 @@ class Payer:
 
     Attributes:
         guard: The memory of the plugin.
-        memory: The memory of the agent, which has the shelf.
+        memory: The memory of the agent.
         strategy: The strategy of the agent.
         agent: ADK's agent, whose model writes summaries unless another one is set.
     """
@@ -47,21 +61,6 @@ class Payer:
     memory: AgentMemory
     strategy: Strategy
     agent: object
-
-    async def pay(self, turn: Turn) -> bool:
-        """Lets the strategy compact; its summary goes on the shelf if it saves tokens.
-
-        Returns:
-            False if the user's `before_compaction` puts the compaction off.
-        """
-        allowed_turn = await self.ask_user(turn, turn.budgets.threshold_tokens)
-        if allowed_turn is None:
-            return False
-
-        draft, facts, ask = await self.compact(allowed_turn)
-        if draft is not None:
-            self._put_on_shelf(allowed_turn, draft, facts, ask)
-        return True
 
     async def ask_user(
         self, turn: Turn, threshold_tokens: int, is_ahead: bool = False
@@ -149,18 +148,11 @@ class Payer:
         # `log_failures` has caught an error.
         return None
 
-    async def compact(self, turn: Turn) -> tuple[Draft | None, dict[str, Any], Ask]:
+    async def write(self, turn: Turn) -> Written:
         """Lets the strategy compact, and tells the listeners of its summary calls.
 
         If the strategy fails, the listeners are told all the same, because the calls
         before the failure are paid for. Then the error is raised.
-
-        Returns:
-            Three values:
-            - The draft of the strategy; None if the strategy leaves the request as it
-              is.
-            - Fields of the `CompactionRecord`, such as `usage` and `duration_seconds`.
-            - The `Ask`, through which the strategy has had summaries written.
         """
         started_seconds = time.monotonic()
         ask = Ask(turn, self.agent, self.memory, self.guard)
@@ -174,29 +166,30 @@ class Payer:
                     listener.summarized(event)
 
         duration_seconds = time.monotonic() - started_seconds
-        return draft, {**facts, "duration_seconds": duration_seconds}, ask
+        return Written(draft, {**facts, "duration_seconds": duration_seconds}, ask)
 
-    def _put_on_shelf(
-        self, turn: Turn, draft: Draft, facts: dict[str, Any], ask: Ask
-    ) -> None:
-        """Puts a summary on the shelf if it makes the request smaller.
+    def compose_gain(self, turn: Turn, written: Written) -> Outcome | None:
+        """Returns the request with a draft in place if that makes it smaller.
 
-        Otherwise the summary is dropped, and the compaction is fruitless.
+        Otherwise the draft is dropped, and the compaction is fruitless. The result is
+        also None if the strategy leaves the request as it is.
 
         Args:
             turn: The model call.
-            draft: The draft of the strategy.
-            facts: Fields of the `CompactionRecord`, see `compact`.
-            ask: The `Ask`, through which the strategy has had summaries written.
+            written: The draft of the strategy.
         """
+        draft = written.draft
+        if draft is None:
+            return None
+
         most_tokens = turn.tokens + turn.size.error_tokens
         is_accepted_as_is = most_tokens < turn.budgets.overfull_tokens
         is_for_size = turn.is_due and turn.reason == "tokens"
-        if ask.may_recover and is_for_size and is_accepted_as_is:
+        if written.ask.may_recover and is_for_size and is_accepted_as_is:
             # The summarizer has failed, so the draft has excerpts only. The compaction
             # waits until the request has grown, when the summarizer may work again.
             self._note_fruitless(turn)
-            return
+            return None
 
         # A user's own strategy may cover contents that are to stay, or a call without
         # its result.
@@ -212,15 +205,8 @@ class Payer:
             message = "Compaction for agent %r dropped: %d tokens would become %d; %s."
             place = turn.origin.place
             logger.info(message, turn.agent, tokens_before, outcome.tokens, place)
-            return
-
-        paid = Paid(
-            draft=valid_draft,
-            stored=outcome.stored,
-            facts=facts,
-            run_id=turn.origin.invocation_id,
-        )
-        self.memory.facts = replace(self.memory.facts, ready=paid)
+            return None
+        return outcome
 
     def _note_fruitless(self, turn: Turn) -> None:
         """Remembers the size of a request whose compaction was fruitless.

@@ -3,8 +3,7 @@
 An agent has one memory for each scope of a session in which the agent works. A scope is
 a branch of the session, or one of ADK's isolation scopes.
 
-A summary ahead of time is written in the background, before a compaction is due. The
-summary then waits on the shelf (`SessionFacts.ready`) until a compaction is due.
+A summary ahead of time is written in the background, before a compaction is due.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from contextguard_adk._history.stored import Draft, StoredSummary
+from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._providers.costs import add_costs
 from contextguard_adk._support.log import log_traceback
 from contextguard_adk.records import Usage
@@ -28,9 +26,6 @@ logger = logging.getLogger("contextguard_adk.pending")
 
 MAX_MODELS = 8
 """An agent has facts about at most this many models; the newest stay."""
-
-_LATE_SECONDS = 600
-"""A paid summary is forgotten after this time (`_is_late` has the one exception)."""
 
 # How long `SummaryTasks.close` waits for tasks to end by themselves, and then for
 # cancelled tasks. The app has to wait one second in all.
@@ -86,45 +81,33 @@ def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
 
 
 @dataclass(frozen=True)
-class Paid:
+class ReadySummary:
     """A summary that was paid for, and that the session is not known to have.
 
-    The summary first waits on the shelf (`SessionFacts.ready`). Then it is put in a
-    request and written to session state. It stays unconfirmed
-    (`SessionFacts.unconfirmed`) until an event has carried it to the session, because
-    events may get lost.
+    There are two kinds. A summary ahead of time waits until a compaction is due. Any
+    other summary is in a request already, and was written to session state. But the
+    event that carries it to the session may get lost. Then a later run puts the summary
+    in its request again.
 
     Attributes:
-        draft: The decision of the strategy. The indexes in the draft count the contents
-            of the request for which the draft was made.
-        stored: The summary as session state has it.
+        stored: The summary as session state has it. A summary ahead of time has no
+            texts beside it.
         facts: The fields of the summary's `CompactionRecord` that tell how the summary
-            was written, by their names.
-        run_id: On the shelf, the id of the run that wrote the summary; later the id of
-            the run that put the summary in a request.
-        is_background: Whether the summary is on the shelf and was written ahead of
-            time.
-        is_reported: Whether listeners were told of the summary.
-        replaced: The summary that the session has until an event carries this one to
-            it; None for no summary.
-        key: The key of session state under which the summary was written; "" on the
-            shelf.
-        event_count: How many events the session had when the summary was put in a
-            request; 0 on the shelf.
-        paid_seconds: On the shelf, when the summary was written; later, when it was put
-            in a request. On the monotonic clock.
+            was written, by their names. None once listeners were told of the summary.
+        is_ahead: Whether the summary was written ahead of time, and is in no request.
     """
 
-    draft: Draft
     stored: StoredSummary
-    facts: dict[str, Any]
-    run_id: str
-    is_background: bool = False
-    is_reported: bool = False
-    replaced: StoredSummary | None = None
-    key: str = ""
-    event_count: int = 0
-    paid_seconds: float = field(default_factory=time.monotonic)
+    facts: dict[str, Any] | None = None
+    is_ahead: bool = False
+
+    def is_stored_as(self, stored: StoredSummary | None) -> bool:
+        """Returns whether the session has this summary.
+
+        Args:
+            stored: The summary that the session has; None for no summary.
+        """
+        return stored is not None and stored.covered == self.stored.covered
 
 
 @dataclass(frozen=True)
@@ -209,10 +192,8 @@ class SessionFacts:
     """The facts about one agent in one scope at a moment; `AgentMemory` has the newest.
 
     Attributes:
-        ready: The summary on the shelf, which was paid for and is in no request yet;
-            None for no summary.
-        unconfirmed: The last summary that was put in a request; None once an event has
-            carried it to the session.
+        ready: The summary that may be put in a request without another payment; None
+            for no summary.
         is_background_tried: Whether a summary ahead of time was begun since the last
             compaction.
         compacted_run: The id of the last call's run if the last call was compacted;
@@ -231,8 +212,7 @@ class SessionFacts:
         units: The values that sections, shapes and listeners remember, by their types.
     """
 
-    ready: Paid | None = None
-    unconfirmed: Paid | None = None
+    ready: ReadySummary | None = None
     is_background_tried: bool = False
     compacted_run: str = ""
     was_full: bool = False
@@ -244,22 +224,6 @@ class SessionFacts:
     summary_usage: Usage = field(default_factory=Usage)
     summary_cost: float | None = 0.0
     units: Mapping[type, object] = field(default_factory=dict)
-
-    def find_lost(self, stored: StoredSummary | None) -> Paid | None:
-        """Returns the unconfirmed summary if the event that carried it got lost.
-
-        The event got lost if the session still has the summary that the unconfirmed one
-        was to replace (`Paid.replaced`). In any other case the result is None: no
-        summary is unconfirmed, or the session has the unconfirmed summary or a summary
-        of another process.
-
-        Args:
-            stored: The summary that the session has; None for no summary.
-        """
-        unconfirmed = self.unconfirmed
-        if unconfirmed is not None and unconfirmed.replaced == stored:
-            return unconfirmed
-        return None
 
     def of(self, model: str) -> Seen:
         """Returns the facts that the answers of a model have shown."""
@@ -391,10 +355,9 @@ class SummaryTasks:
 
 
 class PendingSummary:
-    """The summary of an agent in one scope that is being written, if there is one.
+    """The summary ahead of time that is being written for an agent, if there is one.
 
-    The task that writes the summary goes on if the model call that waits for the
-    summary is cancelled. The task ends with its event loop.
+    The task that writes the summary ends with its event loop.
 
     Attributes:
         tasks: All tasks of the plugin that write summaries.
@@ -404,7 +367,6 @@ class PendingSummary:
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
         self.task: asyncio.Task[Any] | None = None
-        self._is_ahead = False  # Whether `task` writes a summary ahead of time.
 
     @property
     def is_under_way(self) -> bool:
@@ -419,61 +381,34 @@ class PendingSummary:
     async def wait(self, timeout_seconds: float) -> None:
         """Waits until no summary is under way on this event loop.
 
-        There are three cases:
-
-        - A summary that a model call waits for is waited for until it is written.
-        - A summary ahead of time is cancelled if it takes longer than the timeout.
-        - A summary ahead of time that is still queued is cancelled at once.
+        A summary that takes longer than the timeout is cancelled. A summary that is
+        still queued is cancelled at once.
 
         Args:
-            timeout_seconds: How long to wait for a summary ahead of time.
+            timeout_seconds: How long to wait.
         """
-        # Another call may begin a summary while this one waits. So this is a loop.
-        while self.is_under_way and (task := self.task):
-            if not self._is_ahead:
-                await asyncio.wait([task])
-            elif not self.tasks.is_queued(task):
-                await asyncio.wait([task], timeout=timeout_seconds)
+        task = self.task
+        if task is None or not self.is_under_way:
+            return
+        if not self.tasks.is_queued(task):
+            await asyncio.wait([task], timeout=timeout_seconds)
 
-            # `_forget` removes a task that has ended. So a task that is still here is
-            # a summary ahead of time that is late or queued.
-            if self.task is task:
-                self.task = None
-                task.cancel()
+        # `_forget` removes a task that has ended. So a task that is still here is late
+        # or queued.
+        if self.task is task:
+            self.task = None
+            task.cancel()
 
-    def start(
-        self, work: Coroutine[Any, Any, V], is_ahead: bool = True
-    ) -> asyncio.Task[V]:
-        """Starts a task that writes a summary.
-
-        The caller has waited until no other summary is under way on this event loop.
+    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+        """Starts a task that writes a summary; no other one is under way.
 
         Args:
             work: Writes the summary.
-            is_ahead: Whether the summary is written ahead of time: then no model call
-                waits for it.
         """
         task = self.tasks.start(work)
         self.task = task
-        self._is_ahead = is_ahead
         task.add_done_callback(self._forget)
         return task
-
-    async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
-        """Starts a task that writes a summary, and waits for the result of the task.
-
-        If the caller is cancelled, the task goes on: a later model call uses the
-        summary.
-
-        Args:
-            work: Writes the summary.
-
-        Returns:
-            What `work` returns; None if the task was cancelled.
-        """
-        task = self.start(work, is_ahead=False)
-        await asyncio.wait([task])
-        return None if task.cancelled() else task.result()
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Forgets a task that has ended, because the task may hold the conversation.
@@ -515,13 +450,6 @@ class AgentMemory:
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
 
-    def drop_late(self) -> None:
-        """Forgets the summaries that are late (`_is_late`)."""
-        if _is_late(self.facts.ready):
-            self.facts = replace(self.facts, ready=None)
-        if _is_late(self.facts.unconfirmed):
-            self.facts = replace(self.facts, unconfirmed=None)
-
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
         """Adds the tokens and the price of summary calls to the sums.
 
@@ -546,24 +474,3 @@ class AgentMemory:
         facts = self.facts
         self.facts = replace(facts, summary_usage=Usage(), summary_cost=0.0)
         return facts.summary_usage, facts.summary_cost
-
-
-def _is_late(paid: Paid | None) -> bool:
-    """Returns whether a paid summary is too old to be used.
-
-    - If the summary was written ahead of time and is still on the shelf: never, because
-      the summary waits until a compaction is due.
-    - If any other summary is on the shelf: `_LATE_SECONDS` after it was written.
-    - If the summary is unconfirmed: `_LATE_SECONDS` after it was put in a request.
-
-    Args:
-        paid: The summary; None for no summary, which is never late.
-    """
-    if paid is None:
-        return False
-    # `is_background` is true only on the shelf.
-    if paid.is_background:
-        return False
-
-    age_seconds = time.monotonic() - paid.paid_seconds
-    return age_seconds > _LATE_SECONDS

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from google.adk.agents.callback_context import CallbackContext
@@ -32,7 +32,6 @@ from contextguard_adk._runtime.memory import (
     AgentMemory,
     BoundedDict,
     Limits,
-    Paid,
     PendingSummary,
     SummaryTasks,
 )
@@ -43,7 +42,7 @@ from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.records import CompactionRecord, Origin
 
 MAX_IDLE_SESSIONS = 1_024
-"""The most memories of agents that have no summary and are writing none."""
+"""The most memories of agents that have no summary ahead of time, and write none."""
 
 MAX_SESSIONS = 8_192
 """The most memories of agents. One with a summary takes about 10 KB."""
@@ -179,8 +178,6 @@ class Run:
         self._events = invocation.session.events
         self._memos: dict[str, Memo] = {}
         self._shared_memo = memo
-        # The memories of the agents for which this run has put in a summary.
-        self._compacted: list[AgentMemory] = []
 
     def memo(self, invocation: InvocationContext) -> Memo:
         """Returns the memo of the invocation's agent.
@@ -196,36 +193,6 @@ class Run:
             form = json_form(find_llm(invocation.agent))
             self._memos[agent] = Memo(self._events, self.invocation_id, form)
         return self._memos[agent]
-
-    def note_unconfirmed(self, memory: AgentMemory, paid: Paid, key: str) -> None:
-        """Remembers that a summary was put in a request, as `SessionFacts.unconfirmed`.
-
-        The summary is no longer in `SessionFacts.ready`. The next summary may be begun
-        ahead of time.
-
-        Args:
-            memory: The memory of the agent.
-            paid: The summary.
-            key: The key of session state under which the summary was written.
-        """
-        replaced = paid.replaced
-        earlier = memory.facts.unconfirmed
-        if earlier is not None:
-            # The session may lack the earlier summary, because no event is known to
-            # have carried it. Then the session has what the earlier one was to replace.
-            replaced = earlier.replaced
-
-        unconfirmed = replace(
-            paid,
-            replaced=replaced,
-            key=key,
-            event_count=len(self._events),
-            run_id=self.invocation_id,
-        )
-        memory.facts = replace(
-            memory.facts, unconfirmed=unconfirmed, ready=None, is_background_tried=False
-        )
-        self._compacted.append(memory)
 
     def describe(self, key: CallKey, name: str, value: object) -> None:
         """Lets the next event of an agent and scope carry a value in `custom_metadata`.
@@ -278,23 +245,6 @@ class Run:
             # The dict of the event may also be that of the model's response, which must
             # not change. So the event gets a new dict.
             event.custom_metadata = {**(event.custom_metadata or {}), **metadata}
-
-    def forget_delivered(self) -> None:
-        """Forgets the unconfirmed summaries that an event has carried to the session.
-
-        Only summaries that this run has put in a request are looked for.
-        """
-        for memory in self._compacted:
-            unconfirmed = memory.facts.unconfirmed
-            # If another run has put in a newer summary, that run looks for the event.
-            if unconfirmed is None or unconfirmed.run_id != self.invocation_id:
-                continue
-
-            key = unconfirmed.key
-            newer_events = self._events[unconfirmed.event_count :]
-            is_delivered = any(key in e.actions.state_delta for e in newer_events)
-            if is_delivered:
-                memory.facts = replace(memory.facts, unconfirmed=None)
 
 
 class _RunsOfState(NamedTuple):
@@ -357,9 +307,9 @@ class Guard:
     ) -> AgentMemory:
         """Returns the memory of an agent in a scope of a session, a new one if needed.
 
-        Each call also bounds all memories. Late summaries are forgotten. Of the idle
-        memories, which have no summary and are writing none, only the newest
-        `MAX_IDLE_SESSIONS` are kept.
+        Each call also bounds all memories. Of the idle memories, which have no summary
+        ahead of time and are writing none, only the newest `MAX_IDLE_SESSIONS` are
+        kept.
 
         Args:
             invocation: The invocation, which tells the session.
@@ -375,9 +325,9 @@ class Guard:
 
         idle_keys = list[_AgentKey]()  # The oldest first, as in the snapshot.
         for each_key, each in self._memories.snapshot():
-            if each.facts.ready or each.facts.unconfirmed:
-                each.drop_late()
-            elif each.pending.task is None:
+            ready = each.facts.ready
+            has_summary_ahead = ready is not None and ready.is_ahead
+            if not has_summary_ahead and each.pending.task is None:
                 idle_keys.append(each_key)
 
         for idle_key in idle_keys[:-MAX_IDLE_SESSIONS]:
@@ -436,9 +386,6 @@ class Guard:
             return
 
         del self._runs_by_state[state_id]
-        # This is the last chance to see which summaries the events have carried.
-        for run in runs.by_invocation.values():
-            run.forget_delivered()
 
     def state(self, context: CallbackContext) -> AgentState:
         """Returns the session state of the agent that a callback is about."""

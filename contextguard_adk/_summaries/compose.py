@@ -105,7 +105,7 @@ class _Shrunk(NamedTuple):
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and the record to store for it."""
-    unmeasured = _build_stored(turn, draft)
+    unmeasured = _add_sections(turn, draft, describe_draft(turn, draft))
     contents = shape(turn, render(turn, unmeasured, draft.covered))
     tokens = turn.measure(contents)
     stored = unmeasured.model_copy(update={"left_tokens": tokens})
@@ -162,8 +162,8 @@ def shape(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     return shaped
 
 
-def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
-    """Builds the record of a draft for session state, with the values of sections.
+def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
+    """Builds the record of a draft for session state, without the texts of sections.
 
     The field `left_tokens` stays empty: the request is not measured yet.
     """
@@ -210,7 +210,7 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
     # If older messages are missing in this request, the previous summary has replaced
     # these messages, and so does the new summary.
     has_older = history.stored is not None and not history.has_all_covered
-    stored = StoredSummary(
+    return StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
         scope=turn.scope,
@@ -229,7 +229,6 @@ def _build_stored(turn: Turn, draft: Draft) -> StoredSummary:
         has_older=has_older,
         edits=turn.record.edits,
     )
-    return _add_sections(turn, draft, stored)
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
