@@ -119,7 +119,9 @@ ROWS: list[tuple[str, Turn, Step, str]] = [
     ("small", turn_of(3_000), Step.SEND, "no compaction is wanted"),
     (
         "arrived",
-        turn_of(3_000, facts={"ready": LOST}, record=AgentRecord(summary=LOST.stored)),
+        turn_of(
+            3_000, facts={"ready": LOST}, history=History(LONG, stored=LOST.stored)
+        ),
         Step.SEND,
         "no compaction",
     ),

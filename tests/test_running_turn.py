@@ -226,7 +226,7 @@ async def test_a_call_that_is_too_large_itself_does_not_stay() -> None:
 async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     """Whatever the density of its text, the user's request stays."""
     results = [f"A{text * (2_000 // len(text))}Z"]
-    refusal = ContextOverflowError("prompt is too long: 5000 tokens > 4000 maximum")
+    refusal = ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")
     llm = SimulatedLlm(context_window=200_000)
     shipped: list[Reply] = [call("ship", order=order) for order in ORDERS]
     llm.script = [*shipped, refusal, refusal, "Done."]
@@ -236,7 +236,7 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     assert llm.violations == 0
 
     last = agent_requests(llm)[-1]
-    assert last.prompt_tokens <= 2_000
+    assert last.prompt_tokens <= 4_000
     assert "Ship all of them." in last.text
     assert [order for order in ORDERS if order not in last.text] == []
 

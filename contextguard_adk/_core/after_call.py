@@ -174,7 +174,7 @@ def _record_response(
         # Usually the guard adds its values of session state to ADK's event. If another
         # plugin may keep this event from the guard, ADK gets the values here.
         _, scope = call_key(context)
-        context.state.update(run.writes.pop_pending(scope, invocation.session.state))
+        context.state.update(run.writes.give_once(scope, invocation.session.state))
     return answer
 
 

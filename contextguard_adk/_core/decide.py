@@ -69,7 +69,7 @@ def _is_ready(turn: Turn) -> bool:
         # It was written without the focus that somebody may ask for now.
         return _is_wanted(turn) and not turn.focus
     # The event that was to carry this summary to the session got lost.
-    return not ready.is_stored_as(turn.record.summary)
+    return not ready.is_stored_as(turn.history.stored)
 
 
 def _is_wanted(turn: Turn) -> bool:

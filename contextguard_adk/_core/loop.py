@@ -1,8 +1,8 @@
 """The loop of one model call: look, decide, and act, until the request can be sent.
 
-A summary is put in the request, and written to session state, as soon as it is paid
-for. The process keeps it (`SessionFacts.ready`) until a later run finds it in the
-session: the event that carries it there may get lost. Then it is put in again.
+A summary that was paid for is ready (`SessionFacts.ready`) until the session is known
+to have it. So it is not paid for twice if a call is cancelled, or if the event that was
+to carry the summary to the session gets lost.
 
 A call is settled in two cases:
 
@@ -43,7 +43,7 @@ from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import ReadySummary
 from contextguard_adk._runtime.runs import SentCall, call_key
-from contextguard_adk._summaries.compose import compose
+from contextguard_adk._summaries.compose import place_stored
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
 from contextguard_adk._turn.turn import Turn
@@ -106,50 +106,20 @@ async def _refuse(call: Call, turn: Turn, row: Row) -> bool:
 
 
 async def _compact(call: Call, turn: Turn, row: Row) -> bool:
-    """Lets the strategy compact, and puts the summary in the request.
+    """Lets the strategy compact; the next look may find a summary that is ready.
 
     Returns:
         True: the call is settled by this.
     """
-    is_recovery = turn.reason == "overflow"
-    is_requested = turn.reason == "requested"
-    call.is_recovery_paid = is_recovery
+    call.is_recovery_paid = turn.reason == "overflow"
     payer = Payer(call.guard, call.memory, call.strategy, call.invocation.agent)
-    allowed_turn = await payer.ask_user(turn, turn.budgets.threshold_tokens)
-    if allowed_turn is None:
-        if is_requested:
-            call.state.answer_request("before_compaction put it off")
-        return True
-
-    written = await payer.write(allowed_turn)
-    outcome = payer.compose_gain(allowed_turn, written)
-    if outcome is None:
-        return True
-
-    await _commit(call, turn, outcome, written.facts)
-    # A recovery from a rejection goes on with the counts with which it began.
-    if not is_recovery:
-        _note_compaction(call, is_for_size=not is_requested)
+    # If this call is cancelled, the task goes on, and a later call uses the summary.
+    was_allowed = await call.memory.pending.write(payer.pay(turn))
+    # None stands for a task that was cancelled, and not for an answer of the user.
+    was_put_off = was_allowed is False
+    if was_put_off and turn.reason == "requested":
+        call.state.answer_request("before_compaction put it off")
     return True
-
-
-def _note_compaction(call: Call, is_for_size: bool) -> None:
-    """Notes that the call was compacted, and drops the provider's count.
-
-    Args:
-        call: The model call.
-        is_for_size: Whether the compaction was for the size of the request. Then
-            `decide` usually does not compact the next call.
-    """
-    memory = call.memory
-    call.is_compacted = True
-    memory.facts = replace(memory.facts, was_full=is_for_size)
-    # The provider's count includes contents that are gone, so the count is dropped. The
-    # correction, which follows from the count, still holds. `Turn.measure` has measured
-    # the outcome with `measured_correction`. Both fields get this number, so the next
-    # look estimates the request in the same way.
-    correction = call.counts.measured_correction
-    call.counts = Counts(correction=correction, measured_correction=correction)
 
 
 async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
@@ -167,9 +137,40 @@ async def _put_in(call: Call, turn: Turn, row: Row) -> bool:
     assert ready is not None, "The table asks for this step only with a summary."
     memory.facts = replace(memory.facts, ready=None)
     outcome = _try_ready(call, turn, ready)
+    is_recovery = turn.reason == "overflow"
     if outcome is not None:
-        await _commit(call, turn, outcome, ready.facts)
-    return turn.reason == "overflow"
+        _commit(call, turn, outcome)
+        if turn.is_settled and not is_recovery:
+            _note_compaction(call, is_for_size=turn.reason != "requested")
+        # A summary that was lost was reported when it was put in for the first time.
+        if ready.facts is not None:
+            await _report(call, turn, outcome, ready.facts)
+    elif turn.is_settled:
+        # This call has just paid for the summary. Until the request has grown, no call
+        # pays for another one.
+        memory.facts = replace(memory.facts, fruitless_tokens=turn.tokens)
+        message = "A summary for agent %r was dropped: it gains nothing; %s."
+        logger.info(message, turn.agent, turn.origin.place)
+    return is_recovery
+
+
+def _note_compaction(call: Call, is_for_size: bool) -> None:
+    """Notes that the call has paid for its summary, and drops the provider's count.
+
+    Args:
+        call: The model call.
+        is_for_size: Whether the compaction was for the size of the request. Then
+            `decide` usually does not compact the next call.
+    """
+    memory = call.memory
+    call.is_compacted = True
+    memory.facts = replace(memory.facts, was_full=is_for_size)
+    # The provider's count includes contents that are gone, so the count is dropped. The
+    # correction, which follows from the count, still holds. `Turn.measure` has measured
+    # the outcome with `measured_correction`. Both fields get this number, so the next
+    # look estimates the request in the same way.
+    correction = call.counts.measured_correction
+    call.counts = Counts(correction=correction, measured_correction=correction)
 
 
 _Act = Callable[[Call, Turn, Row], Awaitable[bool]]
@@ -190,9 +191,10 @@ def _try_ready(call: Call, turn: Turn, ready: ReadySummary) -> Outcome | None:
         covers no more than the stored one, or makes the request no smaller.
     """
     history = turn.history.with_summary(ready.stored)
+    is_of_this_history = history.has_all_covered and not history.is_rewound
     was_edited_since = ready.stored.edits < turn.record.edits
     covers_more = turn.history.covered < history.covered
-    if was_edited_since or not covers_more or not history.has_all_covered:
+    if not is_of_this_history or was_edited_since or not covers_more:
         # The messages have changed since the summary was written, somebody has edited
         # the stored summary by hand, or another process has stored a newer one.
         return None
@@ -201,31 +203,22 @@ def _try_ready(call: Call, turn: Turn, ready: ReadySummary) -> Outcome | None:
         early_reason = call.strategy.early_reason
         outcome = background.compose_ahead(turn, ready, history, early_reason)
     else:
-        # A compaction that was asked for since then is still to come.
-        is_same_reason = ready.stored.reason == turn.reason
-        reason = turn.reason if is_same_reason else "tokens"
-        draft = replace(turn, history=history, reason=reason).draft
-        outcome = compose(turn, draft)
+        outcome = place_stored(turn, ready.stored)
     makes_smaller = outcome.tokens < turn.measure(turn.contents)
     return outcome if makes_smaller else None
 
 
-async def _commit(
-    call: Call, turn: Turn, outcome: Outcome, facts: dict[str, Any] | None
-) -> None:
-    """Stores a summary, and reports the compaction.
-
-    The next look reads the stored summary, and builds the request with it.
+def _commit(call: Call, turn: Turn, outcome: Outcome) -> None:
+    """Stores a summary. The next look reads it, and builds the request with it.
 
     Args:
         call: The model call.
         turn: The same call as a value, before the summary is in its request.
         outcome: The request with the summary, and the form in which it is stored.
-        facts: The fields of the `CompactionRecord` that tell how the summary was
-            written; None if the compaction was reported before.
     """
     memory = call.memory
     call.state.save_summary(outcome.stored, turn.tokens)
+    call.run.compacted.append(memory)
     memory.facts = replace(
         memory.facts,
         # A later run puts it in again if the session has lost it.
@@ -236,14 +229,12 @@ async def _commit(
         fruitless_tokens=None,
     )
 
-    # If the draft has another reason, the summary was paid for before somebody asked
-    # for a compaction. Then the compaction that was asked for is still to come.
-    if turn.reason == "requested" and outcome.draft.reason == "requested":
+    # If the summary has another reason, it was paid for before somebody asked for a
+    # compaction. Then the compaction that was asked for is still to come.
+    if turn.reason == "requested" and outcome.stored.reason == "requested":
         call.state.answer_request()
     # ADK's cache metadata describe a prefix of the contents that is gone.
     call.request.cache_metadata = None
-    if facts is not None:
-        await _report(call, turn, outcome, facts)
 
 
 async def _report(
@@ -332,7 +323,7 @@ async def prepare_request(call: Call, turn: Turn) -> None:
     warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
         _change_request(call, turn)
-        _note_run(call)
+        _note_run(call, turn)
     elif turn.is_due:
         _log_observed(turn)
 
@@ -386,21 +377,23 @@ def _change_request(call: Call, turn: Turn) -> None:
             listener.sent(event)
 
 
-def _note_run(call: Call) -> None:
+def _note_run(call: Call, turn: Turn) -> None:
     """Remembers for the next call whether this call was compacted, and in which run.
 
-    A summary that an earlier run has made, and that the session has, is forgotten: the
-    event that carries it was not lost.
+    A summary that the session has although this run has not stored it was stored by an
+    earlier run, and is forgotten: its event was not lost.
+
+    Args:
+        call: The model call.
+        turn: The same call as a value, with the contents to send.
     """
     memory = call.memory
-    run_id = call.run.invocation_id
     ready = memory.facts.ready
-    if ready is not None:
-        is_of_earlier_run = ready.stored.invocation != run_id
-        if is_of_earlier_run and ready.is_stored_as(call.state.record.summary):
-            memory.facts = replace(memory.facts, ready=None)
+    has_arrived = ready is not None and ready.is_stored_as(turn.history.stored)
+    if has_arrived and memory not in call.run.compacted:
+        memory.forget_stored()
 
-    compacted_run = run_id if call.is_compacted else ""
+    compacted_run = call.run.invocation_id if call.is_compacted else ""
     memory.facts = replace(memory.facts, compacted_run=compacted_run)
 
 

@@ -1,4 +1,6 @@
-"""The stage that pays: it asks the user, and lets the strategy compact.
+"""The stage that pays: the strategy compacts, and its summary is ready.
+
+A summary that is ready (`SessionFacts.ready`) waits until it is put in a request.
 
 A compaction is fruitless if it gains nothing, or if it is put off.
 """
@@ -14,14 +16,13 @@ from typing import Any, NamedTuple
 
 from contextguard_adk import _listeners
 from contextguard_adk._history.contents import keep_pairs_whole
-from contextguard_adk._history.stored import Draft
-from contextguard_adk._runtime.memory import AgentMemory
+from contextguard_adk._history.stored import Draft, StoredSummary
+from contextguard_adk._runtime.memory import AgentMemory, ReadySummary
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.state import MAX_FOCUS_CHARS
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import compose
 from contextguard_adk._support.log import log_failures, warn_once
-from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Summarized
 from contextguard_adk.records import PlannedCompaction
@@ -61,6 +62,23 @@ class Payer:
     memory: AgentMemory
     strategy: Strategy
     agent: object
+
+    async def pay(self, turn: Turn) -> bool:
+        """Lets the strategy compact; its summary is then ready if it saves tokens.
+
+        Returns:
+            False if the user's `before_compaction` puts the compaction off.
+        """
+        allowed_turn = await self.ask_user(turn, turn.budgets.threshold_tokens)
+        if allowed_turn is None:
+            return False
+
+        written = await self.write(allowed_turn)
+        stored = self._check_gain(allowed_turn, written)
+        if stored is not None:
+            ready = ReadySummary(stored, written.facts)
+            self.memory.facts = replace(self.memory.facts, ready=ready)
+        return True
 
     async def ask_user(
         self, turn: Turn, threshold_tokens: int, is_ahead: bool = False
@@ -168,8 +186,8 @@ class Payer:
         duration_seconds = time.monotonic() - started_seconds
         return Written(draft, {**facts, "duration_seconds": duration_seconds}, ask)
 
-    def compose_gain(self, turn: Turn, written: Written) -> Outcome | None:
-        """Returns the request with a draft in place if that makes it smaller.
+    def _check_gain(self, turn: Turn, written: Written) -> StoredSummary | None:
+        """Returns a draft as session state has it, if it makes the request smaller.
 
         Otherwise the draft is dropped, and the compaction is fruitless. The result is
         also None if the strategy leaves the request as it is.
@@ -206,7 +224,7 @@ class Payer:
             place = turn.origin.place
             logger.info(message, turn.agent, tokens_before, outcome.tokens, place)
             return None
-        return outcome
+        return outcome.stored
 
     def _note_fruitless(self, turn: Turn) -> None:
         """Remembers the size of a request whose compaction was fruitless.

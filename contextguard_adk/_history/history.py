@@ -629,6 +629,19 @@ class History:
         covered_count = self.stored.covered.content_count if self.stored else 0
         return len(self.covered) >= covered_count
 
+    @property
+    def is_rewound(self) -> bool:
+        """Whether the session has a rewind since the run that made the summary.
+
+        Without a summary, each rewind of the session counts.
+        """
+        for event in reversed(self.events):
+            if self.stored and event.invocation_id == self.stored.invocation:
+                return False
+            if event.actions and event.actions.rewind_before_invocation_id:
+                return True
+        return False
+
     def find_quoted(
         self, stored: StoredSummary, covered: Collection[int]
     ) -> int | None:

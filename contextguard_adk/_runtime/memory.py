@@ -84,10 +84,13 @@ def with_newest(known: Mapping[str, V], model: str, value: V) -> dict[str, V]:
 class ReadySummary:
     """A summary that was paid for, and that the session is not known to have.
 
-    There are two kinds. A summary ahead of time waits until a compaction is due. Any
-    other summary is in a request already, and was written to session state. But the
-    event that carries it to the session may get lost. Then a later run puts the summary
-    in its request again.
+    There are three cases:
+
+    - The summary was written ahead of time, and waits until a compaction is due.
+    - The summary was just written, and the next look puts it in the request. If the
+      call was cancelled in the meantime, a later call does so.
+    - The summary is in a request, and was written to session state. But the event that
+      carries it to the session may get lost. Then a later run puts it in again.
 
     Attributes:
         stored: The summary as session state has it. A summary ahead of time has no
@@ -355,9 +358,10 @@ class SummaryTasks:
 
 
 class PendingSummary:
-    """The summary ahead of time that is being written for an agent, if there is one.
+    """The summary of an agent in one scope that is being written, if there is one.
 
-    The task that writes the summary ends with its event loop.
+    The task that writes the summary goes on if the model call that waits for the
+    summary is cancelled. The task ends with its event loop.
 
     Attributes:
         tasks: All tasks of the plugin that write summaries.
@@ -367,6 +371,7 @@ class PendingSummary:
     def __init__(self, tasks: SummaryTasks | None = None) -> None:
         self.tasks = tasks or SummaryTasks()
         self.task: asyncio.Task[Any] | None = None
+        self._is_ahead = False  # Whether `task` writes a summary ahead of time.
 
     @property
     def is_under_way(self) -> bool:
@@ -379,36 +384,62 @@ class PendingSummary:
         return task is not None and task.get_loop() is asyncio.get_running_loop()
 
     async def wait(self, timeout_seconds: float) -> None:
-        """Waits until no summary is under way on this event loop.
+        """Waits for the summary under way on this event loop, if there is one.
 
-        A summary that takes longer than the timeout is cancelled. A summary that is
-        still queued is cancelled at once.
+        There are three cases:
+
+        - A summary that a model call waits for is waited for until it is written.
+        - A summary ahead of time is cancelled if it takes longer than the timeout.
+        - A summary ahead of time that is still queued is cancelled at once.
 
         Args:
-            timeout_seconds: How long to wait.
+            timeout_seconds: How long to wait for a summary ahead of time.
         """
         task = self.task
         if task is None or not self.is_under_way:
             return
-        if not self.tasks.is_queued(task):
+        if not self._is_ahead:
+            await asyncio.wait([task])
+        elif not self.tasks.is_queued(task):
             await asyncio.wait([task], timeout=timeout_seconds)
 
-        # `_forget` removes a task that has ended. So a task that is still here is late
-        # or queued.
+        # `_forget` removes a task that has ended. So a task that is still here is a
+        # summary ahead of time that is late or queued.
         if self.task is task:
             self.task = None
             task.cancel()
 
-    def start(self, work: Coroutine[Any, Any, V]) -> asyncio.Task[V]:
+    def start(
+        self, work: Coroutine[Any, Any, V], is_ahead: bool = True
+    ) -> asyncio.Task[V]:
         """Starts a task that writes a summary; no other one is under way.
 
         Args:
             work: Writes the summary.
+            is_ahead: Whether the summary is written ahead of time: then no model call
+                waits for it.
         """
         task = self.tasks.start(work)
         self.task = task
+        self._is_ahead = is_ahead
         task.add_done_callback(self._forget)
         return task
+
+    async def write(self, work: Coroutine[Any, Any, V]) -> V | None:
+        """Starts a task that writes a summary, and waits for the result of the task.
+
+        If the caller is cancelled, the task goes on. Otherwise a turn with a deadline
+        that is shorter than a summary takes would never get one.
+
+        Args:
+            work: Writes the summary.
+
+        Returns:
+            What `work` returns; None if the task was cancelled.
+        """
+        task = self.start(work, is_ahead=False)
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         """Forgets a task that has ended, because the task may hold the conversation.
@@ -419,7 +450,7 @@ class PendingSummary:
             self.task = None
 
 
-@dataclass
+@dataclass(eq=False)
 class AgentMemory:
     """What the process remembers of one agent in one scope of a session.
 
@@ -449,6 +480,12 @@ class AgentMemory:
         """
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
+
+    def forget_stored(self) -> None:
+        """Forgets the summary that is ready, because the session has it by now."""
+        ready = self.facts.ready
+        if ready is not None and not ready.is_ahead:
+            self.facts = replace(self.facts, ready=None)
 
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:
         """Adds the tokens and the price of summary calls to the sums.

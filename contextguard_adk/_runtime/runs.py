@@ -168,6 +168,7 @@ class Run:
         calls: The newest model call of each agent and scope.
         metadata: What the next event of each agent and scope is to carry in its
             `custom_metadata`.
+        compacted: The memories of the agents for which this run has stored a summary.
     """
 
     def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
@@ -175,6 +176,7 @@ class Run:
         self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}
+        self.compacted: list[AgentMemory] = []
         self._events = invocation.session.events
         self._memos: dict[str, Memo] = {}
         self._shared_memo = memo
@@ -364,10 +366,17 @@ class Guard:
         return runs.by_invocation[run_id]
 
     def pop_run(self, invocation: InvocationContext) -> Run:
-        """Returns the memory of a run that has ended, and forgets it."""
+        """Returns the memory of a run that has ended, and forgets it.
+
+        If events have carried all values of the run to the session, the summaries that
+        the run has stored are forgotten as well.
+        """
         ended_run = self.run(invocation)
         runs = self._runs_by_state[id(invocation.session.state)]
         runs.by_invocation.pop(ended_run.invocation_id, None)
+        if not ended_run.writes.pending:
+            for memory in ended_run.compacted:
+                memory.forget_stored()
         return ended_run
 
     def _forget_session(self, state_id: int, session_id: int) -> None:

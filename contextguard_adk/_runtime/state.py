@@ -135,12 +135,14 @@ class RunWrites:
     Attributes:
         state: The run's own copy of session state, which all callbacks of the run read.
         pending: The values that no event has carried yet, by scope and key.
+        given: The keys of pending values that `give_once` has returned already.
         owners: The owners that are at work in a branch: they have written a value, and
             have not given their final response.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
     pending: dict[str, dict[str, Any]] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
     owners: set[str] = field(default_factory=set)
 
     def write(self, scope: str, key: str, value: object) -> None:
@@ -153,6 +155,7 @@ class RunWrites:
         """
         self.state[key] = value
         self.pending.setdefault(scope, {})[key] = value
+        self.given.discard(key)
 
     def pop_pending(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values that an event of a scope is to carry.
@@ -175,6 +178,23 @@ class RunWrites:
                 if state.get(key) == value:
                     popped[key] = value
         return _put_lines_first(popped)
+
+    def give_once(self, scope: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the pending values of a scope that no earlier call has returned.
+
+        The values stay pending, because ADK may drop the event that carries them. A
+        value that somebody else has replaced in the state is not returned.
+
+        Args:
+            scope: The scope of a model call; "" outside all branches.
+            state: The session state of the run.
+        """
+        new_values = dict[str, Any]()
+        for key, value in self.pending.get(scope, {}).items():
+            if state.get(key) == value and key not in self.given:
+                new_values[key] = value
+        self.given.update(new_values)
+        return _put_lines_first(new_values)
 
 
 class _Entry(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.genai import types
@@ -99,20 +99,15 @@ _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 """The words in a value: "orderId_42" has "order"."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Source:
-    """A call with its result, or a message.
+    """A call with its result, or a message. Each object is another source.
 
     Attributes:
         label: The name of the source in the list: a tool with arguments, or an author.
-        is_shown: Whether the list has a line for the source.
-        listed: The values that stand after the label in this line. Values in the label
-            are not repeated.
     """
 
     label: str
-    is_shown: bool = False
-    listed: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -179,9 +174,8 @@ class Values(Section):
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
-        return room.fill(
-            lambda size_bytes: list_values(turn.history, covered, size_bytes, known)
-        )
+        ranked = _rank_values(turn.history, covered, known)
+        return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
 
     def read(self, value: JsonValue) -> str:
         """Returns the list. Older releases stored its lines in a dict."""
@@ -190,6 +184,18 @@ class Values(Section):
 
         lines = value.get("text")
         return f"{VALUES}\n{lines}" if isinstance(lines, str) and lines else ""
+
+
+class _Ranked(NamedTuple):
+    """Values that may be listed.
+
+    Attributes:
+        values: The texts of the values, each with its source; the most useful first.
+        sources: All sources in the order of the messages.
+    """
+
+    values: list[tuple[str, _Source]]
+    sources: list[_Source]
 
 
 def list_values(
@@ -204,10 +210,20 @@ def list_values(
         known: The list of older messages, of which the history may lack some; "" for
             none.
     """
+    return _write_list(_rank_values(history, covered, known), max_bytes)
+
+
+def _rank_values(history: History, covered: Collection[int], known: str) -> _Ranked:
+    """Reads the values of covered messages and of an older list, and ranks them.
+
+    The arguments are those of `list_values`.
+    """
     gathered = _gather(history, sorted(covered))
     older_sources = _add_known(known, gathered.values)
-    _mark_listed(gathered.values, max_bytes - len(VALUES))
-    return _write_list([*older_sources, *gathered.sources])
+    ranked_values = [
+        (text, gathered.values[text].source) for text in _rank(gathered.values)
+    ]
+    return _Ranked(ranked_values, [*older_sources, *gathered.sources])
 
 
 class _Gathered(NamedTuple):
@@ -346,41 +362,67 @@ def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
     return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
 
 
-def _mark_listed(values: dict[str, _Value], max_bytes: int) -> None:
-    """Chooses the values that are listed: the most useful ones that fit.
+def _write_list(ranked: _Ranked, max_bytes: int) -> str:
+    """Writes the heading and a line for each source that is shown.
 
-    The sources of these values are marked as shown, and get the values in `listed`. A
-    value that stands in a label, or in another listed value, is not listed again.
+    Returns "" if no source is shown.
 
     Args:
-        values: The values, by their text.
+        ranked: The values that may be listed.
+        max_bytes: The most bytes that the list may take, with its heading.
+    """
+    listed = _choose_listed(ranked.values, max_bytes - len(VALUES))
+    lines = []
+    for source in ranked.sources:
+        texts = listed.get(source)
+        if texts is None:
+            continue
+        values_text = f": {', '.join(texts)}" if texts else ""
+        lines.append(quote_line(f"- {source.label}{values_text}"))
+    return "\n".join([VALUES, *lines]) if lines else ""
+
+
+def _choose_listed(
+    ranked_values: Sequence[tuple[str, _Source]], max_bytes: int
+) -> dict[_Source, list[str]]:
+    """Chooses the values that are listed: the most useful ones that fit.
+
+    A value that stands in a label, or in another listed value, is not listed again.
+
+    Args:
+        ranked_values: The values, each with its source; the most useful first.
         max_bytes: The most bytes of all lines together.
+
+    Returns:
+        The values after the label, by each source that is shown.
     """
     left_bytes = max_bytes
     list_text = "\n"  # The labels and values that are listed so far, one a line.
-    for text, value in _rank(values):
+    listed: dict[_Source, list[str]] = {}
+    for text, source in ranked_values:
         if left_bytes < LEAST_COST_BYTES:
             break
 
-        source = value.source
         cost_bytes = text_bytes(text) + len(", ")
-        if not source.is_shown:
+        is_shown = source in listed
+        if not is_shown:
             cost_bytes += text_bytes(source.label) + len("- : \n")
         if cost_bytes > left_bytes or _stands_in(text, list_text):
             continue
 
         left_bytes -= cost_bytes
-        if not source.is_shown:
-            source.is_shown = True
+        if not is_shown:
+            listed[source] = []
             list_text += source.label + "\n"
         # The label of the source may have the value already.
         if not _stands_in(text, source.label):
-            source.listed.append(text)
+            listed[source].append(text)
             list_text += text + "\n"
+    return listed
 
 
-def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
-    """Returns the values with their texts, the most useful first.
+def _rank(values: dict[str, _Value]) -> list[str]:
+    """Returns the texts of the values, the most useful first.
 
     A value is useful if it has the form of an id, a path or a name, if calls have used
     it, if it stands in a new message, or if it is like the values that calls have used.
@@ -407,8 +449,7 @@ def _rank(values: dict[str, _Value]) -> list[tuple[str, _Value]]:
             value.telling + reuse_points + recency_points + call_points + kin_points
         )
 
-    ranked_texts = sorted(values, key=points.__getitem__, reverse=True)
-    return [(text, values[text]) for text in ranked_texts]
+    return sorted(values, key=points.__getitem__, reverse=True)
 
 
 def _find_words(text: str) -> set[str]:
@@ -422,17 +463,3 @@ def _stands_in(value: str, text: str) -> bool:
     if value not in text:
         return False
     return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
-
-
-def _write_list(sources: Sequence[_Source]) -> str:
-    """Writes the heading and a line for each source that is shown.
-
-    Returns "" if no source is shown.
-    """
-    lines = []
-    for source in sources:
-        if source.listed:
-            lines.append(quote_line(f"- {source.label}: {', '.join(source.listed)}"))
-        elif source.is_shown:
-            lines.append(quote_line(f"- {source.label}"))
-    return "\n".join([VALUES, *lines]) if lines else ""

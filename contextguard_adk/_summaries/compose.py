@@ -105,11 +105,32 @@ class _Shrunk(NamedTuple):
 
 def compose(turn: Turn, draft: Draft) -> Outcome:
     """Returns the request with a draft in place, and the record to store for it."""
-    unmeasured = _add_sections(turn, draft, describe_draft(turn, draft))
-    contents = shape(turn, render(turn, unmeasured, draft.covered))
+    stored = _add_sections(turn, draft, describe_draft(turn, draft))
+    return _place(turn, draft, stored)
+
+
+def place_stored(turn: Turn, stored: StoredSummary) -> Outcome:
+    """Returns the request with a summary in place that has been composed before.
+
+    The texts of its sections stay as they are.
+    """
+    history = turn.history.with_summary(stored)
+    draft = replace(turn, history=history).draft
+    return _place(turn, draft, stored)
+
+
+def _place(turn: Turn, draft: Draft, stored: StoredSummary) -> Outcome:
+    """Returns the request with a summary in place, and measures it.
+
+    Args:
+        turn: The model call.
+        draft: The summary as a draft.
+        stored: The summary as a record.
+    """
+    contents = shape(turn, render(turn, stored, draft.covered))
     tokens = turn.measure(contents)
-    stored = unmeasured.model_copy(update={"left_tokens": tokens})
-    return Outcome(draft, stored, contents, tokens)
+    measured = stored.model_copy(update={"left_tokens": tokens})
+    return Outcome(draft, measured, contents, tokens)
 
 
 def squeeze(turn: Turn, draft: Draft) -> Outcome:

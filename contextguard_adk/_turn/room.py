@@ -6,16 +6,17 @@ summary replaces.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._turn.turn import Turn
 
 MAX_STATE_BYTES = 64 * 1024
 """A summary and the texts beside it take at most this in session state."""
 
-LEAST_STATE_BYTES = 4 * 1024
+LEAST_STATE_BYTES = 6 * 1024
 """The texts beside a summary may take this in session state, however short the covered
 messages are.
 """
@@ -32,6 +33,12 @@ _BYTES_A_TOKEN = 3
 _GUESS_MARGIN = 0.99
 """A text is written to slightly less than what would fit, so that few tries are needed.
 """
+
+_TWO_BYTES = re.compile(r'["\\\b\f\n\r\t]')
+"""The characters that JSON writes with two bytes, such as "\\n"."""
+
+_SIX_BYTES = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+"""The characters that JSON writes with six bytes, such as "\\u0000"."""
 
 _MOST_GUESSES = 6
 """How often a text is written at most, until it fits."""
@@ -120,4 +127,7 @@ class Rooms:
 
 def measure_stored(text: str) -> int:
     """Returns how many bytes a text takes in session state, which is stored as JSON."""
-    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+    two_bytes_count = len(_TWO_BYTES.findall(text))
+    six_bytes_count = len(_SIX_BYTES.findall(text))
+    # Each of these characters has one byte in the text. Two quotation marks are added.
+    return text_bytes(text) + two_bytes_count + 5 * six_bytes_count + 2
