@@ -47,8 +47,14 @@ STRATEGIES: dict[str, Strategy] = {
         summary=SummaryCompaction(min_messages_for_summary=4),
     ),
     "learned": Threshold(),
+    "excerpts": Threshold(context_window=WINDOW),
+    "texts": Threshold(context_window=WINDOW),
 }
-"""How the sessions were made, by the name of the file."""
+"""How the sessions were made, by the name of the file.
+
+In "excerpts" and in the files before it, the record has excerpts and sizes in place of
+some of the texts beside the summary. In "texts" it has all texts as they are shown.
+"""
 
 
 def rules() -> str:

@@ -16,6 +16,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.sessions import InMemorySessionService, Session
+from google.genai import types
 
 from contextguard_adk import (
     ContextGuardPlugin,
@@ -43,6 +44,7 @@ from tests.chats import (
     SUMMARY,
     guarded_chat,
     seed,
+    slow,
     some_slow,
     words,
 )
@@ -56,6 +58,7 @@ CONVERSATION = [
 ]
 WIDE = Threshold(context_window=20_000)
 MAX_STATE_BYTES = 16 * 1024
+LOG = "The press in hall B was oiled and its belt was checked again. " * 12
 
 
 def make_llm(summary: str = "All is known.", **settings: Any) -> SimulatedLlm:
@@ -104,6 +107,37 @@ async def test_state_survives_json() -> None:
     await seed(other, state=state)
     await other.say("Hello.")
     assert llm.requests[-1].contents == [user("Hello.")]
+
+
+@pytest.mark.parametrize("window_tokens", [16_000, *slow(200_000)])
+async def test_state_takes_a_fifth_of_what_it_stands_for(window_tokens: int) -> None:
+    """With a long summary, and with much to list: values, calls, the user's words."""
+    count = window_tokens // 400
+    steps: list[types.Content] = []
+    for number in range(count):
+        found = {"id": f"order-{number}", "path": f"src/part_{number}.py", "log": LOG}
+        steps += [
+            user(f"Please look at number {number}, and never at {number + 1}!"),
+            call("look", f"{number}"),
+            response("look", json.dumps(found), f"{number}"),
+            model(f"It is order-{number}."),
+        ]
+    llm = make_llm(words(window_tokens // 10), context_window=window_tokens)
+    chat = guarded_chat(llm, Threshold(context_window=window_tokens))
+    await seed(chat, *steps, state=DEMAND)
+    await chat.say("Go on.")
+
+    events = await chat.events()
+    covered_bytes = 0
+    for event in events:
+        written = guard_keys(event.actions.state_delta)
+        if SUMMARY in written:
+            break
+        covered_bytes += len(event.model_dump_json(exclude_none=True).encode())
+    written_bytes = len(json.dumps(written, ensure_ascii=False).encode())
+    assert SUMMARY in written
+    assert window_tokens // 4 < written_bytes <= covered_bytes / 5
+    assert written_bytes < 80 * 1024
 
 
 BROKEN: dict[str, Any] = {

@@ -16,6 +16,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import BaseSessionService
 
 from contextguard_adk import ContextGuardPlugin, Threshold
+from contextguard_adk._support.phrases import VALUES
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from tests import stored_states
 from tests.builders import SUMMARY_BEGIN, Chat, answer_text, guarded_agent, model, user
@@ -48,6 +49,9 @@ async def test_stored_sessions_go_on_without_a_new_summary(path: Path) -> None:
         if "scopes" not in path.stem:
             assert "- Shelf 3 is locked." in head
             assert "- [in_progress] Count shelf 7" in head
+        if path.stem.endswith(("plain", "namespaced", "excerpts", "texts")):
+            assert "\n- Count shelf 0, please. Take your time." in head
+            assert f"{VALUES}\n- " in head
 
 
 async def compacted(llm: SimulatedLlm) -> Chat:
