@@ -229,21 +229,24 @@ def load_newest(worker: Worker, count: int) -> None:
 # --- A provider that fails ----------------------------------------------------------
 
 
-async def play_failing(course: Course, worker: Worker, is_failing: bool) -> None:
+async def play_failing(
+    course: Course, workers: Sequence[Worker], is_failing: bool
+) -> None:
     """Says the same three times while the provider fails, then once more, and goes on.
 
     Args:
         course: The turns; the one to cancel fails as soon as it has compacted.
-        worker: A worker in a session with the turn before that one.
+        workers: Workers in a session with the turn before that one. The first plays the
+            turns that fail, the last those after them.
         is_failing: Whether the provider fails; if not, all are answered.
     """
-    worker.is_failing = is_failing
+    workers[0].is_failing = is_failing
     for number in (1, 2, 3):
-        await worker.say(number, course.cancelled)
+        await workers[0].say(number, course.cancelled)
 
-    worker.is_failing = False
+    workers[0].is_failing = False
     for number, asked in enumerate((course.cancelled, *course.later), start=4):
-        await worker.say(number, asked)
+        await workers[-1].say(number, asked)
 
 
 # --- Killed processes ---------------------------------------------------------------

@@ -210,23 +210,30 @@ async def test_a_session_may_be_loaded_in_part(is_exact: bool, tmp_path: Path) -
     check(notes, undisturbed, beyond=0)
 
 
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize(
+    ("name", "worker_count"),
+    [("inline", 1), ("ahead", 1), ("inline", 2)],
+    ids=["inline", "ahead", "another worker"],
+)
 async def test_a_provider_that_fails_costs_no_summary(
-    name: str, tmp_path: Path
+    name: str, worker_count: int, tmp_path: Path
 ) -> None:
     """Three turns running fail right after a compaction; the fourth has its summary."""
     course = COURSES[name]
-    notes = []
+    played = []
     for is_failing in (False, True):
         sessions = InMemorySessionService()
-        notes.append(Notes(tmp_path / str(is_failing)))
-        await Worker(sessions, notes[-1]).say(0, course.before)
-        worker = Worker(sessions, notes[-1], course.strategy)
-        await play_failing(course, worker, is_failing)
+        notes = Notes(tmp_path / str(is_failing))
+        await Worker(sessions, notes).say(0, course.before)
+        workers = [
+            Worker(sessions, notes, course.strategy) for _ in range(worker_count)
+        ]
+        await play_failing(course, workers, is_failing)
+        played.append(notes)
 
-    undisturbed, failed = notes
-    assert failed.count().interrupted == 3
+    undisturbed, failed = played
     check(failed, undisturbed, beyond=0)
+    assert failed.count().interrupted == 3
 
 
 @pytest.mark.slow
