@@ -21,7 +21,6 @@ from google.genai import types
 
 from contextguard_adk import _listeners
 from contextguard_adk._core.limits import forget_exceeded
-from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.calibration import (
     MeasuredRequest,
     estimate_prompt_tokens,
@@ -225,8 +224,7 @@ def _weigh_count(call: SentCall, real_tokens: int, memo: Memo) -> Count | None:
         return None
 
     sent = _read_sent(call, memo)
-    parts = itertools.chain.from_iterable(parts_of(each) for each in sent.contents)
-    media_tokens = sum(media_bytes(part) for part in parts) // 4
+    media_tokens = media_bytes(sent.contents) // 4
 
     # Media may take far fewer tokens than their bytes / 4, and a text in some scripts
     # may take fewer by `script_tokens`. A count that is low even without these tokens

@@ -100,8 +100,10 @@ def has_result_of(
 
 def has_tool(content: types.Content) -> bool:
     """Whether a content has a tool's call or result."""
-    parts = parts_of(content)
-    return any(part.function_call or part.function_response for part in parts)
+    for part in content.parts or ():
+        if part and (part.function_call or part.function_response):
+            return True
+    return False
 
 
 def is_message(content: types.Content) -> bool:

@@ -203,9 +203,15 @@ class History:
         previews: dict[int, types.Content] = {}
         summarized_indexes = self.model_covered
         for index, content in enumerate(self.contents):
-            results = [part for part in parts_of(content) if part.function_response]
             # A result that a model has summarized is not shown at all.
-            if not results or index in summarized_indexes:
+            if index in summarized_indexes:
+                continue
+            results = [
+                part
+                for part in content.parts or ()
+                if part and not part.text and part.function_response
+            ]
+            if not results:
                 continue
             preview = self._make_preview(index, results, self.preview)
             if preview is not None:

@@ -8,9 +8,9 @@ medium counts as four bytes, so that bytes / 4 gives the tokens of media too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from google.adk.events.event import Event
@@ -204,12 +204,23 @@ def _media_bytes(part: types.Part | types.FunctionResponsePart) -> int:
     return 0
 
 
-def media_bytes(part: types.Part) -> int:
-    """Returns four bytes for each token of the media in a part.
+def media_bytes(contents: Iterable[types.Content]) -> int:
+    """Returns four bytes for each token of the media in contents.
 
-    Files in a tool's result are media of the part too.
+    Files in a tool's result are media too.
     """
-    return _read_part(part, COMPACT).media_bytes
+    total_bytes = 0
+    for content in contents:
+        for part in content.parts or ():
+            # Most parts are texts or calls, and have no media.
+            if part is None or part.text or part.function_call:
+                continue
+            if part.function_response is None:
+                total_bytes += _media_bytes(part)
+                continue
+            for file in part.function_response.parts or ():
+                total_bytes += _media_bytes(file)
+    return total_bytes
 
 
 def _spell(payload: object, speller: Callable[[Any], str] | None) -> object:
@@ -423,7 +434,9 @@ class Memo:
     events: Sequence[Event] = ()
     invocation_id: str = ""
     form: JsonForm = COMPACT
-    _remembered: dict[object, Any] = field(default_factory=dict)
+    _remembered: dict[Hashable, Any] = field(default_factory=dict)
+    # By `_key_of` the part.
+    _measures: dict[Hashable, PartMeasure] = field(default_factory=dict)
 
     @cached_property
     def _old_payloads(self) -> dict[int, object]:
@@ -462,44 +475,43 @@ class Memo:
             parts: The part itself, or the parts of the content.
             role: The role of the content; None if the result does not depend on a role.
         """
-        key_items: list[object] = [compute, role]
-        for part in parts:
-            if part is None:
-                return compute(value)
-            if part.text:
-                key_items.append(part.text)
-                continue
+        keys = [self._key_of(part) for part in parts]
+        if None in keys:
+            return compute(value)
 
-            # None, for a part without a payload, is not among the old payloads.
-            payload = _payload_of(part)
-            may_change = id(payload) not in self._old_payloads
-            if may_change:
-                return compute(value)
-
-            call_or_result = part.function_call or part.function_response
-            name = call_or_result.name if call_or_result else None
-            key_items.append((id(payload), name))
-
-        key = tuple(key_items)
+        key = (compute, role, *keys)
         if key not in self._remembered:
             self._remembered[key] = compute(value)
         result: V = self._remembered[key]
         return result
 
+    def _key_of(self, part: types.Part | None) -> Hashable:
+        """Returns a key that only equal parts have; None if the part can still change.
+
+        A part with a text has its text as the key. A part with a payload of an earlier
+        run has the identity of the payload, and the name of the call or result.
+        """
+        if part is None:
+            return None
+        if part.text:
+            return part.text
+
+        # None, for a part without a payload, is not among the old payloads.
+        payload_id = id(_payload_of(part))
+        if payload_id not in self._old_payloads:
+            return None
+        call_or_result = part.function_call or part.function_response
+        return payload_id, call_or_result.name if call_or_result else None
+
     def measure_part(self, part: types.Part | None) -> PartMeasure:
         """Measures a part as the client spells the part, from memory if possible."""
-        if part is None:
-            return measure_part(part)
-        return self.remember(self._measure, part, (part,))
-
-    @cached_property
-    def _measure(self) -> Callable[[types.Part], PartMeasure]:
-        """A function that measures a part as the client spells the part.
-
-        The function is cached, because it is part of the key in `remember`: a new
-        function would find no remembered result.
-        """
-        return partial(measure_part, form=self.form)
+        key = self._key_of(part)
+        if key is None:
+            return measure_part(part, self.form)
+        measure = self._measures.get(key)
+        if measure is None:
+            measure = self._measures[key] = measure_part(part, self.form)
+        return measure
 
     def part_bytes(self, part: types.Part | None) -> int:
         """Returns the UTF-8 bytes of a part, and four bytes for each token of media."""
