@@ -152,7 +152,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
 
 def compose_ahead(
     turn: Turn, ready: ReadySummary, history_with_ready: History, early_reason: Reason
-) -> Outcome:
+) -> Outcome | None:
     """Returns the request with a summary that was written ahead of time.
 
     The summary covers its own messages, less those that a compaction keeps now.
@@ -164,8 +164,12 @@ def compose_ahead(
         early_reason: The strategy's reason for a compaction before the threshold.
 
     Returns:
-        The request, and the form in which the summary is stored.
+        The request, and the form in which the summary is stored. None if the summary
+        covers no more than the stored one.
     """
+    if not turn.history.covered < history_with_ready.covered:
+        return None
+
     kept_indexes = turn.kept.indexes
     covered = turn.whole(history_with_ready.covered - kept_indexes)
     draft = replace(

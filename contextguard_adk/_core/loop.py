@@ -188,22 +188,25 @@ def _try_ready(call: Call, turn: Turn, ready: ReadySummary) -> Outcome | None:
 
     Returns:
         The request with the summary. None if the summary no longer fits the history,
-        covers no more than the stored one, or makes the request no smaller.
+        covers less than the stored one, or makes the request no smaller.
     """
     history = turn.history.with_summary(ready.stored)
     is_of_this_history = history.has_all_covered and not history.is_rewound
     was_edited_since = ready.stored.edits < turn.record.edits
-    covers_more = turn.history.covered < history.covered
-    if not is_of_this_history or was_edited_since or not covers_more:
+    covers_as_much = turn.history.covered <= history.covered
+    if not is_of_this_history or was_edited_since or not covers_as_much:
         # The messages have changed since the summary was written, somebody has edited
         # the stored summary by hand, or another process has stored a newer one.
         return None
 
+    outcome: Outcome | None
     if ready.is_ahead:
         early_reason = call.strategy.early_reason
         outcome = background.compose_ahead(turn, ready, history, early_reason)
     else:
         outcome = place_stored(turn, ready.stored)
+    if outcome is None:
+        return None
     makes_smaller = outcome.tokens < turn.measure(turn.contents)
     return outcome if makes_smaller else None
 

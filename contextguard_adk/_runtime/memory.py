@@ -110,7 +110,12 @@ class ReadySummary:
         Args:
             stored: The summary that the session has; None for no summary.
         """
-        return stored is not None and stored.covered == self.stored.covered
+        if stored is None:
+            return False
+        return all(
+            getattr(stored, name) == getattr(self.stored, name)
+            for name in ("text", "covered", "truncation", "truncated_upto")
+        )
 
 
 @dataclass(frozen=True)

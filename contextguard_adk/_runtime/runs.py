@@ -45,7 +45,7 @@ MAX_IDLE_SESSIONS = 1_024
 """The most memories of agents that have no summary ahead of time, and write none."""
 
 MAX_SESSIONS = 8_192
-"""The most memories of agents. One with a summary takes about 10 KB."""
+"""The most memories of agents. One with a summary takes up to 64 KB."""
 
 CallKey = tuple[str, str]
 """The agent of a model call, and its scope as `branch_scope` names it."""

@@ -75,8 +75,7 @@ class GuardSettings(Settings):
     recent_events: bool = Field(
         default=False,
         description="True has session state say since when events are needed, so that "
-        "long sessions can be loaded in part (`load_recent`). Of what a summary "
-        "replaces, the user's words and the list of values then take at most 10 KB.",
+        "long sessions can be loaded in part (`load_recent`).",
     )
     user_ids: Literal["hashed", "plain"] = Field(
         default="hashed",
