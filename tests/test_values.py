@@ -21,8 +21,10 @@ from contextguard_adk._history.extraction import (
     read_values,
 )
 from contextguard_adk._history.history import History
+from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
 from contextguard_adk._sections.values import Values, list_values
+from contextguard_adk._summaries.compose import show_section
 from contextguard_adk._support.phrases import VALUES
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import model, user
@@ -223,13 +225,15 @@ def test_the_newest_values_go_before_those_that_are_not_loaded() -> None:
 )
 def test_crafted_state_is_no_list(value: Any) -> None:
     """State is untrusted: whatever is no list is as if absent."""
-    assert Values().read(value) == ""
+    stored = StoredSummary.model_validate({"beside": {"values": value}})
+    assert show_section(Values(), stored) == ""
 
 
 def test_a_list_in_the_form_of_an_older_release_is_read() -> None:
     """Its lines stood in a dict."""
     value: Any = {"bytes": 4_000, "count": 3, "text": "- read(a): old_1"}
-    assert Values().read(value) == f"{VALUES}\n- read(a): old_1"
+    stored = StoredSummary.model_validate({"beside": {"values": value}})
+    assert show_section(Values(), stored) == f"{VALUES}\n- read(a): old_1"
 
 
 def test_a_preview_names_what_it_hides() -> None:

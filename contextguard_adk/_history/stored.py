@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic import PlainSerializer as Write
 from pydantic import PlainValidator as Read
 
@@ -82,6 +82,32 @@ def _read_covered(value: object) -> Covered:
     return value if isinstance(value, Covered) else decode_covered(str(value))
 
 
+def _read_text(value: object) -> str:
+    """Returns the text that a section has stored; "" for any other value.
+
+    Older releases stored other values than texts:
+
+    - a dict with lines as "text", or with a list as "excerpts"
+    - a list of texts, each of which is one item of a list that is shown
+    - a list of pairs: an id, and a line that is shown
+    """
+    if isinstance(value, dict):
+        value = value.get("excerpts", value.get("text"))
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return ""
+
+    lines: list[str] = []
+    for item in value:
+        match item:
+            case [str(), str(line)]:
+                lines.append(line)
+            case str():
+                lines.append("- " + "\n  ".join(item.splitlines()))
+    return "\n".join(lines)
+
+
 # Fields of a later release stay when this release writes the record again.
 class _Stored(BaseModel, extra="allow"):
     model_config = ConfigDict(frozen=True, strict=True, arbitrary_types_allowed=True)
@@ -96,8 +122,7 @@ class StoredSummary(_Stored):
     Attributes:
         text: The summary; it has a key of its own in session state.
         covered: The fingerprints of the contents that the summary replaces.
-        beside: The texts of sections, by the section's name. Older releases stored
-            other values than texts, see `Section.read`.
+        beside: The texts of sections, by the section's name.
         scope: The scope in which the summary is valid, as `summary_scope` names it.
         invocation: The id of the invocation that made the summary.
         last_event: The id of the newest event that the summary replaces.
@@ -122,7 +147,7 @@ class StoredSummary(_Stored):
 
     text: str = Field(default="", exclude=True)
     covered: Annotated[Covered, Read(_read_covered), Write(encode_covered)] = Covered()
-    beside: dict[str, JsonValue] = Field(default={})
+    beside: dict[str, Annotated[str, Read(_read_text)]] = Field(default={})
     scope: str = ""
     invocation: str = ""
     last_event: str = ""

@@ -114,6 +114,7 @@ class DoneCalls(Section):
     label = "the list of calls"
     heading = DONE
     goes_at = None
+    window_ratio = DONE_RATIO
     held_ratio = DONE_RATIO
     is_told_anew = True
 
@@ -126,10 +127,6 @@ class DoneCalls(Section):
         listed_tools = {tool for section in beside for tool in section.listed_tools}
         # The results of the recall tool are copies of older messages.
         self._unlisted = listed_tools | {RECALL_TOOL}
-
-    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
-        """Returns `DONE_RATIO` of the window."""
-        return turn.budgets.working_tokens * DONE_RATIO
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Lists the completed calls of the running turn among the covered messages.

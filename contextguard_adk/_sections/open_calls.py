@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.fingerprints import handle_of
@@ -63,10 +62,7 @@ class OpenCalls(Section):
     label = "the list of calls that had no answer yet"
     heading = OPEN_CALLS
     goes_at = None
-
-    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
-        """Returns `OPEN_RATIO` of the window."""
-        return turn.budgets.working_tokens * OPEN_RATIO
+    window_ratio = OPEN_RATIO
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns a line for each open call that the summary replaces, newest first.
@@ -89,18 +85,6 @@ class OpenCalls(Section):
                 break
             shown_lines.append(line)
         return "\n".join([OPEN_CALLS, *shown_lines])
-
-    def read(self, value: JsonValue) -> str:
-        """Returns the text. Older releases stored a list of pairs: an id and a line."""
-        if not isinstance(value, list):
-            return super().read(value)
-
-        lines: list[str] = []
-        for pair in value:
-            match pair:
-                case [str(), str(line)]:
-                    lines.append(line)
-        return "\n".join([OPEN_CALLS, *lines]) if lines else ""
 
 
 def _find_missing(history: History, known: str) -> list[str]:

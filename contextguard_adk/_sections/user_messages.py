@@ -18,8 +18,6 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from pydantic import JsonValue
-
 from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import excerpt
@@ -154,16 +152,6 @@ class UserMessages(Section):
         user_indexes = new_indexes.intersection(history.user_messages)
         texts += _read_texts(history, user_indexes - {history.request_index})
         return room.fill(lambda size_bytes: _write_list(texts, size_bytes))
-
-    def read(self, value: JsonValue) -> str:
-        """Returns the list. Older releases stored its texts, alone or in a dict."""
-        if isinstance(value, dict):
-            value = value.get("excerpts")
-        if not isinstance(value, list):
-            return super().read(value)
-
-        texts = [text for text in value if isinstance(text, str)]
-        return f"{USER_MESSAGES}\n{_write_lines(texts)}" if texts else ""
 
 
 def _split_list(text: str) -> list[str]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, has_tool, payload_of
@@ -176,14 +175,6 @@ class Values(Section):
         """Returns the list; "" for no value."""
         ranked = _rank_values(turn.history, covered, known)
         return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
-
-    def read(self, value: JsonValue) -> str:
-        """Returns the list. Older releases stored its lines in a dict."""
-        if not isinstance(value, dict):
-            return super().read(value)
-
-        lines = value.get("text")
-        return f"{VALUES}\n{lines}" if isinstance(lines, str) and lines else ""
 
 
 class _Ranked(NamedTuple):

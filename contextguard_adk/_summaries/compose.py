@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk import _sections, _shapes
 from contextguard_adk._history.contents import (
@@ -264,15 +263,15 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         bare: The record of the draft without any section.
     """
     stored = turn.history.stored
-    known_values = stored.beside if stored else {}
+    known_texts = stored.beside if stored else {}
     rooms = Rooms(turn, draft.covered, bare.text)
-    beside: dict[str, JsonValue] = {}
+    beside: dict[str, str] = {}
     for section in _sections.SECTIONS:
         is_left_out = section.goes_at is not None and draft.shrink >= section.goes_at
         if is_left_out:
             continue
 
-        known = section.read(known_values.get(section.name))
+        known = known_texts.get(section.name, "")
         most_tokens = section.most_tokens(turn, draft.covered)
         room = rooms.give(most_tokens, section.state_ratio)
         text = _storable(section.write(turn, draft.covered, known, room))
@@ -320,7 +319,7 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
         turn: The model call.
         stored: The summary; None for no summary.
     """
-    alone: dict[str, JsonValue] = {}
+    alone: dict[str, str] = {}
     for section in _sections.SECTIONS:
         if not section.stands_alone:
             continue
@@ -342,21 +341,21 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
         yield StoredSummary(beside=alone, has_continuation=False)
 
 
-def _keep_sections(stored: StoredSummary, step: int) -> dict[str, JsonValue]:
-    """Returns the stored values of sections that stay at a step of `Draft.shrink`.
+def _keep_sections(stored: StoredSummary, step: int) -> dict[str, str]:
+    """Returns the stored texts of sections that stay at a step of `Draft.shrink`.
 
     A section with `is_told_anew` never stays: the caller gets its text from
     `tell_left_out` instead.
     """
     sections = {section.name: section for section in _sections.SECTIONS}
     kept = {}
-    for name, value in stored.beside.items():
-        # Session state may hold values of another release's sections.
+    for name, text in stored.beside.items():
+        # Session state may hold texts of another release's sections.
         section = sections.get(name)
         if section is None or section.is_told_anew:
             continue
         if section.goes_at is None or step < section.goes_at:
-            kept[name] = value
+            kept[name] = text
     return kept
 
 
@@ -406,19 +405,13 @@ def shows_tool_use(stored: StoredSummary) -> bool:
     )
 
 
-def _storable(value: Any) -> Any:
-    """Replaces the characters in a JSON value that databases refuse.
+def _storable(text: str) -> str:
+    """Replaces the characters in a text that databases refuse.
 
     These are "\\0" and halves of surrogate pairs. Each is replaced by one character, so
     that counts such as `model_chars` stay right.
     """
-    if isinstance(value, list):
-        return [_storable(item) for item in value]
-    if isinstance(value, dict):
-        return {_storable(name): _storable(item) for name, item in value.items()}
-    if not isinstance(value, str):
-        return value
-    return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def render(
@@ -493,11 +486,13 @@ def show_section(section: Section, stored: StoredSummary) -> str:
     The text comes from the conversation, so it is quoted. The heading comes from the
     guard, so it is not quoted.
     """
-    text = section.read(stored.beside.get(section.name))
-    if not text.startswith(section.heading):
-        return phrases.quote_stored(text)
-    rest = text.removeprefix(section.heading)
-    return section.heading + phrases.quote_stored(rest)
+    text = stored.beside.get(section.name)
+    if not text:
+        return ""
+    rest = phrases.quote_stored(text.removeprefix(section.heading))
+    has_heading = text.startswith(section.heading)
+    # Older releases stored some texts without their heading.
+    return section.heading + rest if has_heading else f"{section.heading}\n{rest}"
 
 
 def _write_continuation(

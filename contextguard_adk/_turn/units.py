@@ -19,7 +19,6 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
-from pydantic import JsonValue
 
 from contextguard_adk._measuring.budgets import TokenCounter
 from contextguard_adk._measuring.tokens import Memo
@@ -57,6 +56,8 @@ class Section:
             of this section shows what the calls have done.
         held_ratio: The part of `Budgets.working_tokens` that is reserved for the text
             if excerpts stand in place of a model's summary.
+        window_ratio: The part of `Budgets.working_tokens` that the text may take in a
+            request, unless `most_tokens` says otherwise.
         state_ratio: The part of the bytes left in session state that the text may
             take; from 0 to 1.
         is_briefed: Whether the summarizer is given the text of `brief`.
@@ -73,18 +74,19 @@ class Section:
     shows_tool_use: bool = False
     listed_tools: tuple[str, ...] = ()
     held_ratio: float = 0.0
+    window_ratio: float = 1.0
     state_ratio: float = 1.0
     is_briefed: bool = False
     is_told_anew: bool = False
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
-        """Returns the most tokens that the text should take; `Room` may have fewer.
+        """Returns the most tokens that the text should take.
 
         Args:
             turn: The model call.
             covered: Indexes of the messages that the new summary replaces.
         """
-        return turn.budgets.working_tokens
+        return turn.budgets.working_tokens * self.window_ratio
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Writes the text once, when a summary is made; "" for nothing.
@@ -102,16 +104,6 @@ class Section:
             room: The most that the text may take.
         """
         raise NotImplementedError
-
-    def read(self, value: JsonValue) -> str:
-        """Returns the text that a stored value has; "" for none.
-
-        Args:
-            value: The stored value; None for none. Session state is untrusted, so the
-                value may be any JSON. An older release may have stored another form
-                than a text.
-        """
-        return value if isinstance(value, str) else ""
 
     def brief(self, turn: Turn) -> str:
         """Returns the text that the summarizer is given; "" for none."""
