@@ -506,9 +506,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
 
     names = [f"order-{number:02}{number:02}" for number in range(20)]
     filler = model(FILLER)
-    # A fifth of these is room in session state for all that stands beside a summary.
-    fillers = [filler] * 30
-    await talk.compact(user(task), *fillers, message="No,\n  wait.\tStop.")
+    await talk.compact(user(task), filler, filler, message="No,\n  wait.\tStop.")
     for name in names:
         wish = f"{'please go on with this and then '}{name} {'as we agreed ' * 12}"
         pasted = "At 12:01 the job stopped, and so did the others. " * 20

@@ -193,6 +193,7 @@ class Pins(Section):
     label = "what is pinned"
     heading = PINS
     goes_at = None
+    own_state_bytes = MAX_PINNED_BYTES
     stands_alone = True
     is_briefed = True
 

@@ -31,6 +31,13 @@ WHOLE_RATIO = 0.5
 room.
 """
 
+MAX_STATE_BYTES = 48 * 1024
+"""The most that the list takes in session state.
+
+The list does not share the room of the other texts. A fifth of the events would not
+hold the words of the user if they are most of a conversation.
+"""
+
 MAX_SENTENCE_CHARS = 240
 """A longer sentence is split at words. A text of at most so many bytes is not split."""
 
@@ -124,7 +131,7 @@ class UserMessages(Section):
     label = "the user's messages beside the summary"
     heading = USER_MESSAGES
     goes_at = 3
-    state_ratio = 0.5
+    own_state_bytes = MAX_STATE_BYTES
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
         """Returns the limit that follows from the setting `user_messages`."""

@@ -274,9 +274,14 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         known = known_texts.get(section.name, "")
         most_tokens = section.most_tokens(turn, draft.covered)
         room = rooms.give(most_tokens, section.state_ratio)
+        if section.own_state_bytes:
+            room = replace(room, state_bytes=section.own_state_bytes)
         text = _storable(section.write(turn, draft.covered, known, room))
-        if text:
-            beside[section.name] = text
+        if not text:
+            continue
+
+        beside[section.name] = text
+        if not section.own_state_bytes:
             rooms.take(text)
     return bare.model_copy(update={"beside": beside})
 

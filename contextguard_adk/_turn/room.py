@@ -14,15 +14,15 @@ from contextguard_adk._measuring.tokens import text_bytes
 from contextguard_adk._turn.turn import Turn
 
 MAX_STATE_BYTES = 64 * 1024
-"""A summary and the texts beside it take at most this in session state."""
+"""A summary and the texts that share its room take at most this in session state."""
 
 LEAST_STATE_BYTES = 6 * 1024
-"""The texts beside a summary may take this in session state, however short the covered
-messages are.
-"""
+"""The texts that share a room may take this, however short the covered messages are."""
 
 STATE_RATIO = 0.2
-"""A summary and the texts beside it take at most this part of the covered events."""
+"""A summary and the texts that share its room take at most this part of the covered
+events.
+"""
 
 EVENT_BYTES = 300
 """An event takes at least this in a session, beside its content."""
@@ -111,7 +111,7 @@ class Rooms:
         self._left_bytes = max(LEAST_STATE_BYTES, left_bytes)
 
     def give(self, tokens: float, state_ratio: float) -> Room:
-        """Returns the room of the next text.
+        """Returns the room of the next text that shares the room in session state.
 
         Args:
             tokens: The most tokens that the text should take.

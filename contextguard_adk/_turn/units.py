@@ -60,6 +60,8 @@ class Section:
             request, unless `most_tokens` says otherwise.
         state_ratio: The part of the bytes left in session state that the text may
             take; from 0 to 1.
+        own_state_bytes: The most that the text may take in session state if it does not
+            share the room of the other texts; 0 if it does.
         is_briefed: Whether the summarizer is given the text of `brief`.
         is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
             text if messages are left out without a summary.
@@ -76,6 +78,7 @@ class Section:
     held_ratio: float = 0.0
     window_ratio: float = 1.0
     state_ratio: float = 1.0
+    own_state_bytes: int = 0
     is_briefed: bool = False
     is_told_anew: bool = False
 
