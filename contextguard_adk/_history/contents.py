@@ -239,6 +239,11 @@ def parts_of(content: types.Content | None) -> list[types.Part]:
     return [part for part in content.parts if part]
 
 
+def results_of(content: types.Content) -> list[types.Part]:
+    """Returns the parts of a content that have a tool's result."""
+    return [part for part in content.parts or () if part and part.function_response]
+
+
 def payload_of(part: types.Part) -> dict[str, Any] | None:
     """Returns the arguments of a tool's call, or its result; None for other parts."""
     if part.function_call:

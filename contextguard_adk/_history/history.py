@@ -28,6 +28,7 @@ from contextguard_adk._history.contents import (
     media_parts,
     pair_contents,
     parts_of,
+    results_of,
 )
 from contextguard_adk._history.fingerprints import (
     Match,
@@ -206,11 +207,7 @@ class History:
             # A result that a model has summarized is not shown at all.
             if index in summarized_indexes:
                 continue
-            results = [
-                part
-                for part in content.parts or ()
-                if part and not part.text and part.function_response
-            ]
+            results = results_of(content)
             if not results:
                 continue
             preview = self._make_preview(index, results, self.preview)

@@ -33,6 +33,9 @@ from contextguard_adk._turn.units import Section
 DONE_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
 
+MAX_LINES_TOKENS = 1_000
+"""A list with a line for each call takes at most this. Shorter lists may take more."""
+
 MAX_TEXT_CHARS = 1_000
 """Only this many characters of an argument or a result are read."""
 
@@ -141,7 +144,8 @@ class DoneCalls(Section):
         wholes = history.contents if turn.has_recall else None
         parts = walk_parts(history.told, indexes, wholes=wholes)
         calls = self._find_completed(parts, history.memo)
-        return _write_first(calls, room.holds)
+        lines_room = replace(room, tokens=min(room.tokens, MAX_LINES_TOKENS))
+        return _write_first(calls, lines_room.holds, room.holds)
 
     def tell_left_out(
         self,
@@ -157,7 +161,11 @@ class DoneCalls(Section):
         fit.
         """
         calls = self._find_completed(walk_parts(contents, indexes), memo)
-        return _write_first(calls, lambda text: count(text) <= max_tokens)
+
+        def fits(text: str) -> bool:
+            return count(text) <= max_tokens
+
+        return _write_first(calls, fits, fits)
 
     def _find_completed(self, parts: Iterable[PlacedPart], memo: Memo) -> list[_Call]:
         """Returns the calls whose results are among these parts, in order of results.
@@ -261,19 +269,31 @@ def _one_line(value: object) -> str:
     return quote_line(text[:MAX_TEXT_CHARS])
 
 
-def _write_first(calls: Sequence[_Call], fits: Callable[[str], bool]) -> str:
+def _write_first(
+    calls: Sequence[_Call],
+    fits_in_lines: Callable[[str], bool],
+    fits: Callable[[str], bool],
+) -> str:
     """Returns the first of the ever shorter lists that fits, with the heading.
 
     Returns "" if there are no calls, or if even the shortest list does not fit.
+
+    Args:
+        calls: The calls, the oldest first.
+        fits_in_lines: Returns whether a list with a line for each call fits.
+        fits: Returns whether a shorter list fits.
     """
     if not calls:
         return ""
 
+    has_room = fits_in_lines
     for lines in _write_ever_shorter(calls):
         # A lone surrogate could not be sent to a model.
         text = "\n".join([DONE, *lines]).encode("utf-8", "replace").decode()
-        if fits(text):
+        if has_room(text):
             return text
+        # Only the first list has a line for each call.
+        has_room = fits
     return ""
 
 

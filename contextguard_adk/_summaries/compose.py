@@ -211,21 +211,19 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         for index in history.indexes
     ]
 
+    # If the agent does not see the user's request, the continuation asks the agent to go
+    # on, and quotes nothing. A request that is not covered needs no quote either: the
+    # model reads it in full.
     request_index = history.request_index
-    if request_index is None:
-        # The agent does not see the user's request. The continuation asks the agent to
-        # go on, and quotes nothing.
-        request_fingerprint = ""
-        request_excerpt = ""
-        has_continuation = True
-    else:
-        # A request that is not covered needs no quote: the model reads it in full.
+    request_fingerprint = ""
+    request_excerpt = ""
+    has_continuation = True
+    if request_index is not None:
         request_fingerprint = history.fingerprint(request_index).hex()
         has_continuation = request_index in draft.covered
-        request_excerpt = ""
-        if has_continuation:
-            told_text = content_text(history.told[request_index])
-            request_excerpt = excerpt(told_text, MAX_EXCERPT_BYTES)
+    if request_index is not None and has_continuation:
+        told_text = content_text(history.told[request_index])
+        request_excerpt = excerpt(told_text, MAX_EXCERPT_BYTES)
 
     # If older messages are missing in this request, the previous summary has replaced
     # these messages, and so does the new summary.
