@@ -211,9 +211,9 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         for index in history.indexes
     ]
 
-    # If the agent does not see the user's request, the continuation asks the agent to go
-    # on, and quotes nothing. A request that is not covered needs no quote either: the
-    # model reads it in full.
+    # If the agent does not see the user's request, the continuation asks the agent to
+    # go on, and quotes nothing. A request that is not covered needs no quote either:
+    # the model reads it in full.
     request_index = history.request_index
     request_fingerprint = ""
     request_excerpt = ""
