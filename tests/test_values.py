@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from contextguard_adk._history.extraction import (
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import NAMES_KEY, Preview
-from contextguard_adk._sections.values import Values, list_values
+from contextguard_adk._sections.values import Values, _rank_values, _write_list
 from contextguard_adk._summaries.compose import show_section
 from contextguard_adk._support.phrases import VALUES
 from contextguard_adk.testing import SimulatedLlm
@@ -60,6 +61,13 @@ def test_a_text_of_json_is_read_as_json() -> None:
     """Its texts are values; its names and marks are none."""
     written = call("get_seat", {"row": 7}, {"body": '{"seat": "aisle left"}'})
     assert listed(written).endswith("\n- get_seat(7): aisle left")
+
+
+def list_values(
+    history: History, covered: Collection[int], max_bytes: int, known: str = ""
+) -> str:
+    """The list of the values in these contents, and in an older list."""
+    return _write_list(_rank_values(history, covered, known), max_bytes)
 
 
 BOOKING = call(
@@ -206,6 +214,19 @@ def test_values_of_messages_that_are_not_loaded_stay() -> None:
     kept = text.removesuffix("\n- read(b_1): c_2")
     assert sorted(re.findall(r"[\w.]+", kept)) == sorted(re.findall(r"[\w.]+", older))
     assert list_values(whole, {1, 2}, 4_000, older) == older
+
+
+def test_a_value_in_a_label_stays_where_its_message_is_not_loaded() -> None:
+    """Over two more lists; the line of its source has no other value."""
+    whole = History([*call("look_up", {"id": "order-4711"}, {"ok": True})])
+    text = list_values(whole, {0, 1}, 4_000)
+    assert "- look_up(order-4711)" in text.splitlines()
+
+    for number in range(2):
+        newer = call("read", {"path": f"b_{number}"}, {"id": f"c_{number}"})
+        text = list_values(History([*newer]), {0, 1}, 4_000, text)
+        assert "- look_up(order-4711)" in text
+        assert f"c_{number}" in text
 
 
 def test_the_newest_values_go_before_those_that_are_not_loaded() -> None:

@@ -68,7 +68,8 @@ def _is_ready(turn: Turn) -> bool:
         # A summary that was written ahead of time waits until a compaction is wanted.
         # It was written without the focus that somebody may ask for now.
         return _is_wanted(turn) and not turn.focus
-    # The event that was to carry this summary to the session got lost.
+    # This summary was just written, or the event that was to carry it to the session
+    # got lost.
     return not ready.is_stored_as(turn.history.stored)
 
 

@@ -42,7 +42,7 @@ from contextguard_adk._core.look import build_turn, leave_out_oldest, read_count
 from contextguard_adk._core.pay import Payer
 from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import ReadySummary
-from contextguard_adk._runtime.runs import SentCall, call_key
+from contextguard_adk._runtime.runs import SentCall, StoredByRun, call_key
 from contextguard_adk._summaries.compose import place_stored
 from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.facts import Counts, Outcome
@@ -221,11 +221,15 @@ def _commit(call: Call, turn: Turn, outcome: Outcome) -> None:
     """
     memory = call.memory
     call.state.save_summary(outcome.stored, turn.tokens)
-    call.run.compacted.append(memory)
+    ready: ReadySummary | None = None
+    if call.state.load_summary(call.scope) is not None:
+        # A later run puts it in again if the session has lost it.
+        ready = ReadySummary(outcome.stored)
+        key = call.state.key("record")
+        call.run.stored.append(StoredByRun(memory, ready, key))
     memory.facts = replace(
         memory.facts,
-        # A later run puts it in again if the session has lost it.
-        ready=ReadySummary(outcome.stored),
+        ready=ready,
         is_background_tried=False,
         # This compaction gains something, so the next one need not wait for a larger
         # request.
@@ -392,9 +396,10 @@ def _note_run(call: Call, turn: Turn) -> None:
     """
     memory = call.memory
     ready = memory.facts.ready
-    has_arrived = ready is not None and ready.is_stored_as(turn.history.stored)
-    if has_arrived and memory not in call.run.compacted:
-        memory.forget_stored()
+    if ready is not None and ready.is_stored_as(turn.history.stored):
+        is_of_this_run = any(each.ready is ready for each in call.run.stored)
+        if not is_of_this_run:
+            memory.forget_ready(ready)
 
     compacted_run = call.run.invocation_id if call.is_compacted else ""
     memory.facts = replace(memory.facts, compacted_run=compacted_run)

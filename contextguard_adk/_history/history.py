@@ -633,6 +633,15 @@ class History:
         return len(self.covered) >= covered_count
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this request and later ones have all contents of the session.
+
+        False in two cases: the caller may load only a part of the session, or the
+        request lacks contents that a summary has replaced.
+        """
+        return self.has_all_covered and not self.loads_part
+
+    @property
     def is_rewound(self) -> bool:
         """Whether the session has a rewind since the run that made the summary.
 

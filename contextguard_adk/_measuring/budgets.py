@@ -34,9 +34,6 @@ leave too much. A later cut follows from a count of a text that is nearly short 
 _CUT_MARGIN = 0.98
 """A text is cut to slightly less than what would fit, so that few cuts are needed."""
 
-_BYTES_PER_TOKEN = 3
-"""A first guess: the bytes of a text for each token. English prose has about four."""
-
 
 @dataclass(frozen=True)
 class Budgets:
@@ -272,28 +269,3 @@ def excerpt(text: str, max_bytes: int) -> str:
     head = raw[:head_bytes].decode("utf-8", "ignore")
     tail = raw[tail_start:].decode("utf-8", "ignore")
     return f"{head}…{tail}"
-
-
-def fit_bytes(
-    budget_tokens: float,
-    correction: float,
-    write: Callable[[int], str],
-    count: TokenCounter,
-) -> int:
-    """Returns how many bytes a text may take, so that it fits into a budget of tokens.
-
-    The text is written once with a first guess of bytes, and counted. If the text has
-    too many tokens, the guess is reduced in proportion.
-
-    Args:
-        budget_tokens: The most tokens that the text may take.
-        correction: The tokens of the model per heuristic token, which is four bytes. A
-            correction below 1 counts as 1.
-        write: Writes the text; the argument is the most bytes that the text may take.
-        count: Counts the tokens of a text.
-    """
-    guess_bytes = int(budget_tokens * _BYTES_PER_TOKEN / max(1.0, correction))
-    tokens = count(write(guess_bytes))
-    if tokens <= budget_tokens:
-        return guess_bytes
-    return int(guess_bytes * budget_tokens / tokens)

@@ -112,10 +112,13 @@ class ReadySummary:
         """
         if stored is None:
             return False
-        return all(
-            getattr(stored, name) == getattr(self.stored, name)
-            for name in ("text", "covered", "truncation", "truncated_upto")
+        replaces_the_same = stored.covered == self.stored.covered
+        shortens_the_same = (
+            stored.truncation == self.stored.truncation
+            and stored.truncated_upto == self.stored.truncated_upto
         )
+        has_same_text = stored.text == self.stored.text
+        return has_same_text and replaces_the_same and shortens_the_same
 
 
 @dataclass(frozen=True)
@@ -486,10 +489,12 @@ class AgentMemory:
         models = with_newest(self.facts.models, model, seen)
         self.facts = replace(self.facts, models=models)
 
-    def forget_stored(self) -> None:
-        """Forgets the summary that is ready, because the session has it by now."""
-        ready = self.facts.ready
-        if ready is not None and not ready.is_ahead:
+    def forget_ready(self, ready: ReadySummary) -> None:
+        """Forgets a summary, because the session has it by now.
+
+        Another summary that is ready in its place is not forgotten.
+        """
+        if self.facts.ready is ready:
             self.facts = replace(self.facts, ready=None)
 
     def add_summary_costs(self, usage: Usage, cost: float | None) -> None:

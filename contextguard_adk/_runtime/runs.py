@@ -33,6 +33,7 @@ from contextguard_adk._runtime.memory import (
     BoundedDict,
     Limits,
     PendingSummary,
+    ReadySummary,
     SummaryTasks,
 )
 from contextguard_adk._runtime.observers import Observers
@@ -159,6 +160,20 @@ class SentCall:
         self.after_answer = None
 
 
+class StoredByRun(NamedTuple):
+    """A summary that a run has put in a request, and written to session state.
+
+    Attributes:
+        memory: The memory of the agent.
+        ready: The summary, as the memory keeps it.
+        key: The key of session state under which the record was written.
+    """
+
+    memory: AgentMemory
+    ready: ReadySummary
+    key: str
+
+
 class Run:
     """The memory of one run, for as long as the session object of the run lives.
 
@@ -168,7 +183,7 @@ class Run:
         calls: The newest model call of each agent and scope.
         metadata: What the next event of each agent and scope is to carry in its
             `custom_metadata`.
-        compacted: The memories of the agents for which this run has stored a summary.
+        stored: The summaries that this run has stored.
     """
 
     def __init__(self, invocation: InvocationContext, memo: Memo | None) -> None:
@@ -176,7 +191,7 @@ class Run:
         self.writes = RunWrites(invocation.session.state)
         self.calls: dict[CallKey, SentCall] = {}
         self.metadata: dict[CallKey, dict[str, Any]] = {}
-        self.compacted: list[AgentMemory] = []
+        self.stored: list[StoredByRun] = []
         self._events = invocation.session.events
         self._memos: dict[str, Memo] = {}
         self._shared_memo = memo
@@ -368,15 +383,21 @@ class Guard:
     def pop_run(self, invocation: InvocationContext) -> Run:
         """Returns the memory of a run that has ended, and forgets it.
 
-        If events have carried all values of the run to the session, the summaries that
-        the run has stored are forgotten as well.
+        A summary that an event of the run has carried to the session is forgotten as
+        well.
         """
         ended_run = self.run(invocation)
         runs = self._runs_by_state[id(invocation.session.state)]
         runs.by_invocation.pop(ended_run.invocation_id, None)
-        if not ended_run.writes.pending:
-            for memory in ended_run.compacted:
-                memory.forget_stored()
+
+        deltas = [
+            event.actions.state_delta
+            for event in invocation.session.events
+            if event.invocation_id == ended_run.invocation_id
+        ]
+        for memory, ready, key in ended_run.stored:
+            if any(key in delta for delta in deltas):
+                memory.forget_ready(ready)
         return ended_run
 
     def _forget_session(self, state_id: int, session_id: int) -> None:

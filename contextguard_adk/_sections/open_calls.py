@@ -67,8 +67,8 @@ class OpenCalls(Section):
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns a line for each open call that the summary replaces, newest first.
 
-        They are the open calls of the covered messages, and after them those of the
-        last list that the loaded messages do not have.
+        They are the open calls of the covered messages. If the session is loaded in
+        part, the calls of the list before follow that no loaded message has.
         """
         history = turn.history
         lines = list(_find_open(history, covered))
@@ -97,7 +97,7 @@ def _find_missing(history: History, known: str) -> list[str]:
         history: The history of the request.
         known: The last list; "" for none.
     """
-    if not known:
+    if not known or history.is_whole:
         return []
 
     loaded_lines = set[str]()

@@ -122,9 +122,8 @@ _COMMAND = re.compile(
 class UserMessages(Section):
     """Shows the covered messages of the user, in the user's own words.
 
-    Each summary takes the texts of the list before, and adds the messages that it
-    covers anew. If they have no room together, the older texts are shortened. So the
-    list does not depend on how much of the session is loaded.
+    A session that is loaded in part lacks some of these messages. Then the list before
+    stands for all messages of the summary before.
     """
 
     name = "user_messages"
@@ -140,37 +139,35 @@ class UserMessages(Section):
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list of the covered messages, without the current request.
 
-        The continuation quotes the current request. Once there is another request, the
-        one that was quoted before is listed like any other message.
+        The continuation quotes the current request.
         """
         history = turn.history
-        texts = _split_list(known)
-        new_indexes = covered - history.covered
+        texts: list[str] = []
+        listed_indexes = covered
         stored = history.stored
-        if stored is not None and stored.request_excerpt:
+        if stored is not None and not history.is_whole:
+            texts = _split_list(known)
             # The list before does not have the request that was current then.
             quoted_index = history.find_quoted(stored, history.covered)
-            if quoted_index is None:
-                # The session is loaded in part, without this message.
+            listed_indexes = covered - (history.covered - {quoted_index})
+            if quoted_index is None and stored.request_excerpt:
                 texts.append(stored.request_excerpt)
-            else:
-                new_indexes |= {quoted_index}
 
-        user_indexes = new_indexes.intersection(history.user_messages)
+        user_indexes = listed_indexes.intersection(history.user_messages)
         texts += _read_texts(history, user_indexes - {history.request_index})
         return room.fill(lambda size_bytes: _write_list(texts, size_bytes))
 
 
 def _split_list(text: str) -> list[str]:
     """Splits a list that `_write_list` has written into the texts of the messages."""
-    texts: list[str] = []
+    lines_by_text: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("- "):
-            texts.append(line.removeprefix("- "))
-        elif texts:
+            lines_by_text.append([line.removeprefix("- ")])
+        elif lines_by_text:
             # This line goes on with the text.
-            texts[-1] += "\n" + line.removeprefix("  ")
-    return texts
+            lines_by_text[-1].append(line.removeprefix("  "))
+    return ["\n".join(lines) for lines in lines_by_text]
 
 
 def _write_list(texts: Sequence[str], max_bytes: int) -> str:

@@ -47,11 +47,19 @@ ROOM_RATIO = 0.25
 COVERED_RATIO = 0.25
 """The list takes at most this part of the tokens of the covered calls and results."""
 
+KNOWN_RATIO = 4 / 3
+"""The list before may take this much of its own tokens, if it stands for calls that are
+not loaded. `Room.fill` guesses three bytes for a token, and the list has about four.
+"""
+
 MAX_VALUES_TOKENS = 8_000
 """The list takes at most this, however large the window is."""
 
-_LINE = re.compile(r"- (?P<label>.+?\)|[^:]+): (?P<values>.+)")
-"""A line of the list with values: the label of a call ends with a parenthesis."""
+_LINE = re.compile(r"- (?P<label>[^(:]*(?:\((?P<args>.*?)\))?)(?:: (?P<values>.+))?$")
+"""A line of the list: a label, and the values that the label does not have.
+
+The label of a call has the values of its arguments in parentheses.
+"""
 
 LEAST_COST_BYTES = 12
 """If the list has room for fewer bytes than this, no more values are tried.
@@ -147,7 +155,7 @@ class _Value:
 class Values(Section):
     """Lists ids, numbers, paths and names in the covered messages.
 
-    A session that is loaded in part lacks some of these messages. So each list also
+    A session that is loaded in part lacks some of these messages. Then the list also
     takes over the values of the list before that no message has. If all values have no
     room together, the most useful ones stay.
     """
@@ -164,16 +172,22 @@ class Values(Section):
         history = turn.history
         contents = [history.shown[index] for index in covered]
         with_tools = [content for content in contents if has_tool(content)]
+        covered_tokens = turn.measure_alone(with_tools) * COVERED_RATIO
+        if history.stored is not None and not history.is_whole:
+            # The list before stands for calls that are not loaded.
+            known_tokens = turn.count(history.stored.beside.get(self.name, ""))
+            covered_tokens += known_tokens * KNOWN_RATIO
         return min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
-            turn.measure_alone(with_tools) * COVERED_RATIO,
+            covered_tokens,
             MAX_VALUES_TOKENS,
         )
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
-        ranked = _rank_values(turn.history, covered, known)
+        older_list = "" if turn.history.is_whole else known
+        ranked = _rank_values(turn.history, covered, older_list)
         return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
 
 
@@ -189,25 +203,14 @@ class _Ranked(NamedTuple):
     sources: list[_Source]
 
 
-def list_values(
-    history: History, covered: Collection[int], max_bytes: int, known: str = ""
-) -> str:
-    """Writes a list of the values in covered messages; "" for no value.
+def _rank_values(history: History, covered: Collection[int], known: str) -> _Ranked:
+    """Reads the values of covered messages and of an older list, and ranks them.
 
     Args:
         history: The history of the request.
         covered: The indexes of the covered messages.
-        max_bytes: The most bytes that the list may take, with its heading.
         known: The list of older messages, of which the history may lack some; "" for
             none.
-    """
-    return _write_list(_rank_values(history, covered, known), max_bytes)
-
-
-def _rank_values(history: History, covered: Collection[int], known: str) -> _Ranked:
-    """Reads the values of covered messages and of an older list, and ranks them.
-
-    The arguments are those of `list_values`.
     """
     gathered = _gather(history, sorted(covered))
     older_sources = _add_known(known, gathered.values)
@@ -276,12 +279,14 @@ def _add_known(known: str, values: dict[str, _Value]) -> list[_Source]:
     for line in known.splitlines():
         match = _LINE.match(line)
         if match is None:
-            # This is the heading, or a source whose label has all of its values.
+            # This is the heading.
             continue
         source = _Source(match["label"])
         sources.append(source)
-        for text in match["values"].split(", "):
-            values.setdefault(text, _Value(TELLING, source))
+        texts = (match["values"] or match["args"] or "").split(", ")
+        for text in texts:
+            if text:
+                values.setdefault(text, _Value(TELLING, source))
     return sources
 
 

@@ -44,7 +44,7 @@ from contextguard_adk._measuring.budgets import (
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
-from contextguard_adk._turn.room import Rooms
+from contextguard_adk._turn.room import MAX_STATE_BYTES, Rooms
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
@@ -111,11 +111,18 @@ def compose(turn: Turn, draft: Draft) -> Outcome:
 def place_stored(turn: Turn, stored: StoredSummary) -> Outcome:
     """Returns the request with a summary in place that has been composed before.
 
-    The texts of its sections stay as they are.
+    The texts of its sections stay as they are, but those that are made of session
+    state, such as the pins: the state may have changed since then.
     """
     history = turn.history.with_summary(stored)
     draft = replace(turn, history=history).draft
-    return _place(turn, draft, stored)
+    rooms = Rooms(turn, draft.covered, stored.text)
+    beside = dict(stored.beside)
+    for section in _sections.SECTIONS:
+        if section.is_briefed:
+            beside.pop(section.name, None)
+            beside |= _write_section(section, turn, draft.covered, rooms)
+    return _place(turn, draft, stored.model_copy(update={"beside": beside}))
 
 
 def _place(turn: Turn, draft: Draft, stored: StoredSummary) -> Outcome:
@@ -196,6 +203,10 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
     # summary. If the text was shortened, a part of the excerpts may count as summary.
     model_text = redact(shrunk.text[: draft.model_chars])
     excerpts = redact(shrunk.text[draft.model_chars :])
+    if len(model_text + excerpts) > MAX_SUMMARY_CHARS:
+        # Redaction has made the text longer than what is read from session state.
+        model_text = shorten(model_text + excerpts, MAX_SUMMARY_CHARS)
+        excerpts = ""
 
     # The record has only the number of messages that a model summarized, counted from
     # the oldest covered one. The count ends at the first one that no model summarized.
@@ -227,7 +238,7 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
 
     # If older messages are missing in this request, the previous summary has replaced
     # these messages, and so does the new summary.
-    has_older = history.stored is not None and not history.has_all_covered
+    has_older = history.stored is not None and not history.is_whole
     return StoredSummary(
         text=_storable(model_text + excerpts),
         covered=cover(fingerprints),
@@ -260,28 +271,35 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         draft: The draft.
         bare: The record of the draft without any section.
     """
-    stored = turn.history.stored
-    known_texts = stored.beside if stored else {}
     rooms = Rooms(turn, draft.covered, bare.text)
     beside: dict[str, str] = {}
     for section in _sections.SECTIONS:
         is_left_out = section.goes_at is not None and draft.shrink >= section.goes_at
-        if is_left_out:
-            continue
-
-        known = known_texts.get(section.name, "")
-        most_tokens = section.most_tokens(turn, draft.covered)
-        room = rooms.give(most_tokens, section.state_ratio)
-        if section.own_state_bytes:
-            room = replace(room, state_bytes=section.own_state_bytes)
-        text = _storable(section.write(turn, draft.covered, known, room))
-        if not text:
-            continue
-
-        beside[section.name] = text
-        if not section.own_state_bytes:
-            rooms.take(text)
+        if not is_left_out:
+            beside |= _write_section(section, turn, draft.covered, rooms)
     return bare.model_copy(update={"beside": beside})
+
+
+def _write_section(
+    section: Section, turn: Turn, covered: frozenset[int], rooms: Rooms
+) -> dict[str, str]:
+    """Returns the text of a section by its name; {} for no text.
+
+    Args:
+        section: The section.
+        turn: The model call.
+        covered: Indexes of the messages that the new summary replaces.
+        rooms: The room of the texts, from which this one is taken.
+    """
+    room = rooms.give(section.most_tokens(turn, covered), section.state_ratio)
+    if section.own_state_bytes:
+        room = replace(room, state_bytes=section.own_state_bytes)
+    stored = turn.history.stored
+    known = stored.beside.get(section.name, "") if stored is not None else ""
+    text = _storable(section.write(turn, covered, known[:MAX_STATE_BYTES], room))
+    if text and not section.own_state_bytes:
+        rooms.take(text)
+    return {section.name: text} if text else {}
 
 
 def _shrink(turn: Turn, text: str, step: int) -> _Shrunk:

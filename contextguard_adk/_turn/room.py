@@ -34,11 +34,14 @@ _GUESS_MARGIN = 0.99
 """A text is written to slightly less than what would fit, so that few tries are needed.
 """
 
-_TWO_BYTES = re.compile(r'["\\\b\f\n\r\t]')
-"""The characters that JSON writes with two bytes, such as "\\n"."""
+_LIKE_LINE_BREAKS = re.compile(r"[\b\f\n\r\t]")
+"""The characters that take three bytes in session state."""
 
-_SIX_BYTES = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
-"""The characters that JSON writes with six bytes, such as "\\u0000"."""
+_LIKE_QUOTES = re.compile(r'["\\]')
+"""The characters that take four bytes in session state."""
+
+_CONTROLS = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+"""The characters that take seven bytes in session state."""
 
 _MOST_GUESSES = 6
 """How often a text is written at most, until it fits."""
@@ -126,8 +129,14 @@ class Rooms:
 
 
 def measure_stored(text: str) -> int:
-    """Returns how many bytes a text takes in session state, which is stored as JSON."""
-    two_bytes_count = len(_TWO_BYTES.findall(text))
-    six_bytes_count = len(_SIX_BYTES.findall(text))
-    # Each of these characters has one byte in the text. Two quotation marks are added.
-    return text_bytes(text) + two_bytes_count + 5 * six_bytes_count + 2
+    """Returns how many bytes a text of a record takes in session state.
+
+    The record is JSON, and stands as a text in session state, which is stored as JSON.
+    So some characters are escaped twice: a line break is written as "\\\\n".
+    """
+    line_breaks_count = len(_LIKE_LINE_BREAKS.findall(text))
+    quotes_count = len(_LIKE_QUOTES.findall(text))
+    controls_count = len(_CONTROLS.findall(text))
+    # Each of these characters has one byte in the text.
+    added_bytes = 2 * line_breaks_count + 3 * quotes_count + 6 * controls_count
+    return text_bytes(text) + added_bytes
