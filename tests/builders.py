@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from google.adk.runners import Runner
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
-from hypothesis import strategies as st
 
 from contextguard_adk import CompactionRecord, ContextGuardPlugin
 from contextguard_adk.strategies import Strategy
@@ -376,54 +375,3 @@ class KeptSessions(InMemorySessionService):
     async def append_event(self, session: Session, event: Event) -> Event:
         """Adds an event to the session alone."""
         return await BaseSessionService.append_event(self, session, event)
-
-
-@dataclass(frozen=True)
-class MadeHistory:
-    """A generated history, and the indices of calls with what answers them, if any."""
-
-    contents: list[types.Content]
-    answered: dict[int, int]
-    open_calls: set[int]
-
-    def splits_pair(self, kept: Collection[int]) -> bool:
-        """Whether of some pair only one content is kept."""
-        return any((a in kept) != (b in kept) for a, b in self.answered.items())
-
-
-_TOOL_NAMES = st.lists(st.sampled_from(["search", "read"]), min_size=1, max_size=3)
-_ANSWERS = [*list(itertools.permutations(range(3))) * 3, (0,), ()]
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> MadeHistory:
-    """Histories as ADK builds them: results follow their calls, some stay open."""
-    made = MadeHistory([], {}, set())
-
-    for _ in range(draw(st.integers(0, 10))):
-        text = draw(st.sampled_from(["yes", "no", "Done.", "For context: it rains."]))
-        say = draw(st.sampled_from([user, model, None]))
-        if say:
-            made.contents.append(say(text))
-        else:
-            _add_calls(draw, made, text)
-
-    return made
-
-
-def _add_calls(draw: st.DrawFn, made: MadeHistory, text: str) -> None:
-    """Adds calls, and the results of some of them, or of none."""
-    index = len(made.contents)
-    names = draw(_TOOL_NAMES)
-    has_ids = draw(st.booleans())
-    ids = [f"call-{index}-{n}" if has_ids else None for n in range(len(names))]
-    asked = [call_part(name, id_) for name, id_ in zip(names, ids, strict=True)]
-    made.contents.append(calls(*asked))
-
-    answers = [n for n in draw(st.sampled_from(_ANSWERS)) if n < len(names)]
-    if answers:
-        made.answered[index] = index + 1
-        results = [response_part(names[n], text, ids[n]) for n in answers]
-        made.contents.append(responses(*results))
-    if len(answers) < len(names):
-        made.open_calls.add(index)

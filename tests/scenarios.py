@@ -6,18 +6,15 @@ import base64
 import itertools
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 from pydantic_core import to_json
 
-from contextguard_adk._measuring.budgets import plan_budgets, threshold_tokens
 from contextguard_adk.testing import provider as _simulated
 from tests.builders import Conversation, ToolUse, Turn
 
@@ -323,22 +320,6 @@ def write_conversation(name: str, window_tokens: int) -> Conversation:
         ratio = scenario.large_ratio
     conversation = scenario.build(Writer(name, window_tokens, ratio))
     return replace(conversation, token_ratio=ratio, usage=scenario.usage)
-
-
-def find_obstacle(conversation: Conversation, window_tokens: int) -> str:
-    """Says why no guard can keep a conversation inside a window; "" where one can."""
-    ratio = conversation.token_ratio
-    fixed = _declared_tokens(conversation.tools, ratio)
-    fixed += _simulated.count_tokens([conversation.instruction], ratio)
-    needed = plan_budgets(window_tokens).summary_tokens + 300
-    is_too_large = fixed + needed > threshold_tokens(window_tokens)
-    return f"{fixed:,} fixed tokens leave no room" if is_too_large else ""
-
-
-def _declared_tokens(tools: Sequence[BaseTool], token_ratio: float | None) -> int:
-    request = LlmRequest(contents=[])
-    request.append_tools(list(tools))
-    return _simulated.count_request_tokens(request, token_ratio, 0) if tools else 0
 
 
 def total_tokens(conversation: Conversation) -> int:

@@ -46,7 +46,8 @@ TURNS = 8
 """As long as those of `write_turns` are, compactions come in the middle of turns: they
 cover results as they were before a database had them."""
 
-MAX_STATE_BYTES = 16 * 1024
+SMALL_STATE_BYTES = 16 * 1024
+"""Conversations as short as these have the guard store no more."""
 
 
 ODD_VALUES: dict[str, Any] = {
@@ -110,7 +111,7 @@ def check_state(state: dict[str, Any]) -> None:
     ours = {key: value for key, value in state.items() if "context_guard" in key}
     assert json.loads(json.dumps(ours)) == ours
     assert ours.pop("__context_guard_summary_agent")
-    assert sum(len(str(value).encode()) for value in ours.values()) <= MAX_STATE_BYTES
+    assert sum(len(str(value).encode()) for value in ours.values()) <= SMALL_STATE_BYTES
 
 
 STRATEGIES: dict[str, Strategy] = {

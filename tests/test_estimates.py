@@ -43,7 +43,6 @@ SENTENCES = {
 }
 ENGLISH = "The old press stands in hall B, and nobody knows who has the key to it now. "
 PROSE = ENGLISH * 200
-RUSSIAN = SENTENCES["Russian"] * 100
 DENSE = base64.b64encode(CHANCE.randbytes(30_000)).decode()
 UDHR = Path(__file__).parent.parent / "benchmarks" / "udhr"
 

@@ -57,7 +57,8 @@ CONVERSATION = [
     model(words(4_000)),
 ]
 WIDE = Threshold(context_window=20_000)
-MAX_STATE_BYTES = 16 * 1024
+SMALL_STATE_BYTES = 16 * 1024
+"""Conversations as short as these have the guard store no more."""
 LOG = "The press in hall B was oiled and its belt was checked again. " * 12
 
 
@@ -389,7 +390,7 @@ async def test_sessions_at_once_do_not_mix(
         own = {f"secret-{number:03}!"}
         assert spy.heard[f"user-{number}"] == own
         assert set(SECRET.findall(json.dumps(state))) == own
-        assert state_bytes(state) <= MAX_STATE_BYTES
+        assert state_bytes(state) <= SMALL_STATE_BYTES
     summaries = [record for record in llm.requests if record.is_summary]
     assert all(len(set(SECRET.findall(record.text))) == 1 for record in summaries)
 

@@ -495,7 +495,7 @@ def loading(newest: int) -> RunConfig:
     return RunConfig(get_session_config=GetSessionConfig(num_recent_events=newest))
 
 
-async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
+async def test_messages_that_are_not_loaded_stay_in_the_list() -> None:
     """Also over later compactions; the same bytes between them."""
     compactions = list[CompactionRecord]()
     answers = itertools.count()
@@ -527,7 +527,7 @@ async def test_excerpts_stand_in_for_what_is_not_loaded() -> None:
 async def test_the_request_stands_there_once_where_little_is_loaded(
     newest: int,
 ) -> None:
-    """Quoted where it is loaded, else among the excerpts."""
+    """Quoted where it is loaded, else in the list."""
     answers = itertools.count()
     llm = useless(script=lambda _: f"Answer {next(answers)}.")
     chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0))
@@ -567,7 +567,7 @@ async def test_they_outlive_the_process(tmp_path: Path) -> None:
 
 
 async def test_what_was_rewound_is_listed_no_more() -> None:
-    """Neither from the history nor from excerpts."""
+    """Neither from the history nor from the list before."""
     llm = useless()
     chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0))
     await chat.say("Call me Ada.")
@@ -720,7 +720,7 @@ async def test_the_summarizer_is_not_asked_for_them_again() -> None:
 
 
 async def test_a_masked_word_never_appears() -> None:
-    """Neither in the list, nor in excerpts, nor in what stands in state."""
+    """Neither in a request nor in session state."""
     llm = useless()
     before = [Changing(partial(hide, "Eve"))]
     chat = guarded_chat(llm, Threshold(context_window=WINDOW), chat={"before": before})
@@ -749,7 +749,7 @@ async def rewind(chat: Chat, events: Sequence[Event]) -> None:
 
 
 async def test_a_rewind_loses_nothing_of_what_is_not_loaded() -> None:
-    """Of a later turn: excerpts go on to stand in, with the same bytes."""
+    """Of a later turn: the list goes on to stand there, with the same bytes."""
     answers = itertools.count()
     llm = useless(script=lambda _: f"Answer {next(answers)}.")
     strategy = Threshold(context_window=WINDOW, keep=0)
