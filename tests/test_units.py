@@ -102,9 +102,9 @@ class Rules(Section):
     goes_at = None
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
-        """Adds the rules among the messages that are summarized now."""
+        """Adds the rules among the messages that are loaded."""
         lines = known.splitlines() or ["[Rules of the user]"]
-        for index in sorted(covered - turn.summarized):
+        for index in sorted(covered):
             text = text_of(turn.messages[index])
             if text.startswith("Rule:") and text not in lines:
                 lines.append(text)

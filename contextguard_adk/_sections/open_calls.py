@@ -97,7 +97,7 @@ def _find_missing(history: History, known: str) -> list[str]:
         history: The history of the request.
         known: The last list; "" for none.
     """
-    if not known or history.is_whole:
+    if not known:
         return []
 
     loaded_lines = set[str]()

@@ -186,8 +186,7 @@ class Values(Section):
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
-        older_list = "" if turn.history.is_whole else known
-        ranked = _rank_values(turn.history, covered, older_list)
+        ranked = _rank_values(turn.history, covered, known)
         return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
 
 
@@ -423,7 +422,8 @@ def _rank(values: dict[str, _Value]) -> list[str]:
     A value is useful if it has the form of an id, a path or a name, if calls have used
     it, if it stands in a new message, or if it is like the values that calls have used.
     """
-    newest_number = max((value.newest_number for value in values.values()), default=1)
+    # The number is 0 if only an older list has values.
+    newest_number = max([1, *(value.newest_number for value in values.values())])
     words_in_calls = set[str]()
     for text, value in values.items():
         if value.call_count > 0:

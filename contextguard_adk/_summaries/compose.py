@@ -295,8 +295,13 @@ def _write_section(
     if section.own_state_bytes:
         room = replace(room, state_bytes=section.own_state_bytes)
     stored = turn.history.stored
-    known = stored.beside.get(section.name, "") if stored is not None else ""
-    text = _storable(section.write(turn, covered, known[:MAX_STATE_BYTES], room))
+    known = ""
+    if stored is not None and not turn.history.is_whole:
+        # Only a session that is loaded in part needs the text before. The user may have
+        # set `redact` since then.
+        stored_text = stored.beside.get(section.name, "")[:MAX_STATE_BYTES]
+        known = turn.history.redactor.redact_text(stored_text)
+    text = _storable(section.write(turn, covered, known, room))
     if text and not section.own_state_bytes:
         rooms.take(text)
     return {section.name: text} if text else {}

@@ -100,9 +100,9 @@ class Section:
         Args:
             turn: The model call.
             covered: Indexes of the messages that the new summary replaces.
-            known: The text beside the previous summary; "" for none. The text tells of
-                the messages that the previous summary has replaced, whether or not the
-                session still has them. Session state is untrusted, so the text may be
+            known: The text beside the previous summary if the session is loaded in
+                part: it tells of messages that are not loaded. "" for a whole session,
+                and if there is no text. Session state is untrusted, so the text may be
                 any text.
             room: The most that the text may take.
         """
