@@ -88,7 +88,9 @@ def make_llm() -> SimulatedLlm:
         return call("look", shelf=next(shelves))
 
     return SimulatedLlm(
-        context_window=WINDOW, script=script, summary_replies=lambda _: SUMMARY
+        context_window=WINDOW,
+        script=script,
+        summary_replies=lambda _: f"## Done\n{SUMMARY}",
     )
 
 
@@ -115,7 +117,7 @@ async def make(name: str) -> list[dict[str, Any]]:
     await chat.set_state(delta)
 
     for number in range(60):
-        left -= SUMMARY in (await chat.state()).values()
+        left -= SUMMARY in str(await chat.state())
         if not left:
             break
         await chat.say(f"Count shelf {number}, please. " + "Take your time. " * 20)

@@ -40,7 +40,7 @@ from tests.chats import (
 from tests.files import NOT_SHOWN, files_of, in_result, inline, linked
 
 WINDOW = 20_000
-SUMMARY = "Nothing of note."
+SUMMARY = "## Done\nNothing of note."
 
 
 def simulate(client: str, **settings: Any) -> SimulatedLlm:

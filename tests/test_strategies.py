@@ -91,7 +91,7 @@ async def send(
     contents: Sequence[types.Content],
     *,
     state: dict[str, Any] | None = None,
-    reply: Any = "Short enough.",
+    reply: Any = "## Done\nShort enough.",
     change: Callable[[LlmRequest], None] = lambda _: None,
     **agent: Any,
 ) -> Outcome:

@@ -32,7 +32,8 @@ def say(request: LlmRequest) -> str:
 
 def summarize(request: LlmRequest) -> str:
     """A summary that names the item and the steps, and nothing else."""
-    return " ".join(dict.fromkeys(re.findall(r"item-\d\d|step-\d+!", say(request))))
+    named = dict.fromkeys(re.findall(r"item-\d\d|step-\d+!", say(request)))
+    return "## Done\n" + " ".join(named)
 
 
 async def work(
