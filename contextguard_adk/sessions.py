@@ -44,7 +44,7 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._runtime import state as keys
-from contextguard_adk._summaries.compose import render_head, without_recall
+from contextguard_adk._summaries.compose import render_head, show_texts, without_recall
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.errors import ContextGuardError
 from contextguard_adk.plugin import ContextGuardPlugin
@@ -68,13 +68,15 @@ class SessionError(ContextGuardError):
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     """Returns a line on each agent; `is_full` adds the lines of its summary.
 
+    With the summary come the texts beside it, as requests have them.
+
     Returns [] if the session has no values of the agent.
     """
     lines = []
     for agent_state in _find_states(session, agent):
         lines.append(agent_state.describe())
-        if is_full:  # Without a summary, its text is "", which adds no line.
-            lines += agent_state.summary.text.splitlines()
+        if is_full and agent_state.has_summary:
+            lines += show_texts(agent_state.summary).splitlines()
     return lines
 
 

@@ -225,8 +225,32 @@ def test_show_lists_what_is_stored(path: Path, capsys: Output) -> None:
         rf"{len(TOLD)} characters; 1 pins, 1 todos\n",
         line,
     )
-    assert change(path, capsys, "show", "--full") == f"{line}{TOLD}\n"
+    assert change(path, capsys, "show", "--full").startswith(f"{line}{TOLD}\n\n")
     assert "nothing is stored" in change(path, capsys, "show", "--agent", "other")
+
+
+def test_the_same_texts_stand_everywhere(path: Path, capsys: Output) -> None:
+    """In the request, in session state, and in what two commands show."""
+    line = change(path, capsys, "show")
+    shown = change(path, capsys, "show", "--full").removeprefix(line).strip()
+    service = SqliteSessionService(str(path))
+    session = asyncio.run(
+        service.get_session(app_name="app", user_id="user", session_id="session")
+    )
+    assert session is not None
+    record = json.loads(session.state[KEY.format("record")])
+    beside = record["summary"]["beside"]
+    assert len(beside) >= 4
+    assert sorted(shown.split("\n\n")) == sorted([TOLD, *beside.values()])
+
+    for text in ("Never open a crate.", "Count shelf 99", "Count shelf 0."):
+        assert text in shown
+        assert main(["why", str(path), text, "--json", "--context-window", "6000"]) == 0
+        [*_, last] = json.loads(capsys.readouterr().out)["calls"]
+        assert last["holders"]
+
+    told = asyncio.run(go_on(path)).requests[0].text
+    assert f"{SUMMARY_BEGIN}\n{shown}\n[End of summary" in told
 
 
 def test_compact_is_for_the_next_model_call(path: Path, capsys: Output) -> None:

@@ -492,18 +492,22 @@ def render_head(
         mover: Decides which files of the quoted request may be moved into this message;
             None moves all of them.
     """
-    texts = [phrases.quote_stored(stored.text) or phrases.NO_SUMMARY]
-    for section in _sections.SECTIONS:
-        text = show_section(section, stored)
-        if text:
-            texts.append(text)
-
-    body = "\n\n".join(texts)
+    body = show_texts(stored)
     summary = f"{phrases.SUMMARY_BEGIN}\n{body}\n{phrases.SUMMARY_END}"
     parts = [types.Part(text=summary)]
     if stored.has_continuation:
         parts += _write_continuation(history, stored, covered, mover)
     return types.Content(role="user", parts=parts)
+
+
+def show_texts(stored: StoredSummary) -> str:
+    """Returns the summary and the texts beside it, as a request has them."""
+    texts = [phrases.quote_stored(stored.text) or phrases.NO_SUMMARY]
+    for section in _sections.SECTIONS:
+        text = show_section(section, stored)
+        if text:
+            texts.append(text)
+    return "\n\n".join(texts)
 
 
 def show_section(section: Section, stored: StoredSummary) -> str:
