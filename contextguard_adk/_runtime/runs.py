@@ -390,13 +390,13 @@ class Guard:
         runs = self._runs_by_state[id(invocation.session.state)]
         runs.by_invocation.pop(ended_run.invocation_id, None)
 
-        deltas = [
-            event.actions.state_delta
-            for event in invocation.session.events
-            if event.invocation_id == ended_run.invocation_id
-        ]
         for memory, ready, key in ended_run.stored:
-            if any(key in delta for delta in deltas):
+            has_arrived = any(
+                key in event.actions.state_delta
+                for event in invocation.session.events
+                if event.invocation_id == ended_run.invocation_id
+            )
+            if has_arrived:
                 memory.forget_ready(ready)
         return ended_run
 
