@@ -155,9 +155,9 @@ class _Value:
 class Values(Section):
     """Lists ids, numbers, paths and names in the covered messages.
 
-    A session that is loaded in part lacks some of these messages. Then the list also
-    takes over the values of the list before that no message has. If all values have no
-    room together, the most useful ones stay.
+    If a session is loaded in part, the list takes over the values of the list before,
+    and adds those of the messages that are covered anew. If all values have no room
+    together, the most useful ones stay.
     """
 
     name = "values"
@@ -170,7 +170,7 @@ class Values(Section):
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
         """Returns the smallest of the limits by the window, the room and the calls."""
         history = turn.history
-        contents = [history.shown[index] for index in covered]
+        contents = [history.shown[i] for i in _find_listed(history, covered)]
         with_tools = [content for content in contents if has_tool(content)]
         covered_tokens = turn.measure_alone(with_tools) * COVERED_RATIO
         if history.stored is not None and not history.is_whole:
@@ -186,8 +186,18 @@ class Values(Section):
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
-        ranked = _rank_values(turn.history, covered, known)
+        listed_indexes = _find_listed(turn.history, covered)
+        ranked = _rank_values(turn.history, listed_indexes, known)
         return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
+
+
+def _find_listed(history: History, covered: frozenset[int]) -> frozenset[int]:
+    """Returns the indexes of the messages whose values are read for a new list.
+
+    If the session is loaded in part, the list before stands for all messages of the
+    summary before. So the new list does not depend on how many of these are loaded.
+    """
+    return covered if history.is_whole else covered - history.covered
 
 
 class _Ranked(NamedTuple):
