@@ -293,8 +293,7 @@ class Worker:
     async def _summarize(self, request: LlmRequest) -> str:
         text = "\n".join(list_content_texts(request.contents))
         done = [job.name for job in self._acting.jobs if job.name in text]
-        name = f"summary-{uuid.uuid4().hex}"
-        summary = f"## Done\nWritten as {name}! Done: {', '.join(done)}."
+        summary = f"Written as summary-{uuid.uuid4().hex}! Done: {', '.join(done)}."
         self.notes.add("paid", summary)
         await asyncio.sleep(self._summary_seconds)
         return summary

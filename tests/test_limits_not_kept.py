@@ -213,9 +213,7 @@ PLANTED = {
 async def test_limits_in_session_state_are_ignored(learned: object) -> None:
     """They narrow nothing, whatever they are, and the summary beside them is used."""
     llm = SimulatedLlm(
-        context_window=WINDOW,
-        token_ratio=1.0,
-        summary_replies=["## Done\nA summary."] * 2,
+        context_window=WINDOW, token_ratio=1.0, summary_replies=["A summary."] * 2
     )
     chat, calls = open_chat(llm)
     await seed(chat, user("The task."), model(words(2_000, "OLD")), state=DEMAND)
@@ -228,7 +226,7 @@ async def test_limits_in_session_state_are_ignored(learned: object) -> None:
     assert llm.rejections == 0
     assert {call.window_tokens for call in calls} == {WINDOW}
     last = agent_requests(llm)[-1]
-    assert last.text.startswith(f"{SUMMARY_BEGIN}\n## Done\nA summary.")
+    assert last.text.startswith(f"{SUMMARY_BEGIN}\nA summary.")
     assert last.config.max_output_tokens is None
 
     await chat.set_state(DEMAND)
