@@ -88,9 +88,7 @@ class SessionCopy:
 
         self.compactions: list[CompactionRecord] = []
         self.llm = SimulatedLlm(script=script, context_window=WINDOW_TOKENS)
-        self.llm.summary_replies = [
-            f"## Done\nSummary {number}." for number in range(1_000)
-        ]
+        self.llm.summary_replies = [f"Summary {number}." for number in range(1_000)]
         guard = ContextGuardPlugin(
             default=Threshold(context_window=WINDOW_TOKENS),
             recent_events=True,

@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {
 tokens on summaries are written."""
 
 STRATEGY = cg.Threshold(**SIZES)
-ANOTHER = "## Done\nA summary of another try."
+ANOTHER = "A summary of another try."
 P = ParamSpec("P")
 
 
@@ -70,7 +70,7 @@ class Writer:
         finally:
             self.now -= 1
 
-        return self.error or f"## Done\nSummary number {self.begun}, of all before."
+        return self.error or f"Summary number {self.begun}, of all before."
 
     async def end(self) -> None:
         """Lets those end that are under way."""

@@ -47,7 +47,7 @@ async def long_chat(
 ) -> Chat:
     """A chat that goes on after a long answer of the model."""
     state = settings.pop("state", None)
-    llm.summary_replies = llm.summary_replies or ["## Done\nA summary."]
+    llm.summary_replies = llm.summary_replies or ["A summary."]
     chat = guarded_chat(llm, **settings)
     await seed(chat, user("The task."), original(tokens), state=state)
     await chat.say(say)

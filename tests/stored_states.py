@@ -88,9 +88,7 @@ def make_llm() -> SimulatedLlm:
         return call("look", shelf=next(shelves))
 
     return SimulatedLlm(
-        context_window=WINDOW,
-        script=script,
-        summary_replies=lambda _: f"## Done\n{SUMMARY}",
+        context_window=WINDOW, script=script, summary_replies=lambda _: SUMMARY
     )
 
 
@@ -117,7 +115,7 @@ async def make(name: str) -> list[dict[str, Any]]:
     await chat.set_state(delta)
 
     for number in range(60):
-        left -= SUMMARY in str(await chat.state())
+        left -= SUMMARY in (await chat.state()).values()
         if not left:
             break
         await chat.say(f"Count shelf {number}, please. " + "Take your time. " * 20)

@@ -133,7 +133,7 @@ def summarizing_llm(script: Any = None, **settings: Any) -> SimulatedLlm:
 def name_markers(request: LlmRequest) -> str:
     """A summary that repeats the markers, and nothing else."""
     text = "\n".join(text_of(content) for content in request.contents)
-    return "## Done\nOf " + " ".join(dict.fromkeys(MARKER.findall(text)))
+    return "Of " + " ".join(dict.fromkeys(MARKER.findall(text)))
 
 
 def markers(record: RecordedRequest) -> set[str]:

@@ -85,7 +85,7 @@ def takes(seconds: float) -> Callable[[LlmRequest], Awaitable[Reply]]:
 
     async def write(request: LlmRequest) -> Reply:
         await asyncio.sleep(seconds)
-        return "## Done\nOf all before."
+        return "Of all before."
 
     return write
 
@@ -120,8 +120,7 @@ async def test_it_is_put_in_at_the_trigger_and_nobody_waits(talk: Talk) -> None:
     assert record.model == "simulated"
     assert min(record.waited_seconds, record.duration_seconds) > 0
 
-    stored = (await talk.chat.state())[SUMMARY]
-    assert stored == "## Done\nSummary number 1, of all before."
+    assert (await talk.chat.state())[SUMMARY] == "Summary number 1, of all before."
     assert [each.compaction for each in talk.calls] == [None, None, None, record]
     paid = sum(each.summary_usage.prompt_tokens for each in talk.calls)
     assert paid == record.usage.prompt_tokens
@@ -335,7 +334,7 @@ async def test_a_process_may_be_killed_at_any_step(
             assert other.llm.summaries == paid
             assert other.were_ahead == [False] * paid
             state = await other.chat.state()
-            assert state[SUMMARY] == "## Done\nSummary number 1, of all before."
+            assert state[SUMMARY] == "Summary number 1, of all before."
             stop_all()
 
 
@@ -566,7 +565,7 @@ async def test_the_turn_after_a_cancelled_one_has_its_summary(
         assert "Go on." in sent.text
         assert "ORIGINAL" not in sent.text
         state = await talk.chat.state()
-        assert state[SUMMARY] == "## Done\nSummary number 1, of all before."
+        assert state[SUMMARY] == "Summary number 1, of all before."
         assert not state.get("context_guard:compact_refused")
         assert not any(state.get(key) for key in DEMAND)
         assert is_compacted(await talk.say("Well done."))

@@ -88,7 +88,7 @@ def check_compacted(llm: SimulatedLlm) -> None:
     """Sees to it that the newest request stands behind a summary of a model."""
     assert llm.summaries == 1
     assert is_compacted(agent_requests(llm)[-1])
-    assert "## Done\nA summary." in agent_requests(llm)[-1].text
+    assert "A summary." in agent_requests(llm)[-1].text
 
 
 async def grow(chat: Chat) -> None:
@@ -195,9 +195,7 @@ async def test_what_was_rejected_is_not_put_off() -> None:
     for said in (False, "Ship names."):
         asked = Asked(said)
         llm = SimulatedLlm(context_window=2_500, token_ratio=1.0)
-        summarizer = SimulatedLlm(
-            context_window=100_000, summary_replies=["## Done\nOf old."]
-        )
+        summarizer = SimulatedLlm(context_window=100_000, summary_replies=["Of old."])
         strategy = SMALL.model_copy(update={"summarizer": summarizer})
         await talk(asked, 2_700, llm, strategy=strategy)
         assert llm.rejections == 1
@@ -258,7 +256,7 @@ async def test_it_may_be_async_and_sees_context_variables() -> None:
 
     async def wait(planned: PlannedCompaction) -> str:
         await asyncio.sleep(0)
-        return f"## Done\nOf the {tenant.get()}."
+        return f"Of the {tenant.get()}."
 
     llm, _ = await talk(wait)
     assert "Of the harbor." in summary_requests(llm)[0].text
@@ -372,7 +370,7 @@ async def test_a_turn_may_be_cancelled_while_it_is_asked() -> None:
         await may_end.wait()
 
     llm = large()
-    llm.summary_replies = ["## Done\nA summary."]
+    llm.summary_replies = ["A summary."]
     limits: Any = {"listener_timeout_seconds": 60, "before_compaction": wait}
     plugin = ContextGuardPlugin(default=SMALL, **limits)
     chat = Chat(guarded_agent(llm), [plugin])
@@ -440,7 +438,7 @@ async def test_a_page_can_say_that_a_user_has_to_wait() -> None:
 
     async def summarize(request: LlmRequest) -> str:
         await may_end.wait()
-        return "## Done\nA summary."
+        return "A summary."
 
     llm = large()
     llm.summary_replies = summarize
@@ -491,7 +489,7 @@ async def test_what_it_changes_stays_its_own() -> None:
     llm = large()
     llm.script = [call("look_up"), "Found.", "Done."]
     guard = {"before_compaction": spoil}
-    llm.summary_replies = ["## Done\nA summary."]
+    llm.summary_replies = ["A summary."]
     plugin = ContextGuardPlugin(default=SMALL, **guard)  # type: ignore[arg-type]
     chat = Chat(guarded_agent(llm, [look_up]), [plugin])
     await chat.say("What is there?")
@@ -516,7 +514,7 @@ async def test_nothing_of_it_stays_in_memory(before: Any) -> None:
     """Neither of what it was given, nor of its failure."""
     plugin = ContextGuardPlugin(default=SMALL, before_compaction=before)
     llm = large()
-    llm.summary_replies = ["## Done\nA summary."]
+    llm.summary_replies = ["A summary."]
     chat = Chat(guarded_agent(llm), [plugin])
     await seed(chat, user("The task."), original(3_300), state=EXACT)
     await chat.say("Go on.")

@@ -406,7 +406,7 @@ async def test_a_summary_covers_what_says_the_same(
     before: Said, after: Said, is_same: bool
 ) -> None:
     """Ids, signatures, and what a JSONB column alters are no part of what was said."""
-    llm = SimulatedLlm(context_window=8_000, summary_replies=["## Done\nA summary."])
+    llm = SimulatedLlm(context_window=8_000, summary_replies=["A summary."])
     sessions = KeptSessions()
     strategy = Threshold(context_window=8_000)
     chat = guarded_chat(llm, strategy, session_service=sessions)
@@ -476,9 +476,7 @@ async def test_a_change_of_a_long_history_uncovers_what_it_must(
 ) -> None:
     """What stands before the oldest that is known again stays covered."""
     change, expected = CHANGES[name]
-    llm = SimulatedLlm(
-        context_window=100_000, summary_replies=["## Done\nA summary."] * 3
-    )
+    llm = SimulatedLlm(context_window=100_000, summary_replies=["A summary."] * 3)
     sessions = KeptSessions()
     chat = guarded_chat(llm, LARGE[strategy], session_service=sessions)
     await seed(chat, state=DEMAND)
@@ -506,7 +504,7 @@ async def test_a_late_result_of_a_long_history_comes_back_alone(name: str) -> No
     """With its call; all else that is summarized stays so."""
     job = starting(scripted_call("start_job", name="build"))
     llm = SimulatedLlm(
-        context_window=100_000, script=job, summary_replies=["## Done\nA summary."] * 3
+        context_window=100_000, script=job, summary_replies=["A summary."] * 3
     )
     sessions = KeptSessions()
 

@@ -60,7 +60,7 @@ ODD_VALUES: dict[str, Any] = {
     "empty": {"": {"": [[], [[]], {"": ""}]}, "none": None},
 }
 ODD_SUMMARY = (
-    "## Done\nWRITTEN: nothing \x00 at all \x00, half an emoji: \ud83d, "
+    "WRITTEN: nothing \x00 at all \x00, half an emoji: \ud83d, "
     "\u2028\u2029\x01\x7f\ufeff 'quoted' \"twice\" \\"
 )
 
@@ -231,7 +231,7 @@ class Process:
 
     def _summarize(self, request: LlmRequest) -> str:
         self.reach("summary asked")
-        return "## Done\nKnown: " + " ".join(find_facts(request.model_dump_json()))
+        return "Known: " + " ".join(find_facts(request.model_dump_json()))
 
     def _reply(self, request: LlmRequest) -> Reply:
         text = request.model_dump_json()

@@ -433,7 +433,7 @@ from google.adk.apps import App
 from contextguard_adk import ContextGuardPlugin, Threshold
 from contextguard_adk.testing import SimulatedLlm
 
-llm = SimulatedLlm(context_window=4_000)
+llm = SimulatedLlm(context_window=4_000, summary_replies=lambda _: "A summary.")
 strategy = Threshold(context_window=4_000)
 plugin = ContextGuardPlugin(default=strategy, recent_events=True)
 app = App(

@@ -216,7 +216,7 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
 ) -> None:
     """One message of two parts is left, in the documented words; the summarizer was
     shown the todo list as it stands in state."""
-    llm = SimulatedLlm(summary_replies=["## Done\nAll pods run."])
+    llm = SimulatedLlm(summary_replies=["All pods run."])
     chat = documented_chat(llm, 4_000)
     await seed(
         chat,
@@ -240,7 +240,7 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
     sent = llm.requests[-1].contents
     assert [content.role for content in sent] == ["user"]
     summary, continuation = (text_of(content) for content in take_apart(sent))
-    assert summary.startswith("[Previous conversation summary]\n## Done\nAll pods run.")
+    assert summary.startswith("[Previous conversation summary]\nAll pods run.")
     assert summary.endswith("\n[End of summary — conversation continues below]")
     assert continuation.startswith(
         "[System: The conversation was compacted because it exceeded the context "
@@ -250,5 +250,5 @@ async def test_after_compaction_the_request_is_summary_and_continuation(
     )
     assert continuation.endswith("]")
 
-    assert (await chat.state())[SUMMARY] == "## Done\nAll pods run."
+    assert (await chat.state())[SUMMARY] == "All pods run."
     assert llm.requests[-1].prompt_tokens < 500

@@ -267,9 +267,7 @@ ODD: dict[str, dict[str, Any]] = {
             "result": {value: [FINDING, value]},
             "args": {"text": value},
             "todos": [{"content": value, "status": value}] * 2,
-            "summary_replies": lambda _, value=value: (
-                f"## Done\n{value} They spoke of a press."
-            ),
+            "summary_replies": lambda _, value=value: f"{value} They spoke of a press.",
         }
         for name, value in HOSTILE.items()
     },
@@ -410,12 +408,12 @@ async def test_nothing_that_was_said_is_logged(
     work = [search, search]
     answer = f"{SECRET} answer."
     replies: list[Reply] = [RuntimeError(SECRET), OSError(SECRET), SECRET * 2_500]
-    summaries = iter([f"## Done\n{SECRET} summary.", *replies])
+    summaries = iter([f"{SECRET} summary.", *replies])
     llm = SimulatedLlm(
         token_ratio=1.0,
         context_window=200_000,
         script=[work, answer, work, answer, *work, *REFUSALS, answer],
-        summary_replies=lambda _: next(summaries, f"## Done\n{SECRET} summary."),
+        summary_replies=lambda _: next(summaries, f"{SECRET} summary."),
     )
 
     settings = {"default": Threshold(context_window=3_000), **TROUBLES[trouble]}

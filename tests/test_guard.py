@@ -105,9 +105,7 @@ async def test_summary_stays_on_later_calls_turns_and_processes() -> None:
 
 async def test_compaction_does_not_fire_on_two_successive_calls() -> None:
     """Between threshold and 97 % of the window the call after a compaction waits."""
-    llm = SimulatedLlm(
-        **TWENTY, summary_replies=["## Done\nPart one.", "## Done\nPart two."]
-    )
+    llm = SimulatedLlm(**TWENTY, summary_replies=["Part one.", "Part two."])
     chat = guarded_chat(llm)
     await chat.say("Hello.")
     await seed(chat, user("The task."), original(3_300))
@@ -243,7 +241,7 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
         return "At last."
 
     records: list[CallRecord] = []
-    summaries = ["## Done\nShort enough."] * 2
+    summaries = ["Short enough."] * 2
     llm = SimulatedLlm(script=reply, token_ratio=1.0, summary_replies=summaries)
     chat = guarded_chat(llm, guard={"on_call": records.append})
     await seed(chat, user("The task."), original(1_000), state=NOW)
@@ -263,7 +261,7 @@ async def test_a_second_run_does_not_end_the_first_ones_bookkeeping(
 async def test_the_newest_messages_stay_beside_a_summary() -> None:
     """What "the second one" means stands there; with `keep=0` all is summarized."""
     for keep, is_kept in (0.1, True), (0, False):
-        llm = SimulatedLlm(**TWENTY, summary_replies=["## Done\nThey talked."])
+        llm = SimulatedLlm(**TWENTY, summary_replies=["They talked."])
         strategy = Threshold(context_window=20_000, keep=keep)
         chat = chats.guarded_chat(llm, strategy)
         offered = "1. A red kite. 2. A green boat. 3. A blue tram."

@@ -93,7 +93,7 @@ def looking(*first: Reply) -> Callable[[LlmRequest], Reply]:
 def useless(*first: Reply, **settings: Any) -> SimulatedLlm:
     """A model whose summaries say nothing."""
     settings = {"context_window": WINDOW, "token_ratio": 1.0, **settings}
-    replies = ["## Done\nNothing of note."] * 1_000
+    replies = ["Nothing of note."] * 1_000
     return SimulatedLlm(script=looking(*first), summary_replies=replies, **settings)
 
 

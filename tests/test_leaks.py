@@ -31,7 +31,7 @@ class Talk:
     def __init__(self, strategy: Strategy = SMALL, has_tools: bool = False) -> None:
         self.reply: Reply | None = "Done."
         self.was_asked = asyncio.Event()
-        summary = f"## Done\nA summary: {SUMMED_UP}."
+        summary = f"A summary: {SUMMED_UP}."
         self.llm = SimulatedLlm(
             context_window=100_000, script=self._answer, summary_replies=[summary] * 9
         )

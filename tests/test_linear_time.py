@@ -333,6 +333,7 @@ def search(text: str) -> None:
 LOOPS: dict[str, Callable[[str], object]] = {
     "judge": judged,
     "judge-cut": lambda text: judged(text, text, finish="MAX_TOKENS"),
+    "judge-question": lambda text: judged("Which rows?", text),
     "judge-echo": lambda text: judged(f"user:\n  {text}", f"user:\n  {text}"),
     "judge-json": lambda text: judged(f"```json\n[{text}]", text),
     "quote": quote,
@@ -395,6 +396,15 @@ def test_loop_without_a_word_is_no_summary(unit: str) -> None:
     """Rules, rows, headings and the word None say nothing, however long they are."""
     looped = unit * (200_000 // len(unit))
     assert judged(f"## Current State\n{looped}") == "the answer is no summary"
+
+
+def test_question_after_long_words_is_judged_in_linear_time() -> None:
+    """What was shown is read once to find out whether a question names any of it."""
+    word = "ab_cd_"
+    shown = f"x12 row 17 {word * 2_000}"
+    assert judged("Which rows?", shown) == "the answer is a question"
+    assert judged("Is it row 17, x12 or y3?", shown).startswith("Is it")
+    assert find_growth(lambda text: judged("Which rows?", text), word) <= MAX_RATIO
 
 
 def test_status_of_many_digits_is_none() -> None:

@@ -468,7 +468,7 @@ FAULTS: dict[str, Callable[[str], Reply]] = {
     "refusal": lambda said: StatusError(400, said),
     "code": lambda said: LlmResponse(error_code=said, error_message=said),
     "too long": lambda said: ContextOverflowError(f"prompt is too long: {said}"),
-    "none": lambda said: f"## Done\nThey spoke of {said}.",
+    "none": lambda said: f"They spoke of {said}.",
 }
 
 
@@ -581,7 +581,7 @@ def without_ending(names: set[str]) -> set[str]:
 async def test_rules_and_dashboard_name_what_is_exported(meters: Meters) -> None:
     """A session with a compaction, a failed summary and a recovery has all of it."""
     recorded = Recorded(guard=PRICES)
-    recorded.llm.summary_replies = ["## Done\nThey spoke of a press.", RuntimeError()]
+    recorded.llm.summary_replies = ["They spoke of a press.", RuntimeError()]
     await recorded.work(5)
     await RECOVERIES["compaction"]()
     await RECOVERIES["failed"]()

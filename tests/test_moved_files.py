@@ -40,7 +40,7 @@ from tests.chats import (
 from tests.files import NOT_SHOWN, files_of, in_result, inline, linked
 
 WINDOW = 20_000
-SUMMARY = "## Done\nNothing of note."
+SUMMARY = "Nothing of note."
 
 
 def simulate(client: str, **settings: Any) -> SimulatedLlm:

@@ -53,7 +53,7 @@ PIECES = {
 }
 
 MOODS: dict[str, Reply] = {
-    "short": "## Done\nThey spoke of a press.",
+    "short": "They spoke of a press.",
     "rambles": "They spoke of the old press. " * 150,
     "nothing": "",
     "raises": RuntimeError("out of order"),

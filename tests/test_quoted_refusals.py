@@ -44,9 +44,7 @@ def open_chat(
     script: Sequence[Reply], is_guarded: bool = True
 ) -> tuple[Chat, SimulatedLlm]:
     """A chat, and its model, which does what the script says."""
-    llm = SimulatedLlm(
-        script=[*script], summary_replies=lambda _: "## Done\nA summary."
-    )
+    llm = SimulatedLlm(script=[*script], summary_replies=lambda _: "A summary.")
     guard = ContextGuardPlugin(default=STRATEGY)
     tools = [queued_tool("look", [*REFUSALS.values()])]
     return Chat(guarded_agent(llm, tools), [guard] if is_guarded else []), llm
@@ -103,7 +101,7 @@ async def test_what_others_have_masked_stays_masked_beside_a_summary(
 
     def summarize(request: LlmRequest) -> str:
         is_known = "the first task" in request.model_dump_json()
-        return f"## Done\nA summary of {'the first task' if is_known else 'something'}."
+        return f"A summary of {'the first task' if is_known else 'something'}."
 
     llm = SimulatedLlm(script=answer, summary_replies=summarize)
     chat = guarded_chat(llm, STRATEGY, plugins=[Changing(change)])
@@ -111,9 +109,7 @@ async def test_what_others_have_masked_stays_masked_beside_a_summary(
         task = f"request {number}: {'more' if number else 'the first task'}, {MASKED} "
         await say(chat, task + words(9_000 if is_overflow and number else 14_000))
         if number > 5:
-            assert (await chat.state())[
-                SUMMARY
-            ] == "## Done\nA summary of the first task."
+            assert (await chat.state())[SUMMARY] == "A summary of the first task."
     assert not errors
     assert not any(MASKED in each.text for each in agent_requests(llm))
     shown = [each for each in agent_requests(llm) if is_compacted(each)]

@@ -113,7 +113,7 @@ async def read(
 ) -> list[str]:
     """The pages that an agent reads of a history that was compacted altogether."""
     llm = SimulatedLlm(context_window=200_000, token_ratio=1.0)
-    llm.summary_replies = lambda _: "## Done\nNothing of note."
+    llm.summary_replies = lambda _: "Nothing of note."
     strategy = Threshold(
         context_window=200_000, preview_tokens=None, recall_page_tokens=page_tokens
     )
@@ -536,7 +536,7 @@ def open_chat(
 ) -> tuple[SimulatedLlm, Chat]:
     """A chat whose agent has one tool, with its model."""
     llm = SimulatedLlm(context_window=window, script=lambda _: "ok")
-    llm.summary_replies = lambda _: "## Done\nNothing of note."
+    llm.summary_replies = lambda _: "Nothing of note."
     chosen = strategy or Threshold(context_window=window)
     agent = {"tools": [queued_tool("look", results)]}
     return llm, guarded_chat(llm, chosen, agent=agent, **settings)

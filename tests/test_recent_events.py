@@ -76,7 +76,7 @@ async def play(
     compactions = list[CompactionRecord]()
     loaded = list[int]()
     llm = SimulatedLlm(script=working(until), context_window=WINDOW)
-    llm.summary_replies = [f"## Done\nSummary {number}." for number in range(99)]
+    llm.summary_replies = [f"Summary {number}." for number in range(99)]
     guard = {"recent_events": True, **(guard or {})}
     guard["on_compaction"] = compactions.append
     strategy = Threshold(context_window=WINDOW)

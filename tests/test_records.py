@@ -187,7 +187,7 @@ async def test_no_message_text_is_reported(
     """No record, span, event or log line has what anybody said."""
     caplog.set_level(logging.INFO, "contextguard_adk")
     recorded = Recorded(finding=f"{SECRET} {FINDING}")
-    replies: list[Reply] = [RuntimeError(SECRET), f"## Done\nThe {SECRET} summary."]
+    replies: list[Reply] = [RuntimeError(SECRET), f"The {SECRET} summary."]
     recorded.llm.summary_replies = replies
     await recorded.work(question=f"Where is {SECRET}?")
     assert any(SECRET in r.text for r in recorded.llm.requests if r.is_summary)

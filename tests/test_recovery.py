@@ -356,7 +356,7 @@ async def test_resend_respects_what_later_callbacks_did(
     tail: list[Reply] = [overflow(limit=3_500, used=6_000), "Answer 0."]
     llm = make_llm(
         ["Good day.", *working_script(1, searches=3)[:-1], *tail],
-        summary_replies=lambda _: "## Done\nThe scanner was used.",
+        summary_replies=lambda _: "The scanner was used.",
     )
     chosen = SlidingWindow(context_window=CONFIGURED_TOKENS)
     chat = open_chat(llm, chosen, plugins=[Changing(change)], is_streaming=is_streaming)
@@ -387,7 +387,7 @@ async def test_a_callback_that_copies_contents_leaves_one_summary(
     """What the guard has sent is known by what it says, not by the object."""
     script = [*working_script(2, searches=3), *working_script(1, searches=3)[:-1]]
     script += [overflow(limit=3_500, used=6_000), "Answer 2."]
-    llm = make_llm(script, summary_replies=lambda _: "## Done\nThe scanner was used.")
+    llm = make_llm(script, summary_replies=lambda _: "The scanner was used.")
     agent = {"before_model_callback": copy_contents}
     chat = open_chat(llm, strategy, agent, is_streaming=is_streaming)
     await work(chat, 2)

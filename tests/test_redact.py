@@ -90,9 +90,7 @@ async def test_nothing_of_it_leaves(
     caplog.set_level(logging.DEBUG, "contextguard_adk")
     failure = ProviderError(f"cannot read {SECRET}")
     llm = counting_llm()
-    llm.summary_replies = (
-        [failure] * 4 if is_down else [f"## Done\nThey paid by {SECRET}."]
-    )
+    llm.summary_replies = [failure] * 4 if is_down else [f"They paid by {SECRET}."]
     chat = await paying(llm)
     assert summary_requests(llm)
     assert not [r for r in summary_requests(llm) if CARD.search(r.text)]

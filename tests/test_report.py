@@ -170,9 +170,7 @@ async def pay() -> Session:
     script += [call_part("recall_history", query=IDS[31]), "Here it is."]
     script += [call_part("pay", id=IDS[31]), "Paid again."]
     llm = SimulatedLlm(context_window=8_000, script=script)
-    llm.summary_replies = [
-        "## Done\nThe user wants invoices to be paid. All were found."
-    ] * 9
+    llm.summary_replies = ["The user wants invoices to be paid. All were found."] * 9
     tools = [queued_tool("search", [{"rows": IDS}]), queued_tool("pay", ["Done."] * 3)]
     guard = Threshold(context_window=8_000, preview_tokens=None)
     chat = Chat(guarded_agent(llm, tools), [ContextGuardPlugin(default=guard)])

@@ -198,7 +198,7 @@ async def test_history_is_summarized_and_all_else_stays(
     events: list[Event], changes: list[Rewrite], kept: list[str]
 ) -> None:
     """History is what stands where an event stood, whoever has rewritten it."""
-    llm = SimulatedLlm(context_window=8_000, summary_replies=["## Done\nA summary."])
+    llm = SimulatedLlm(context_window=8_000, summary_replies=["A summary."])
     agent = guarded_agent(llm)
     agent.sub_agents = [LlmAgent(name="helper", model=SimulatedLlm())]
     talk = Talk(

@@ -311,7 +311,7 @@ def work_long() -> SimulatedLlm:
     """A model that looks at much, and does not say what its requests take."""
     steps: list[Reply] = [call("look")] * 9
     llm = SimulatedLlm(context_window=8_000, usage="never", script=[*steps, "Done."])
-    llm.summary_replies = lambda _: "## Done\nThey spoke of valves."
+    llm.summary_replies = lambda _: "They spoke of valves."
     return llm
 
 

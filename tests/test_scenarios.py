@@ -289,7 +289,7 @@ async def test_facts_reach_the_summarizer_and_the_next_request(
         turns,
         strategy(context_window=16_000, preview_tokens=None),
         summary_replies=lambda request: (
-            "## Done\nKeys: " + ", ".join(find_facts(request.contents[-1:]))
+            "Keys: " + ", ".join(find_facts(request.contents[-1:]))
         ),
     )
 

@@ -45,7 +45,7 @@ from tests.chats import (
 )
 
 WINDOW = 6_000
-TOLD = "## Done\nShelves were counted: summary-1."
+TOLD = "Shelves were counted: summary-1."
 RULE = "Rule 1: count every shelf twice."
 Output = pytest.CaptureFixture[str]
 
@@ -401,13 +401,11 @@ async def test_what_was_written_before_an_edit_is_dropped(path: Path) -> None:
     assert count
 
     await sessions.edit(service, await chat.session(), "Corrected.")
-    llm.summary_replies = lambda request: (
-        f"## Done\nKnown: {'Corrected.' in str(request)}"
-    )
+    llm.summary_replies = lambda request: f"Known: {'Corrected.' in str(request)}"
     await chat.set_state({"context_guard:compact": True})
     await ask(chat, range(53, 54))
     assert llm.summaries == count + 1
-    assert (await chat.state())[SUMMARY].startswith("## Done\nKnown: True")
+    assert (await chat.state())[SUMMARY].startswith("Known: True")
 
 
 async def test_state_of_a_later_release_is_not_changed(path: Path) -> None:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:The `plugins` argument:DeprecationWarning"  # By ADK's own AgentTool.
 )
 
-SUMMARY = "## Done\nThe user wants the hall ```looked at```, and says it twice."
+SUMMARY = "The user wants the hall ```looked at```, and says it twice."
 LINE = r"[\d,]+ → [\d,]+ tokens, 5 → \d messages, 1 summary by simulated"
 KEY = "context_guard:compacted:agent"
 ARTIFACT = "compaction-agent.md"

@@ -24,7 +24,7 @@ from tests.builders import Chat, KeptSessions, guarded_agent
 from tests.chats import DEMAND, agent_requests
 
 WINDOW = 4_000
-SUMMARY = "## Done\nThe stored summary: KX-42 is paid."
+SUMMARY = "The stored summary: KX-42 is paid."
 LEFT_ASIDE = "its stored summary is left aside"
 TOP = 'summaries = "stored"\n[default]\nstrategy = "threshold"\ncontext_window = 4000\n'
 TABLE = (

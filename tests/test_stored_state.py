@@ -62,7 +62,7 @@ SMALL_STATE_BYTES = 16 * 1024
 LOG = "The press in hall B was oiled and its belt was checked again. " * 12
 
 
-def make_llm(summary: str = "## Done\nAll is known.", **settings: Any) -> SimulatedLlm:
+def make_llm(summary: str = "All is known.", **settings: Any) -> SimulatedLlm:
     """A model whose summaries all say the same."""
     settings = {"context_window": 20_000, "token_ratio": 1.0, **settings}
     return SimulatedLlm(summary_replies=lambda _: summary, **settings)
@@ -183,13 +183,13 @@ async def test_a_broken_value_costs_no_turn(
         sessions.kept["session"].state[key] = value
 
         # A new process: nothing is remembered but what state holds.
-        llm = make_llm("## Done\nWritten anew.")
+        llm = make_llm("Written anew.")
         successor = guarded_chat(llm, PIPELINE, session_service=sessions)
         assert answer_text(await successor.say("And now?"))
         await seed(successor, model(words(600)), state=DEMAND)
         assert answer_text(await successor.say("And then?"))
-        assert (await successor.state())[SUMMARY].startswith("## Done\nWritten anew.")
-        assert "## Done\nWritten anew." in llm.requests[-1].text
+        assert (await successor.state())[SUMMARY].startswith("Written anew.")
+        assert "Written anew." in llm.requests[-1].text
         assert llm.violations == llm.rejections == 0
 
         warnings = guard_warnings(caplog)
@@ -225,7 +225,7 @@ async def test_a_summary_that_is_not_understood_is_ignored(
     await chat.say("And now?")
     state = await chat.state()
 
-    assert state[SUMMARY].startswith("## Done\nAll is known.")
+    assert state[SUMMARY].startswith("All is known.")
     assert json.loads(state[RECORD])["version"] == 2
 
 
@@ -269,9 +269,7 @@ async def test_the_summary_of_a_run_that_was_cancelled_is_used() -> None:
             await asyncio.Event().wait()
         return "Done."
 
-    llm = make_llm(
-        "## Done\nThe summary says so.", context_window=100_000, script=answer
-    )
+    llm = make_llm("The summary says so.", context_window=100_000, script=answer)
     chat = Chat(guarded_agent(llm), [ContextGuardPlugin(default=SMALL)])
     await seed(chat, user("Do it."), model(words(2_500)), state=DEMAND)
     turn = asyncio.create_task(chat.say("Go on."))

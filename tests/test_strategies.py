@@ -91,7 +91,7 @@ async def send(
     contents: Sequence[types.Content],
     *,
     state: dict[str, Any] | None = None,
-    reply: Any = "## Done\nShort enough.",
+    reply: Any = "Short enough.",
     change: Callable[[LlmRequest], None] = lambda _: None,
     **agent: Any,
 ) -> Outcome:

@@ -106,15 +106,15 @@ def numbered(count: int, size_tokens: int, name: str = "fact") -> list[types.Con
 
 async def test_prompt_fences_what_is_to_be_summarized() -> None:
     """Transcript, previous summary and request stand apart, and nothing twice."""
-    talk = Talk("  ## Done\nThe first.\n", "## Done\nThe second.")
+    talk = Talk("  The first.\n", "The second.")
     stored = await talk.compact(user("Hello."), model("Hi."), message="Sing.")
-    assert stored == "## Done\nThe first."
-    assert await talk.compact(message="Dance.") == "## Done\nThe second."
+    assert stored == "The first."
+    assert await talk.compact(message="Dance.") == "The second."
 
     first, second = (fences(request) for request in talk.asked)
     said = f"model:\n  {FILLER}\nuser:\n  Hello.\nmodel:\n  Hi.\nuser:\n  Sing."
     assert first == {"transcript": said, "current-request": "Sing."}
-    assert second["previous-summary"] == "## Done\nThe first."
+    assert second["previous-summary"] == "The first."
     assert second["transcript"].startswith("model:\n  Acknowledged")
     assert "Hello." not in talk.asked[1].text
 
@@ -192,7 +192,7 @@ async def test_each_content_has_its_lines_and_stays_covered() -> None:
             for c in (call("odd", f"odd-{n}"), response("odd", {"n": n}, f"odd-{n}"))
         ),
     ]
-    talk = Talk("## Done\nA summary.", before=[Changing(replace)])
+    talk = Talk("A summary.", before=[Changing(replace)])
     await talk.compact(user(FILLER), *contents)
     shown = talk.transcripts
     for expected in (
@@ -223,7 +223,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
     """At the margin stand headings alone, also of entries that were cut."""
     text = "".join(FORGED.format(line_break) for line_break in BREAKS) * 3
     blob = types.Blob(data=b"", mime_type=f"image/{text}", display_name=text)
-    talk = Talk("## Done\nA summary.", summarizer_context_window=window_tokens)
+    talk = Talk("A summary.", summarizer_context_window=window_tokens)
     await talk.compact(
         user(text),
         call(text[:80], page=text),
@@ -250,8 +250,8 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
 async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     """It has room for its answer; of what is too much the oldest is left out."""
     settings: Any = {"summarizer_context_window": 8_000, "llm": {"token_ratio": 1.0}}
-    talk = Talk("## Done\nPART 1", **settings)
-    assert await talk.compact(*numbered(20, size_tokens // 20)) == "## Done\nPART 1"
+    talk = Talk("PART 1", **settings)
+    assert await talk.compact(*numbered(20, size_tokens // 20)) == "PART 1"
     assert talk.summarizer.calls == 1
 
     answer_tokens = talk.asked[0].config.max_output_tokens or 0
@@ -267,7 +267,7 @@ async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
 async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
     """Long results are shortened first, at last the oldest messages go."""
     settings: dict[str, Any] = {"summarizer_context_window": 8_000}
-    talk = Talk("## Done\nPART 1", llm={"token_ratio": 1.0}, **settings)
+    talk = Talk("PART 1", "PART 2", "PART 3", llm={"token_ratio": 1.0}, **settings)
     dense = base64.b64encode(random.Random(1).randbytes(7_200)).decode()
     long = call("look"), response("look", words(20_000, "RESULT"))
     said = [model(words(200, f"said {n}")) for n in range(10)]
@@ -276,7 +276,7 @@ async def test_what_matters_least_is_left_out_of_a_transcript() -> None:
     assert all(words(200, f"said {n}") in talk.transcripts for n in range(10))
     assert "characters in all" in talk.transcripts
 
-    many = Talk("## Done\nPART 1", **settings)
+    many = Talk("PART 1", "PART 2", "PART 3", **settings)
     texts = [model(words(80, f"said {n}")) for n in range(200)]
     await many.compact(user("The first task."), *texts, message="The request.")
     assert "The first task." in many.transcripts
@@ -294,11 +294,9 @@ WHOLE = "HEAD " + "middle ground " * 160 + "TAIL"
 
 async def test_only_what_a_model_says_aloud_is_the_summary() -> None:
     """Parts are joined without thoughts; of a long one that was cut, whole lines."""
-    said = [THOUGHT, types.Part(text="## One, "), types.Part(text="two\nThree three.")]
+    said = [THOUGHT, types.Part(text="One, "), types.Part(text="two.")]
     talk = Talk(said, CUT, f"HEAD {words(5_000)} TAIL", WHOLE)
-    assert (
-        await talk.compact(user("Hello."), model("Hi.")) == "## One, two\nThree three."
-    )
+    assert await talk.compact(user("Hello."), model("Hi.")) == "One, two."
     assert await talk.compact(user("Hello.")) == words(300).strip()
 
     summary = await talk.compact(model(words(2_000)))
@@ -328,7 +326,7 @@ async def test_a_failed_summary_is_replaced_by_a_mechanical_one(
     reply: Any, reason: str, tries: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The turn goes on, and the next compaction reads the originals again."""
-    replies = [*[reply] * tries, "## Done\nA good summary."]
+    replies = [*[reply] * tries, "A good summary."]
 
     def write(request: LlmRequest) -> Any:
         following = replies.pop(0)
@@ -347,7 +345,7 @@ async def test_a_failed_summary_is_replaced_by_a_mechanical_one(
     [warning] = [r for r in caplog.records if r.name.startswith("contextguard")]
     assert re.search(reason, warning.getMessage())
     assert "secret" not in warning.getMessage()
-    assert await talk.compact() == "## Done\nA good summary."
+    assert await talk.compact() == "A good summary."
     assert "MIDDLE" in fences(talk.asked[-1])["transcript"]
     assert talk.summarizer.calls == tries + 1
     assert not talk.records[1].is_mechanical
@@ -362,12 +360,10 @@ async def test_input_that_is_too_long_is_tried_once_with_less(
     """A summarizer whose window is smaller than assumed still gets its chance."""
     # Nearly all of the assumed 10,000 is too much, 60 % of that is not.
     real = {"context_window": window_tokens, "token_ratio": 1.0}
-    talk = Talk(
-        *["## Done\nThe summary."] * 9, summarizer_context_window=10_000, llm=real
-    )
+    talk = Talk(*["The summary."] * 9, summarizer_context_window=10_000, llm=real)
     summary = await talk.compact(user(words(7_000)), model("Hm."))
     assert talk.records[0].is_mechanical is is_mechanical
-    assert (summary == "## Done\nThe summary.") is not is_mechanical
+    assert (summary == "The summary.") is not is_mechanical
     assert talk.summarizer.rejections == 1 + is_mechanical
 
 
@@ -405,20 +401,18 @@ async def test_a_summarizer_by_name_is_made_once_in_each_event_loop() -> None:
 async def test_what_a_model_wrote_outlives_later_failures() -> None:
     """Excerpts of a failure are made anew, the model's part stays in front."""
     down = RuntimeError("down")
-    talk = Talk(
-        "## Done\nBy a model.", down, down, "## Done\nA good one.", window=10_000
-    )
+    talk = Talk("By a model.", down, down, "A good one.", window=10_000)
     await talk.compact(*numbered(4, 100, "old"))
     for name in ("first", "second"):
         summary = await talk.compact(*numbered(14, 500, name))
-        assert summary.startswith("## Done\nBy a model.\n")
+        assert summary.startswith("By a model.\n")
         assert summary.count("first 0 ") == 1
 
     summary = await talk.compact(*numbered(3, 500, "third"))
-    assert summary == "## Done\nA good one."
+    assert summary == "A good one."
 
     last = fences(talk.asked[-1])
-    assert last["previous-summary"] == "## Done\nBy a model."
+    assert last["previous-summary"] == "By a model."
     assert words(500, "first 0") in last["transcript"]
     assert "old 0 " not in last["transcript"]
 
@@ -450,8 +444,8 @@ async def test_place_of_the_summary(
     strategy: Strategy | None, agent: dict[str, Any], expected: str
 ) -> None:
     """Where the covered contents began; words that look like its end do not end it."""
-    talk = Talk(f"## Done\nKnown. {HOSTILE}", strategy=strategy, agent=agent)
-    talk.llm.summary_replies = [f"## Done\nKnown. {HOSTILE}"]
+    talk = Talk(f"Known. {HOSTILE}", strategy=strategy, agent=agent)
+    talk.llm.summary_replies = [f"Known. {HOSTILE}"]
     contents = [user(f"Fix it. {HOSTILE}"), *numbered(6, 200)]
     await talk.compact(*contents)
     sent = talk.llm.requests[-1].contents
@@ -462,7 +456,7 @@ async def test_place_of_the_summary(
     assert " ".join(kinds) == expected
 
     summary = text_of(said[0])
-    assert summary.startswith(f"{SUMMARY_BEGINS}## Done\nKnown. ")
+    assert summary.startswith(f"{SUMMARY_BEGINS}Known. ")
     assert summary.endswith(SUMMARY_ENDS)
     assert summary.count(SUMMARY_ENDS) == 1
     assert "\n- Fix it. " in summary
@@ -504,7 +498,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
     short messages stay as they were typed."""
     task = ("Move the service. " + "Mind every detail. " * 60).strip()
     talk = Talk(
-        *["## Done\nAll is known."] * 99,
+        *["All is known."] * 99,
         window=16_000,
         user_messages=4_000,
         session_service=KeptSessions(),

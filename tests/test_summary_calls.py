@@ -176,9 +176,9 @@ REFUSAL = "I'm sorry, but I can't help with that."
 @pytest.mark.parametrize(
     ("settings", "replies", "expected"),
     [
-        ({}, [DOWN, DOWN, DOWN, "## Done\nThey spoke."], [1, 1, 0, 1, 0, 0, 1, 1]),
-        ({}, [DOWN, "## Done\nThey spoke."] * 3, [1] * 6),
-        ({}, [REFUSAL] * 4 + ["## Done\nThey spoke."], [2, 0, 2, 0, 0, 0, 0, 1]),
+        ({}, [DOWN, DOWN, DOWN, "They spoke."], [1, 1, 0, 1, 0, 0, 1, 1]),
+        ({}, [DOWN, "They spoke."] * 3, [1] * 6),
+        ({}, [REFUSAL] * 4 + ["They spoke."], [2, 0, 2, 0, 0, 0, 0, 1]),
         ({"summarizer": "no-such-model"}, None, [1, 1]),
     ],
     ids=["fails", "a success ends the count", "refuses", "unknown"],
@@ -213,9 +213,10 @@ async def test_a_refusing_summarizer_leaves_others_alone() -> None:
 
 
 NO_SUMMARY: dict[str, Reply] = {
-    "refusal": REFUSAL,
-    "question": "Sure! What would you like me to summarize?",
-    "empty": "",
+    "English": "I'm sorry, but I can't help with that.",
+    "typographic": "I\u2019m sorry, I can\u2019t assist with that request.",
+    "German": "Es tut mir leid, dabei kann ich nicht helfen.",
+    "Japanese": "申し訳ありませんが、お手伝いできません。",
     "stub": "The",
     "heading": "## Done\n",
     "nothing said": "## Constraints\nNone\n\n## Done\n- None.\n\n## Pending\n**None**",
@@ -223,6 +224,12 @@ NO_SUMMARY: dict[str, Reply] = {
     "back-ticks": "```\n```",
     "tool": '{"name": "look", "arguments": {"at": "the budget of 4,711 EUR"}}',
     "words beside a call": [types.Part(text=GOOD), call("look")],
+    "question": "Sure! What would you like me to summarize?",
+    "polite": "Could you please provide the conversation you'd like summarized?",
+    "French": "Que souhaitez-vous que je résume ?",
+    "Spanish": "¡Claro! ¿Qué texto te gustaría que resumiera?",
+    "Chinese": "您想让我总结什么内容?",
+    "Arabic": "بالتأكيد! ماذا تريد أن ألخص؟",
 }
 
 
@@ -253,12 +260,9 @@ async def test_what_is_no_summary_is_asked_for_once_more(reply: Reply) -> None:
     assert len(hopeless.asked) == 2
 
 
-@pytest.mark.parametrize("reason", ["SAFETY", "RECITATION", "PROHIBITED_CONTENT"])
-async def test_an_answer_that_a_filter_ended_is_not_asked_for_again(
-    reason: str,
-) -> None:
-    """It is no summary, and the same transcript would end so again."""
-    written = Written(ended(GOOD, reason), GOOD)
+async def test_an_answer_that_a_filter_ended_is_not_asked_for_again() -> None:
+    """The same transcript would end so again."""
+    written = Written(ended(GOOD, "SAFETY"), GOOD)
     assert not await written.compact()
     assert len(written.asked) == 1
 
@@ -331,16 +335,23 @@ async def test_an_echo_of_the_transcript_is_no_summary(part: str) -> None:
 
 
 GENUINE = {
+    "English": "The user books a flight to Lisbon for May 3 (PNR KX42PD), 212 EUR.",
     "German": "## Stand\nDer Bericht ist halb fertig.\n## Offen\nSoll es mit?",
-    "Chinese": "## 状态\n用户要预订五月三日飞往里斯本的航班, 编号KX42PD。靠窗吗?",
-    "bad news": "## Done\nI'm sorry, said the airline: the flight is full.",
-    "quoting": "## Key Information\n  def book(flight):\n      return PNRS[flight]\n"
+    "French": "L'utilisateur veut un vol pour Lisbonne le 3 mai ; reste le siège.",
+    "Spanish": "El usuario reserva un vuelo a Lisboa (KX42PD). ¿Ventana o pasillo?",
+    "Chinese": "用户要预订五月三日飞往里斯本的航班, 编号KX42PD。靠窗吗?",
+    "Japanese": "利用者は五月三日のリスボン行きの便を予約中。窓側の席にするか?",
+    "Russian": "Пользователь бронирует рейс в Лиссабон на 3 мая. Место выбрать?",
+    "Arabic": "يحجز المستخدم رحلة إلى لشبونة في 3 مايو. أي مقعد بجانب النافذة؟",
+    "quoting": "The code so far:\n  def book(flight):\n      return PNRS[flight]\n"
     "user: wants a window seat\nmodel: asked which side\nOpen: which side?",
-    "a list": "## Pending\n- KX42PD is paid\n- the seat is open\n  - window or aisle?",
-    "without headings, and long": f"I'm sorry, said the user. {words(200)}".strip(),
+    "a list": "- KX42PD is paid\n- the seat is open\n  - window or aisle?",
 }
 FLIGHT = """Book the flight KX42PD to Lisbon on May 3, window seat if possible. Chapter
-  def book(flight):"""
+  def book(flight):
+Reserva un vuelo a Lisboa, por favor. Пожалуйста, рейс в Лиссабон, пользователь.
+请预订五月三日飞往里斯本的航班. 五月三日のリスボン行きの便、窓側の席で。
+رحلة إلى لشبونة في 3 مايو، مقعد بجانب النافذة من فضلك"""
 
 
 @pytest.mark.parametrize("text", GENUINE.values(), ids=GENUINE)
@@ -352,17 +363,17 @@ async def test_a_genuine_summary_is_taken(text: str) -> None:
 
 
 ACCEPTED: dict[str, tuple[Reply, dict[str, Any]]] = {
-    "JSON": ('{"said": "tea"}', {"summary_instruction": "Write JSON."}),
-    "a word": ("Tea.", {"summary_instruction": "Write one word."}),
-    "a question": ("Is it tea?", {"summary_instruction": "Write a question."}),
+    "Chinese": ("用户要预订机票。", {}),
+    "bad news": ("Leider war der Flug ausgebucht; es geht am Montag weiter.", {}),
+    "long and sorry": (f"I'm sorry, said the user. {words(200)}".strip(), {}),
+    "JSON of one's own": ('{"said": "tea"}', {"summary_instruction": "Write JSON."}),
+    "of one's own": ("Tea.", {"summary_instruction": "Write one word."}),
 }
 
 
 @pytest.mark.parametrize(("reply", "settings"), ACCEPTED.values(), ids=ACCEPTED)
-async def test_an_instruction_of_ones_own_may_ask_for_anything(
-    reply: Reply, settings: dict[str, Any]
-) -> None:
-    """An answer to it needs no heading, and is taken at the first try."""
+async def test_a_summary_may_be_short(reply: Reply, settings: dict[str, Any]) -> None:
+    """What it says cannot be judged, and is taken at the first try."""
     written = Written(reply, **settings)
     assert await written.compact()
     assert len(written.asked) == 1

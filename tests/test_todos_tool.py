@@ -109,9 +109,7 @@ async def test_the_list_stands_beside_the_summary(
 ) -> None:
     """The agent's own list, else the shared one, word for word, whatever the summary
     says of it; the summarizer reads it too."""
-    llm = SimulatedLlm(
-        context_window=4_000, summary_replies=["## Done\nNothing of note."]
-    )
+    llm = SimulatedLlm(context_window=4_000, summary_replies=["Nothing of note."])
     chat = guarded_chat(llm, Threshold(context_window=4_000))
     await seed(chat, user(words(2_000)), state={**state, **NOW})
     await chat.say("Go on.")
@@ -125,7 +123,7 @@ async def test_a_long_list_is_cut_and_not_left_out() -> None:
     """Completed tasks go first, then the last ones, also beside what takes most of the
     record; it says how many are missing."""
     settings: dict[str, Any] = {"context_window": 200_000, "token_ratio": 1.0}
-    llm = SimulatedLlm(summary_replies=["## Done\nShort enough."], **settings)
+    llm = SimulatedLlm(summary_replies=["Short enough."], **settings)
     statuses = ("pending", "completed")
     todos = [
         {"content": f"task {n} {'task ' * 12}", "status": statuses[n % 2]}

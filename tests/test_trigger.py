@@ -165,7 +165,7 @@ async def test_a_failing_summarizer_below_the_window_is_asked_again_later() -> N
     await chat.say("A little more.")
     assert llm.summaries == asked
 
-    llm.summary_replies = lambda _: "## Done\nA summary."
+    llm.summary_replies = lambda _: "A summary."
     await talk(chat, 2)
     assert len(compactions) == 1
     assert llm.rejections == 0

@@ -116,7 +116,7 @@ async def test_a_new_section_is_a_file_and_a_line(
 ) -> None:
     """What it keeps stands beside every later summary, whatever the model writes."""
     monkeypatch.setattr(_sections, "SECTIONS", (*_sections.SECTIONS, Rules()))
-    llm = SimulatedLlm(summary_replies=lambda _: "## Done\nNothing happened.")
+    llm = SimulatedLlm(summary_replies=lambda _: "Nothing happened.")
     chat = guarded_chat(llm, Threshold(context_window=8_000))
     rule = "Rule: never touch production."
     await seed(chat, user(rule), model("Yes."), state=DEMAND)

@@ -159,7 +159,7 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
     llm = SimulatedLlm(
         context_window=100_000,  # What was lost is summarized in one piece.
         script=[*[call("look", step=step) for step in range(8)], "Found."],
-        summary_replies=lambda _: f"## Done\nSummary {next(numbers)}.",
+        summary_replies=lambda _: f"Summary {next(numbers)}.",
     )
     dropping = Dropping("dropping")
     tools = {"tools": [looking_tool(2 * FOUND_WORDS)]}
@@ -179,7 +179,7 @@ async def test_paid_summary_outlives_the_events_of_its_run(is_late: bool) -> Non
 
     await chat.say("Are you there?")
     assert llm.summaries == paid_count
-    assert (await chat.state())[SUMMARY].startswith(f"## Done\nSummary {paid_count}.")
+    assert (await chat.state())[SUMMARY].startswith(f"Summary {paid_count}.")
     assert SUMMARY_BEGIN in llm.requests[-1].text
 
 
@@ -249,7 +249,7 @@ async def test_a_demand_in_each_step_is_met_and_gone() -> None:
         return words(2_500)
 
     script: list[Reply] = [call("ask"), call("ask"), call("ask"), *["Done."] * 2]
-    llm = SimulatedLlm(script=script, summary_replies=lambda _: "## Done\nA summary.")
+    llm = SimulatedLlm(script=script, summary_replies=lambda _: "A summary.")
     wide = Threshold(context_window=40_000)
     before = [Replacing("stamps")]
     chat = guarded_chat(llm, wide, before=before, agent={"tools": [ask]})

@@ -97,7 +97,7 @@ async def play(
         return words(500, "Found.") if is_told else call("look", step=next(steps))
 
     settings = {"context_window": 100_000, "token_ratio": 1.0, **llm}
-    said = "## Done\nAll of it is known, and the work goes on."
+    said = "All of it is known, and the work goes on."
     model = SimulatedLlm(script=answer, summary_replies=lambda _: said, **settings)
     first = Clock()
     second = Clock(first)

@@ -143,7 +143,7 @@ def rule_of(language: str, number: int) -> str:
 
 def useless(**settings: Any) -> SimulatedLlm:
     """A model whose summaries say nothing."""
-    replies = ["## Done\nNothing of note."] * 1_000
+    replies = ["Nothing of note."] * 1_000
     settings = {"context_window": WINDOW, "token_ratio": 1.0, **settings}
     settings = {"script": lambda _: "Done.", **settings}
     return SimulatedLlm(summary_replies=replies, **settings)

@@ -297,7 +297,7 @@ def test_a_payload_that_contains_itself_is_read_once() -> None:
 
 async def test_the_list_is_small_beside_what_it_stands_for() -> None:
     """A short history of nothing but ids is not replaced by a list as long."""
-    llm = SimulatedLlm(summary_replies=["## Done\nIds."])
+    llm = SimulatedLlm(summary_replies=["Ids."])
     chat = guarded_chat(llm, Threshold(context_window=100_000, keep=0))
     ids = [call("look", {"id": f"ref_{n:05}"}, {}) for n in range(300)]
     await seed(chat, *itertools.chain(*ids), state=DEMAND)
@@ -311,7 +311,7 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
     """The list and the summary take a part of what is left below the threshold."""
     sizes = []
     for instruction in ("Help.", words(5_000)):
-        llm = SimulatedLlm(context_window=8_000, summary_replies=["## Done\nFound."])
+        llm = SimulatedLlm(context_window=8_000, summary_replies=["Found."])
         agent = {"instruction": instruction}
         strategy = Threshold(context_window=8_000, user_messages=0)
         chat = guarded_chat(llm, strategy, agent=agent)
@@ -390,7 +390,7 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
                 masked = text.replace("ref_secret_1", "(hidden)")
                 request.contents[index] = user(time + masked)
 
-    llm = SimulatedLlm(summary_replies=["## Done\nLooked up."])
+    llm = SimulatedLlm(summary_replies=["Looked up."])
     strategy = Threshold(context_window=100_000, keep=0)
     chat = guarded_chat(llm, strategy, before=[Changing(mask)])
     said = [user("Use ref_secret_1 and ref_open_2."), model(f"INV-7731. {words(200)}")]

@@ -44,8 +44,7 @@ async def test_stored_sessions_go_on_without_a_new_summary(path: Path) -> None:
 
     for request in agent_requests(llm):
         head = request.text.split("[End of summary")[0]
-        assert head.startswith(f"{SUMMARY_BEGIN}\n")
-        assert stored_states.SUMMARY in head
+        assert head.startswith(f"{SUMMARY_BEGIN}\n{stored_states.SUMMARY}")
         assert "- Never open a crate." in head
         if "scopes" not in path.stem:
             assert "- Shelf 3 is locked." in head
@@ -73,9 +72,7 @@ async def change_record(chat: Chat, **fields: Any) -> str:
 
 async def test_fields_of_a_later_release_stay() -> None:
     """Where a process of this one writes the record again."""
-    llm = SimulatedLlm(
-        context_window=WINDOW, summary_replies=lambda _: "## Done\nA summary."
-    )
+    llm = SimulatedLlm(context_window=WINDOW, summary_replies=lambda _: "A summary.")
     chat = await compacted(llm)
     await change_record(chat, later=["a", {"b": 1}])
     await seed(chat, model(words(2_000, "NEW")))
@@ -108,7 +105,7 @@ async def test_a_later_record_is_left_as_it_is(
     is_readable: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is worked from where it can be read; no call pays, and every one fits."""
-    llm = SimulatedLlm(context_window=WINDOW, summary_replies=["## Done\nA summary."])
+    llm = SimulatedLlm(context_window=WINDOW, summary_replies=["A summary."])
     chat = await compacted(llm)
     changes = {"later": 1} if is_readable else {"summary": [1]}
     stored = await change_record(chat, version=3, **changes)
@@ -163,7 +160,7 @@ def make_process(sessions: BaseSessionService) -> tuple[Chat, SimulatedLlm]:
 
     def summarize(request: LlmRequest) -> str:
         facts = re.findall(r"fact-\d+", request.model_dump_json(include={"contents"}))
-        return "## Done\nKnown: " + " ".join(dict.fromkeys(facts))
+        return "Known: " + " ".join(dict.fromkeys(facts))
 
     llm = SimulatedLlm(
         context_window=SERVER_WINDOW, script=script, summary_replies=summarize

@@ -236,7 +236,7 @@ async def test_words_beside_the_summary_are_found(
     llm = SimulatedLlm(
         context_window=WINDOW,
         script=replies,
-        summary_replies=["## Done\nNothing of note was said."] * 20,
+        summary_replies=["Nothing of note was said."] * 20,
     )
     agent = guarded_agent(llm, [TodosTool(), LongRunningFunctionTool(approve)])
     strategy = Threshold(context_window=WINDOW, user_messages=0)

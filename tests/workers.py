@@ -32,8 +32,7 @@ def say(request: LlmRequest) -> str:
 
 def summarize(request: LlmRequest) -> str:
     """A summary that names the item and the steps, and nothing else."""
-    named = dict.fromkeys(re.findall(r"item-\d\d|step-\d+!", say(request)))
-    return "## Done\n" + " ".join(named)
+    return " ".join(dict.fromkeys(re.findall(r"item-\d\d|step-\d+!", say(request))))
 
 
 async def work(

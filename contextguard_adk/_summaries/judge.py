@@ -1,7 +1,7 @@
 """Tells a summary from a refusal, a tool call, and other answers.
 
-A summarizer's answer is judged by its form alone, in any language: to ask another model
-would cost a second call.
+A summarizer's answer is judged by its text alone, with regular expressions: to ask
+another model would cost a second call.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ class Answer:
     usage: Usage = field(default_factory=Usage)
 
 
-_LEAST_FREE_CHARS = 400
-"""An answer of this length or more may lack the guard's headings.
-
-A refusal, or a question to the user, is shorter.
-"""
+MAX_REFUSAL_CHARS = 400
+"""An answer of this length or more is neither a refusal nor a question to the user."""
 
 _LEAST_CUT_RATIO = 0.5
 """A summary that was cut at its limit is used if it takes this part of its budget."""
@@ -60,10 +57,47 @@ _BLOCKED = re.compile(
 _FENCE = re.compile(r"```\w*|</?tool_call>")
 """Marks around JSON that a model writes as a text."""
 
+_REFUSAL = re.compile(
+    r"""\W*(I(.m|\ am)\ (very\ |so\ )?sorry | (I\ )?apologi[sz]e\b | sorry,
+    | I(.m|\ am)\ (unable|not\ able) | as\ an\ AI\b | unfortunately,?\ I\b
+    | I\ (can(.t|not|\ not)|won.t|will\ not)\ (assist|help|provide|fulfill|comply
+      |summarize|summarise|continue|complete|process|create|generate|engage|discuss|do)
+    | (es\ )?tut\ mir\ leid | leider\ kann\ ich\b | entschuldigung
+    | lo\ siento | lo\ lamento | no\ puedo | (je\ suis\ )?désolée?\b | je\ ne\ peux
+    | mi\ dispiace | non\ posso | (sinto|lamento)\ muito | desculpe | não\ posso
+    | ((sure|certainly|of\ course|understood|got\ it)\W+)?please\ (provide|share|paste)
+    | het\ spijt\ me | przykro\ mi | przepraszam | üzgünüm
+    | извините | простите | к\ сожалению | я\ не\ могу
+    | (很|非常)?抱歉 | 对不起 | 對不起 | 我(无法|無法|不能) | (大変)?申し訳 | すみません
+    | (정말\ )?죄송 | क्षमा | माफ़ | آسف | عذر)""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""Beginnings of refusals, in the languages that are used most."""
+
+_QUESTION_MARKS = "?\uff1f\u061f\u037e"
+"""The question marks of Latin, Chinese, Arabic and Greek script."""
+
 _TRANSCRIPT_LINE = re.compile(r"  |(user|model|tool|other agent):(?: \[|$)")
 """The beginning of a line of a transcript, such as "user:" or "model: [".
 
 A line of a message begins with two spaces.
+"""
+
+_KANA_OR_HAN = "\u3040-\u30ff\u4e00-\u9fff"
+"""The letters of Japanese and Chinese, as a range of a regular expression."""
+
+_FACT = re.compile(
+    rf"""(?=([{_KANA_OR_HAN}]{{3}}))[{_KANA_OR_HAN}]
+    |(?<![^\W{_KANA_OR_HAN}])(?=[^\W\d{_KANA_OR_HAN}]*\d)[^\W{_KANA_OR_HAN}]{{2,}}
+    |\b(?!summar|conversa|transcript|please|provide|specific|content|message|details
+      |context|clarify|exactly|document|zusammen|möchte|welche|gespräch|r[ée]sum|gustaría
+      |souhait|voulez)[^\W\d_{_KANA_OR_HAN}]{{6,}}""",
+    re.VERBOSE,
+)
+"""Words that may name something, as "v2", "Copenhagen" or three letters of Japanese.
+
+A word with a digit counts, and a word of six letters or more. The listed words do not
+count: with these a model asks for more.
 """
 
 _WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|\w+")
@@ -123,28 +157,45 @@ def judge(
 
 
 def _find_fault(text: str, has_own_form: bool, source: str) -> str:
-    """Returns the fault of an answer, as "is no summary"; "" for none.
+    """Returns the fault of an answer, as "is a question"; "" for none.
 
     Args:
         text: The text of the answer; it is not blank.
         has_own_form: Whether the model was asked for the guard's own headings.
         source: The text that was to be summarized; "" if unknown.
     """
+    # A long answer is no refusal and no question, however it begins or ends.
+    is_short = len(text) < MAX_REFUSAL_CHARS
+    if is_short and _REFUSAL.match(text):
+        return "is a refusal"
+
+    # A short summary may end with an open question of the conversation. But then it has
+    # a heading, or names something of the conversation.
+    is_question = "#" not in text and text[-1] in _QUESTION_MARKS
+    if is_short and is_question and not _has_facts(text, source):
+        return "is a question"
+
     if _is_echo(text, source):
         return "repeats the transcript"
 
     # With an instruction of the user's own, a single word may be a summary.
-    if not has_own_form:
-        return "" if _WORD.search(text) else "is no summary"
-
-    # The guard's own instruction asks for headings. A refusal has none. A long answer
-    # without headings is used, because some models write a summary in another form.
-    is_short = len(text) < _LEAST_FREE_CHARS
-    if is_short and not any(_is_heading(line) for line in text.split("\n")):
-        return "is short and has no heading"
-
-    has_words = _count_words_below_headings(text) >= _LEAST_OWN_WORDS
+    if has_own_form:
+        has_words = _count_words_below_headings(text) >= _LEAST_OWN_WORDS
+    else:
+        has_words = _WORD.search(text) is not None
     return "" if has_words else "is no summary"
+
+
+def _has_facts(text: str, source: str) -> bool:
+    """Whether an answer has a telling word that `source` has as well."""
+    return not _find_facts(text).isdisjoint(_find_facts(source))
+
+
+def _find_facts(text: str) -> set[str]:
+    """Returns the words of a text that may name something, in small letters."""
+    # Japanese and Chinese have no spaces, so any three letters in a row count as a
+    # word. `_FACT` matches only the first letter, and has all three in group 1.
+    return {match[1] or match[0] for match in _FACT.finditer(text.lower())}
 
 
 def _is_echo(text: str, source: str) -> bool:
@@ -172,11 +223,6 @@ def _is_echo(text: str, source: str) -> bool:
     return copied_chars > _MOST_COPIED_RATIO * all_chars
 
 
-def _is_heading(line: str) -> bool:
-    """Whether a line is a heading, as "## Done"."""
-    return line.lstrip(" \t").startswith("#")
-
-
 def _count_words_below_headings(text: str) -> int:
     """Counts the words of a summary, without headings.
 
@@ -185,7 +231,7 @@ def _count_words_below_headings(text: str) -> int:
     """
     count = 0
     for line in text.split("\n"):
-        if _is_heading(line):
+        if line.lstrip(" \t").startswith("#"):
             continue
         words = _WORD.findall(line)
         is_none = len(words) == 1 and words[0].lower() == "none"

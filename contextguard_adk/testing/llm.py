@@ -116,8 +116,7 @@ class SimulatedLlm(BaseLlm):
 
     summary_replies: Script | None = Field(default=None, exclude=True, repr=False)
     """The summarizer's part, as in `script`. None, and a sequence that is used up,
-    summarize by excerpts. The guard takes a text of fewer than 400 characters only with
-    a heading, as in "## Done\\nThe order is paid."."""
+    summarize by excerpts."""
 
     is_summary_request: Callable[[LlmRequest], bool] = Field(
         default=provider.looks_like_summary_request, exclude=True, repr=False

@@ -68,9 +68,6 @@ _TOKENS_PER_CONTENT = 3
 _SUMMARY_TOKENS = 1_000
 """The tokens of a summary if a request sets no maximum."""
 
-_EXCERPTS_HEADING = "## Key Information"
-"""The first line of a summary: one of the headings that the guard asks for."""
-
 _LINE_CHARS = 240
 _LEAST_LINE_CHARS = 60
 """The characters of a line in a summary: at first, and after the last shortening."""
@@ -477,7 +474,7 @@ def _read_blocks(text: str, marker: str) -> list[str]:
 
 
 def summarize(request: LlmRequest, token_ratio: float | None) -> str:
-    """Summarizes by excerpts under a heading: keeps the head and the tail of each line.
+    """Summarizes by excerpts: keeps the head and the tail of each line.
 
     At first, only lines of more than 240 characters are shortened. While the excerpts
     take more tokens than the request allows, the first of these steps that is possible
@@ -492,8 +489,7 @@ def summarize(request: LlmRequest, token_ratio: float | None) -> str:
     stripped = [line.strip() for line in read_summary_material(request).splitlines()]
     shortened = [_shorten(line, line_chars) for line in stripped if line]
 
-    # A repeated line is kept once, also the heading of a summary before.
-    lines = list(dict.fromkeys([_EXCERPTS_HEADING, *shortened]))
+    lines = list(dict.fromkeys(shortened))  # A repeated line is kept once.
     while count_tokens(["\n".join(lines)], token_ratio) > max_tokens:
         if line_chars > _LEAST_LINE_CHARS:
             line_chars //= 2
