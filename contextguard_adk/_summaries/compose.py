@@ -222,20 +222,7 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         for index in history.indexes
     ]
 
-    # If the agent does not see the user's request, the continuation asks the agent to
-    # go on, and quotes nothing. A request that is not covered needs no quote either:
-    # the model reads it in full.
-    request_index = history.request_index
-    request_fingerprint = ""
-    request_excerpt = ""
-    has_continuation = True
-    if request_index is not None:
-        request_fingerprint = history.fingerprint(request_index).hex()
-        has_continuation = request_index in draft.covered
-    if request_index is not None and has_continuation:
-        told_text = content_text(history.told[request_index])
-        request_excerpt = excerpt(told_text, MAX_EXCERPT_BYTES)
-
+    request = _describe_request(history, draft.covered)
     # If older messages are missing in this request, the previous summary has replaced
     # these messages, and so does the new summary.
     has_older = history.stored is not None and not history.is_whole
@@ -246,10 +233,10 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         invocation=history.invocation_id,
         last_event=history.last_event(draft.covered),
         reason=draft.reason,
-        request=request_fingerprint,
+        request=request.fingerprint,
         request_chars=shrunk.request_chars,
-        request_excerpt=_storable(request_excerpt),
-        has_continuation=has_continuation,
+        request_excerpt=request.excerpt,
+        has_continuation=request.has_continuation,
         model_chars=len(model_text),
         model_covered_count=model_covered_count,
         truncation=draft.truncation,
@@ -258,6 +245,42 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         has_older=has_older,
         edits=turn.record.edits,
     )
+
+
+class _DescribedRequest(NamedTuple):
+    """The user's current request, as the record of a summary has it.
+
+    Attributes:
+        fingerprint: The fingerprint in hex; "" if the agent does not see the request.
+        excerpt: An excerpt if the continuation quotes the request; else "".
+        has_continuation: Whether a continuation stands after the summary.
+    """
+
+    fingerprint: str = ""
+    excerpt: str = ""
+    has_continuation: bool = True
+
+
+def _describe_request(history: History, covered: frozenset[int]) -> _DescribedRequest:
+    """Describes the current request for the record of a summary.
+
+    Args:
+        history: The history of the request.
+        covered: Indexes of the messages that the summary replaces.
+    """
+    index = history.request_index
+    if index is None:
+        # The agent does not see the user's request. The continuation asks the agent to
+        # go on, and quotes nothing.
+        return _DescribedRequest()
+
+    fingerprint = history.fingerprint(index).hex()
+    if index not in covered:
+        # The model reads the request in full, so no continuation quotes it.
+        return _DescribedRequest(fingerprint, has_continuation=False)
+    told_text = content_text(history.told[index])
+    shown = _storable(excerpt(told_text, MAX_EXCERPT_BYTES))
+    return _DescribedRequest(fingerprint, shown)
 
 
 def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummary:
