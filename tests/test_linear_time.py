@@ -102,6 +102,7 @@ BUILT: dict[str, Callable[[], Iterable[re.Pattern[Any]]]] = {
 
 EXAMPLES = {
     "_sections.values._stands_in": {"value": "a1-a1"},
+    "_recall.search._compile_candidates": {"openings": "a1|b2"},
     "_recall.search._count_in_text": {"term": "a1-a1"},
 }
 """By module and function: values of names that only the function has."""

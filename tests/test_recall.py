@@ -1,5 +1,7 @@
 """Reading back what was compacted: items, pages, searches, and what is out of reach."""
 
+# ruff: noqa: RUF001 - Letters of other scripts look like those of Latin.
+
 from __future__ import annotations
 
 import asyncio
@@ -8,6 +10,7 @@ import functools
 import json
 import re
 import time
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -376,6 +379,84 @@ def find_all() -> dict[str, str]:
 def test_a_search_finds_words_and_what_was_typed(query: str, number: int) -> None:
     """Rare words and other forms of them; codes and phrases as they were typed."""
     assert shown(find_all()[query])[0] == SAID[number]
+
+
+def decompose(text: str) -> str:
+    """Gives each accent a character of its own, as file names on macOS have it."""
+    return unicodedata.normalize("NFD", text)
+
+
+SPELLINGS = {
+    "French text, decomposed": (decompose("L'entrepôt est fermé."), "ENTREPÔT"),
+    "French query, decomposed": ("La réunion est finie.", decompose("réunion")),
+    "curly quote": ("Il va à l’hôpital demain.", "l'hôpital"),
+    "Arabic with vowels": ("يبقى المُستودَع هنا", "المستودع"),
+    "Arabic with long strokes": ("هذا مفتـــاح قديم", "مِفتاح"),
+    "Arabic alef": ("قرار الإدارة نهائي", "الادارة"),
+    "Arabic digits": ("الرمز ٤٧١١", "4711"),
+    "Persian joiner": ("او می\u200cماند", "میماند"),
+    "Hebrew with vowels": ("הַמַּפְתֵּחַ אבד", "המפתח"),
+    "half-width kana": ("倉庫のカギはサトウさんが持つ", "ｶｷﾞ ｻﾄｳ"),
+    "kana, decomposed": (decompose("ガソリンを買う"), "ガソリン"),
+    "full-width Latin": ("ＡＢＣ－１２３です", "abc-123"),
+    "ligature": ("A conﬂict of oﬃce hours.", "office conflict"),
+    "Hindi nukta": ("यह फ़ाइल है", "फाइल"),
+    "Hindi nasal": ("हम गाँव गए", "गांव"),
+    "Malayalam final consonant": ("അവൻ വന്നു", "അവന്\u200d"),
+    "Tamil vowel, decomposed": (decompose("அவன் கொடுத்தான்"), "கொடுத்தான்"),
+    "Thai vowel": ("น้ำท่วมแล้ว", "น้ํา"),
+    "Vietnamese": (decompose("Ông Nguyễn ở Đà Nẵng."), "nguyễn da nang"),
+    "Korean, decomposed": (decompose("창고 열쇠는 민수가 가진다"), "창고 열쇠"),
+    "Turkish dotless i": ("Isparta'ya gidiyoruz.", "ısparta"),
+    "Turkish dotted I": ("Yarın istanbul güzel.", "İSTANBUL"),
+    "German sharp s": ("Die Straße ist gesperrt.", "STRASSE"),
+    "Greek final sigma": ("Ο ΚΩΣΤΑΣ ΕΦΥΓΕ", "κώστας"),
+    "Polish": ("Jedziemy do Łodzi.", "lodzi"),
+    "soft hyphens": ("The de\xadploy\xadment stalled.", "deployment"),
+    "invisible joiner": ("See ERR\u2060-8822 again.", "err-8822"),
+    "special hyphen": ("See ERR\u20118833 again.", "ERR-8833"),
+    "trade mark": ("Frobnicator™ was sold.", "frobnicator"),
+}
+
+
+@functools.cache
+def find_all_spellings() -> dict[str, str]:
+    """The page that each query of `SPELLINGS` finds, in one conversation."""
+    contents = [user(text) for text, _ in SPELLINGS.values()]
+    asked = [{"query": query} for _, query in SPELLINGS.values()]
+    reading = read(contents, *asked, to_end=False, is_each_once=False)
+    return dict(zip(SPELLINGS, asyncio.run(reading), strict=True))
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_word_is_found_in_another_spelling(name: str) -> None:
+    """A search finds a word in any Unicode form, and shows the text as it was."""
+    text, _ = SPELLINGS[name]
+    assert shown(find_all_spellings()[name])[0] == text
+
+
+async def test_vowel_signs_do_not_split_words() -> None:
+    """A search for a Hindi word does not find words that share only some letters."""
+    texts = ["गोदाम की चाबी यहाँ है", "दाम गिर गए", "गीत और मेला", "द म ग"]
+    [page] = await read([user(text) for text in texts], {"query": "गोदाम"})
+    assert shown(page) == texts[:1]
+
+
+@pytest.mark.parametrize(
+    "filler",
+    [decompose("é "), "a\xad\xad\xad ", "ﷺ ", "ｶﾞ "],
+    ids=["accents", "soft hyphens", "long ligatures", "kana"],
+)
+async def test_an_excerpt_shows_the_match_between_other_spellings(filler: str) -> None:
+    """An excerpt shows the match even where folding makes the text before it shorter.
+
+    The same holds where it makes the text longer.
+    """
+    many = filler * (1_500 // len(filler))
+    text = f"{many * 3} the boiler leaks {many * 3}"
+    query = {"query": "boiler leaks"}
+    [page] = await read([user(text)], query, page_tokens=300, to_end=False)
+    assert "the boiler leaks" in page
 
 
 async def test_common_words_alone_are_no_match() -> None:

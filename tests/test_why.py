@@ -252,3 +252,17 @@ async def test_words_beside_the_summary_are_found(
     assert found == 0
     last = json.loads(capsys_out(capsys))["calls"][-1]
     assert last["holders"] == [holder]
+
+
+def test_words_are_found_in_another_spelling(tmp_path: Path, capsys: Output) -> None:
+    """An accent that is a character of its own does not hide a word."""
+    decomposed = "L\u2019entrepo\u0302t est ferme\u0301."
+    agent = guarded_agent(SimulatedLlm(context_window=WINDOW))
+    chat = Chat(agent, [ContextGuardPlugin(default=STRATEGIES[0])])
+    asyncio.run(chat.say(decomposed))
+    source = str(save(asyncio.run(chat.session()), tmp_path))
+
+    arguments = ["l'entrepôt", "--json", "--context-window", str(WINDOW)]
+    assert main(["why", source, *arguments]) == 0
+    [place, *_] = json.loads(capsys_out(capsys))["places"]
+    assert place["event"] == 1

@@ -6,6 +6,9 @@ its text. A term of a query is one of these:
 - the stem of a word, which is found in all words with this stem
 - a literal term: a word as it was typed, or the whole query, which is found anywhere
 - a pair of characters, in scripts that put no blanks between words
+
+Queries and passages are compared in their folded form: see `fold`. Excerpts are made
+from the texts as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from contextguard_adk._history.text import Item
+from contextguard_adk._support.folding import MARKS, find_unfolded, fold
 
 _PASSAGE_CHARS = 1_600
 """The length of a passage."""
@@ -58,7 +61,9 @@ _MIN_TELLING_CHARS = 5
 _PUNCTUATION = "\"'`.,:;!?()[]{}<>"
 """The signs that are removed from both ends of a literal term."""
 
-_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(rf"[\w{MARKS}]+")
+"""A word of a text that `_part_names` returns."""
+
 # An English ending after at least three letters; no "s" as in "class" or "status".
 _ENDING = re.compile(
     r"(?<=\w{3})(?:ing|ed|ly|ations?|ions?|ments?|ness|es?|(?<![siu])s)$"
@@ -68,7 +73,7 @@ _ENDING = re.compile(
 _DOUBLED = re.compile(r"(?<=\w\w)([b-df-km-rtv-x])\1$")
 # Scripts without blanks; and Korean, which joins endings to words.
 _UNSPACED = re.compile(
-    "[\u0e00-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
+    "[\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
 
 
@@ -79,7 +84,7 @@ class Match:
     Attributes:
         item: The item.
         start: Where the passage begins in the item's text, in characters.
-        text: The passage in lower case.
+        text: The passage in its folded form.
         hits: The terms of the query that the passage has, each with its count.
         score: The score by BM25; 0 until it is computed.
     """
@@ -107,7 +112,8 @@ class Match:
             if len(terms) > best_count:
                 best_start = first.start
                 best_count = len(terms)
-        return self.start + best_start
+        passage = self.item.text[self.start : self.start + _PASSAGE_CHARS]
+        return self.start + find_unfolded(passage, best_start)
 
     def _find_spots(self) -> list[_Spot]:
         """Finds where the terms stand in the text of the passage, first spot first.
@@ -116,7 +122,7 @@ class Match:
         where it stands first.
         """
         spots = list[_Spot]()
-        for word in _WORD.finditer(self.text):
+        for word in _WORD.finditer(_part_names(self.text)):
             stem = _stem(word[0])
             if stem in self.hits:
                 spots.append(_Spot(word.start(), stem))
@@ -140,7 +146,7 @@ def rank_items(items: Sequence[Item], query: str) -> list[Match]:
 
     Passages that hold the whole query as it was typed come before all others.
     """
-    terms = _Terms(query.lower())
+    terms = _Terms(fold(query))
     # Other threads wait while a regular expression runs. So a text is searched passage
     # by passage.
     passages_by_item = [list(terms.split_into_passages(item)) for item in items]
@@ -220,7 +226,7 @@ def _add_scores_of_neighbors(passages: Sequence[Match]) -> None:
 
 
 class _Terms:
-    """The terms of a query, which is in lower case.
+    """The terms of a query, which is in its folded form.
 
     Attributes:
         phrase: The whole query, without the punctuation around it; "" if the query has
@@ -230,8 +236,9 @@ class _Terms:
     def __init__(self, query: str) -> None:
         # A history repeats most of its words, and a stem takes long.
         self._stem_cached = functools.lru_cache(100_000)(_stem)
-        self._stems = {self._stem_cached(word) for word in _WORD.findall(query)}
-        self._stem_openings = {stem[:3] for stem in self._stems}
+        words = _WORD.findall(_part_names(query))
+        self._stems = {self._stem_cached(word) for word in words}
+        self._candidates = _compile_candidates(self._stems)
 
         # The whole query is one literal term; each of its words is another.
         texts = [query, *query.split()]
@@ -250,23 +257,19 @@ class _Terms:
         The hits of a passage are the stems of the query that it has. The words of the
         item's label and of its call's arguments count as words of each passage.
         """
-        label_and_args = f"{item.label} {item.args} ".lower()
+        label_and_args = fold(f"{item.label} {item.args} ")
         # No passage begins in the last `_OVERLAP_CHARS` of the text, because the
         # passage before has all of them. An empty text has one passage.
         end = max(1, len(item.text) - _OVERLAP_CHARS)
         for start in range(0, end, _PASSAGE_CHARS - _OVERLAP_CHARS):
-            text = item.text[start : start + _PASSAGE_CHARS].lower()
+            text = fold(item.text[start : start + _PASSAGE_CHARS])
             hits = self._count_stems(label_and_args + text)
             yield Match(item, start, text, hits)
 
     def _count_stems(self, text: str) -> dict[str, int]:
         """Returns the stems of the query that a text has, each with its count."""
         hits = dict[str, int]()
-        for word in _WORD.findall(text):
-            # The first three letters rule out most words, in less time than a stem
-            # takes. The stem of a word with an accent may begin with other letters.
-            if word.isascii() and word[:3] not in self._stem_openings:
-                continue
+        for word in self._candidates.findall(_part_names(text)):
             stem = self._stem_cached(word)
             if stem in self._stems:
                 hits[stem] = hits.get(stem, 0) + 1
@@ -302,8 +305,20 @@ class _Terms:
         count = text.count(term)
         if not count or term not in self._literals:
             return count
-        is_whole_word = re.search(rf"(?<!\w){re.escape(term)}(?!\w)", text)
+        is_whole_word = re.search(
+            rf"(?<![\w{MARKS}]){re.escape(term)}(?![\w{MARKS}])", text
+        )
         return count + 1 if is_whole_word else count
+
+
+def _compile_candidates(stems: Iterable[str]) -> re.Pattern[str]:
+    """Returns a pattern for the words that may have one of some stems.
+
+    A word begins like its stem, so the first three letters of the stems rule out most
+    words of a text, in less time than it takes to list them.
+    """
+    openings = "|".join(re.escape(stem[:3]) for stem in stems)
+    return re.compile(rf"(?<![\w{MARKS}])(?:{openings})[\w{MARKS}]*")
 
 
 def _list_pairs(run: str) -> list[str]:
@@ -316,19 +331,17 @@ def _list_pairs(run: str) -> list[str]:
     return [first + second for first, second in pairwise(run)]
 
 
+def _part_names(text: str) -> str:
+    """Returns a text with a blank for each underscore: "user_id" is two words."""
+    return text.replace("_", " ")
+
+
 def _stem(word: str) -> str:
-    """Returns a word without accents and common English endings.
+    """Returns a folded word without common English endings.
 
     "running" -> "run", "cities" -> "citi", "city" -> "citi".
     """
-    plain = word
-    if not word.isascii():
-        # The decomposed form has each accent as a character of its own, which is not
-        # alphanumeric. Only the first 40 characters of a long word count.
-        decomposed = unicodedata.normalize("NFKD", word[:40])
-        plain = "".join(char for char in decomposed if char.isalnum())
-
-    without_ending = _ENDING.sub("", plain)
+    without_ending = _ENDING.sub("", word)
     stem = _DOUBLED.sub(r"\1", without_ending)
     if len(stem) > 3 and stem[-1] == "y":
         # The stem of the plural ends in "i" too: "cities" loses its "es".

@@ -23,6 +23,7 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._runtime.runs import branch_scope
+from contextguard_adk._support.folding import fold
 from contextguard_adk._support.log import one_line
 from contextguard_adk._tools import recordings, replay, terminal
 from contextguard_adk._tools.replay import ReplaySettings
@@ -288,7 +289,7 @@ def _read_compaction(event: Event) -> dict[str, Any] | None:
 
 
 class _Finder:
-    """Looks for words, and ignores their case and the kind of blanks between them."""
+    """Looks for words, in any spelling and with any kind of blanks between them."""
 
     def __init__(self, words: str, session: Session) -> None:
         """Prepares a search; raises a `CommandError` if `words` has only blanks."""
@@ -351,8 +352,8 @@ class _Finder:
 
 
 def _normalize(text: str) -> str:
-    """Returns a text in lower case, with one space for all blanks between words."""
-    return " ".join(text.casefold().split())
+    """Returns a folded text, with one space for all blanks between words."""
+    return " ".join(fold(text).split())
 
 
 def _is_recalled(part: types.Part) -> bool:
