@@ -435,10 +435,21 @@ def test_a_word_is_found_in_another_spelling(name: str) -> None:
     assert shown(find_all_spellings()[name])[0] == text
 
 
-async def test_vowel_signs_do_not_split_words() -> None:
-    """A search for a Hindi word does not find words that share only some letters."""
-    texts = ["गोदाम की चाबी यहाँ है", "दाम गिर गए", "गीत और मेला", "द म ग"]
-    [page] = await read([user(text) for text in texts], {"query": "गोदाम"})
+@pytest.mark.parametrize(
+    ("query", "texts"),
+    [
+        ("गोदाम", ["गोदाम की चाबी यहाँ है", "दाम गिर गए", "गीत और मेला", "द म ग"]),
+        ("창고", [decompose("창고는 민수가 지킨다"), "방구석에 있다", "차가 온다"]),
+        ("ガギ", [decompose("ガギの店"), "カキの店"]),
+    ],
+    ids=["Hindi", "Korean", "Japanese"],
+)
+async def test_a_part_of_a_letter_is_no_match(query: str, texts: list[str]) -> None:
+    """A search does not find words that have only parts of the query's letters.
+
+    The first text has the query.
+    """
+    [page] = await read([user(text) for text in texts], {"query": query})
     assert shown(page) == texts[:1]
 
 

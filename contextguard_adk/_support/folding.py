@@ -107,8 +107,11 @@ def fold(text: str) -> str:
     # In the decomposed form, each mark is a character of its own.
     decomposed = unicodedata.normalize("NFKD", without_trade_marks).casefold()
     plain = decomposed
-    for char in set(_FOLDED.findall(decomposed)):
-        plain = plain.replace(char, _REPLACEMENTS.get(char, ""))
+    start = 0
+    # Most texts have few different characters that change, each many times.
+    while found := _FOLDED.search(plain, start):
+        plain = plain.replace(found[0], _REPLACEMENTS.get(found[0], ""))
+        start = found.start()
     # Letters of Korean and kana with voicing marks are composed again.
     return unicodedata.normalize("NFC", plain)
 
