@@ -80,7 +80,7 @@ _ALWAYS_NAME = re.compile(
     rf"(?:api|access|account|auth|encryption|decryption|hmac|master|private|secret|"
     rf"signing|ssh)_?keys?|(?<=\w)secrets?|"
     rf"secret_?(?:answer|code|phrase|word)s?|"
-    rf"(?:^|_)(?:{_TOKEN_OWNER})_?token|"
+    rf"(?:^|_)(?:{_TOKEN_OWNER})_?tokens?|"
     rf"(?:^|_)(?:db|database|user|login|root|admin|smtp|mail|ftp|mysql|pg|redis)_pass)"
     rf"{_ENDING}"
 )
@@ -224,7 +224,7 @@ def is_credential(names: Names, value: object) -> bool:
         return False
 
     for name in reversed(names):
-        meaning = _judge_name(name[-_MAX_NAME_CHARS:])
+        meaning = _judge_name(name)
         if meaning == _NEVER:
             return False
         if meaning != _UNKNOWN and _fits(meaning, name, value):
@@ -250,9 +250,13 @@ def _fits(meaning: str, name: str, value: object) -> bool:
     return _has_credential_form(text)
 
 
-@lru_cache(maxsize=4_096)
 def _judge_name(name: str) -> str:
     """Returns what the name of a field says about a text in the field."""
+    return _judge_short_name(name[-_MAX_NAME_CHARS:])
+
+
+@lru_cache(maxsize=4_096)
+def _judge_short_name(name: str) -> str:
     words = _split_name(name)
     if _NEVER_NAME.search(words):
         return _NEVER
@@ -311,7 +315,10 @@ def _is_random(word: str) -> bool:
         return False
 
     parts = re.split(r"[^A-Za-z0-9]+", word)
-    for part in (*parts, "".join(parts)):  # ab12-cd34-ef56-gh78 has short parts alone.
+    without_hyphens = word.replace("-", "")  # The parts of ab12-cd34-ef56 are short.
+    if without_hyphens.isalnum():
+        parts.append(without_hyphens)
+    for part in parts:
         kinds = [(char.isdigit(), char.isupper()) for char in part]
         pairs = itertools.pairwise(kinds)
         change_count = sum(left != right for left, right in pairs)
