@@ -1,4 +1,4 @@
-"""Tells credentials and the numbers of payment cards from other values.
+"""Tells credentials from other values, and hides them.
 
 A text is a credential if its form is that of a key, whatever its field is called. Other
 texts are credentials only if the name of the field says so, and if the form fits the
@@ -12,17 +12,23 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
+
+from contextguard_adk._history.cards import hide_cards, without_card
+from contextguard_adk._history.field_names import (
+    ALWAYS,
+    MOSTLY,
+    NEVER,
+    SOMETIMES,
+    UNKNOWN,
+    Names,
+    is_id,
+    judge_name,
+    name_field,
+)
 
 MAX_DEPTH = 20
 """Objects and lists that are nested deeper are not read."""
-
-Names = tuple[str, ...]
-"""The names of the fields around a value, the outermost one first."""
-
-_MAX_NAME_CHARS = 80
-"""Of a longer name of a field, only this many characters at the end are read."""
 
 _MAX_FORM_CHARS = 200
 """Only this many characters of a text are read to tell the form of the text."""
@@ -41,87 +47,6 @@ _RANDOM_CHANGES_RATIO = 0.25
 
 The kinds are digits, capital letters and small letters.
 """
-
-_MAX_CARD_DIGITS = 19
-_MAX_CARD_CHARS = 48
-"""A longer text in a field is no number of a card, but may have one."""
-
-_BEFORE_CARD_CHARS = 32
-"""This many characters before a number may tell whether the number is a card's."""
-
-# What the name of a field says about a text in the field.
-_ALWAYS = "always"  # "password": the text is a credential.
-_MOSTLY = "mostly"  # "cookie": a credential, unless the text has the form of an id.
-_SOMETIMES = "sometimes"  # "token": a credential if the text has the form of one.
-_NEVER = "never"  # "order_id": none, whatever the objects around are called.
-_UNKNOWN = "unknown"  # "value": the names of the objects around decide.
-
-# The endings that a credential's name keeps its meaning with: "password_hash_2".
-_ENDING = (
-    r"(?:_?(?:values?|text|string|plain|raw|hash|hashed|salt|encrypted|b64|base64|pem|json|"
-    r"header|jar|hint|old|new|current|previous|confirm|confirmation|repeat|prod|"
-    r"production|dev|test|staging|live|env|default|backup|\d))*$"
-)
-_TOKEN_OWNER = (
-    r"access|refresh|id|auth|authorization|authentication|api|bearer|session|security|"
-    r"oauth2?|jwt|csrf|xsrf|bot|github|gh|gitlab|slack|npm|pypi|hf|telegram|discord|"
-    r"personal|service|webhook|verification|reset|login|client|deploy|registry|push|"
-    r"identity|secret"
-)
-
-_NEVER_NAME = re.compile(
-    # Tokens and cursors that name a page.
-    r"(?:page|paging|pagination|next|prev|previous|continuation|sync|cursor|resume|"
-    r"change|skip|delta|start)_?tokens?$|"
-    r"(?:boarding|ski|lift|season|day|travel|bus|rail|parking|visitor|guest|event)_?pass"
-)
-_ALWAYS_NAME = re.compile(
-    rf"(?:passw(?:or[dt]|d)s?|passphrases?|passcodes?|pwds?|cvv|(?<![a-z])cvc|"
-    rf"(?:api|access|account|auth|encryption|decryption|hmac|master|private|secret|"
-    rf"signing|ssh)_?keys?|(?<=\w)secrets?|"
-    rf"secret_?(?:answer|code|phrase|word)s?|"
-    rf"(?:^|_)(?:{_TOKEN_OWNER})_?tokens?|"
-    rf"(?:^|_)(?:db|database|user|login|root|admin|smtp|mail|ftp|mysql|pg|redis)_pass)"
-    rf"{_ENDING}"
-)
-_MOSTLY_NAME = re.compile(
-    rf"(?:(?:^|_)(?:secrets?|creds?|pass)|credentials?|cookies?){_ENDING}"
-)
-_SOMETIMES_NAME = re.compile(
-    rf"(?:tokens?|authorization|(?:^|_)(?:auth|bearer|jwt)){_ENDING}|"
-    r"auth(?:orization)?_code$|^(?:x_)?key$|secret_id$"
-)
-_DESCRIPTION_NAME = re.compile(
-    # A session's id in an object "cookies" is a credential.
-    r"(?<!session)(?<!session_)(?<!sess)(?:^|_)(?:ids?|uid|uuid|guid)$|"
-    r"(?:^|_)(?:status|state|type|kind|name|label|title|description|note|symbol|ticker|"
-    r"address|contract|mint|wallet|arn|network|chain|decimals|order|number|no|count|total|url|uri|link|path|file|"
-    r"email|users?|username|owner|member|patient|customer|merchant|payer|insurer|"
-    r"provider|issuer|date|time|at|by|on|until|expiry|expires|expiration|scopes?|policy|"
-    r"rules?|sku|price|amount|currency|quantity|qty|limit|min|max|length|age|days|hours|"
-    r"minutes|seconds|attempts|version|ref|reference|method|role|region|country|city|"
-    r"domain|host|port|algorithm|format|plan|service|product|item|items|category|level|"
-    r"imei|serial|tracking)$"
-)
-
-_ID_NAME = re.compile(
-    r"(?:page|paging|pagination|next|prev|previous|continuation|sync|resume)_?tokens?$|"
-    r"(?:^|_)(?:ids?|uid|uuid|guid|imei\w{0,4}|meid|iccid|serial|orders?|tracking|"
-    r"shipment|parcel|invoice|ticket|booking|reservation|barcode|ean|gtin|upc|sku|isbn|"
-    r"msisdn|phone|address|contract|wallet|mint|cursor|hash|sha\d{0,3}|checksum|etag|txid|commit|"
-    r"revision|fingerprint|timestamp|reference|ref|case|claim|meter|device)"
-    r"(?:_?(?:no|nr|num|number|ids?|code))?$"
-)
-"""The names of fields with ids, which may look random, or like a card's number."""
-
-_CARD_NAME = re.compile(
-    r"(?:(?<!sim)(?<!sim_)(?:^|_)cards?|creditcard|debitcard|(?:^|_)(?:pan|ccn?))"
-    r"(?=_|num|no|$)"
-)
-"""The names of fields with the number of a card."""
-
-_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_NAME_MARKS = re.compile(r"\W+")
 
 _SCHEME = r"(?:bearer|basic|digest|token)[ \t]{1,4}"
 _HEAD = re.compile(
@@ -183,32 +108,6 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _ADDRESS = re.compile(r"0x[\da-fA-F]{1,40}")
 """The address of a coin or an account."""
 
-_CARD = re.compile(
-    # In the number of a bank account, "DE89 3704 0044 ...", no card begins.
-    r"(?<!\d)(?<![A-Z]{2}\d{2}[ -])"
-    r"(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
-    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)"
-)
-"""Numbers like those of payment cards: 4242 4242 4242 4242, 3782-822463-10005."""
-
-_ISSUED = re.compile(
-    r"4\d{12}(?:\d{3}){0,2}|"  # Visa
-    r"(?:5[1-5]\d{2}|222[1-9]|22[3-9]\d|2[3-6]\d{2}|27[01]\d|2720)\d{12}|"  # Mastercard
-    r"3[47]\d{13}|"  # American Express
-    r"(?:6011|62\d{2}|64[4-9]\d|65\d{2})\d{12,15}|"  # Discover, UnionPay
-    r"35(?:2[89]|[3-8]\d)\d{12}|"  # JCB
-    r"3(?:0[0-5]|[68]\d)\d{11}"  # Diners Club
-)
-"""The beginnings and lengths of the numbers that issuers of cards give."""
-
-_CARD_BEFORE = re.compile(r"(?<!sim )(?<!sim_)card|\b(?:pan|cc)\b", re.IGNORECASE)
-_ID_BEFORE = re.compile(
-    r"(?:\b|_)(?:imei\w{0,4}|meid|iccid|serial|order|tracking|shipment|parcel|invoice|"
-    r"barcode|ean|gtin|upc|isbn|msisdn|id)(?:[ _](?:no|nr|num|number|id))?\W{0,6}$",
-    re.IGNORECASE,
-)
-"""The words before a number that say what the number is: "IMEI: ", "order no. "."""
-
 
 def is_credential(names: Names, value: object) -> bool:
     """Whether a value is a credential by the names of its fields.
@@ -224,10 +123,10 @@ def is_credential(names: Names, value: object) -> bool:
         return False
 
     for name in reversed(names):
-        meaning = _judge_name(name)
-        if meaning == _NEVER:
+        meaning = judge_name(name)
+        if meaning == NEVER:
             return False
-        if meaning != _UNKNOWN and _fits(meaning, name, value):
+        if meaning != UNKNOWN and _fits(meaning, name, value):
             return True
     return False
 
@@ -236,48 +135,18 @@ def _fits(meaning: str, name: str, value: object) -> bool:
     """Whether the form of a value fits the name of a credential."""
     if isinstance(value, int | float):
         # A plural counts: {"secrets": 3}.
-        return meaning == _ALWAYS and not name.lower().endswith("s")
+        return meaning == ALWAYS and not name.lower().endswith("s")
     if not isinstance(value, str):
-        return meaning != _SOMETIMES
+        return meaning != SOMETIMES
 
     text = value.strip()
-    if meaning == _ALWAYS:
+    if meaning == ALWAYS:
         # `pwd` with a path names a folder.
         is_folder = name.lower().endswith("pwd") and text.startswith(("/", "~"))
         return not is_folder
-    if meaning == _MOSTLY:
+    if meaning == MOSTLY:
         return _ID_FORM.fullmatch(text) is None
     return _has_credential_form(text)
-
-
-def _judge_name(name: str) -> str:
-    """Returns what the name of a field says about a text in the field."""
-    return _judge_short_name(name[-_MAX_NAME_CHARS:])
-
-
-@lru_cache(maxsize=4_096)
-def _judge_short_name(name: str) -> str:
-    words = _split_name(name)
-    if _NEVER_NAME.search(words):
-        return _NEVER
-    # Variables of the environment: GITLAB_CI_TOKEN.
-    is_variable = name.isupper() and words.endswith("_token")
-    if is_variable or _ALWAYS_NAME.search(words):
-        return _ALWAYS
-    if _MOSTLY_NAME.search(words):
-        return _MOSTLY
-    if _SOMETIMES_NAME.search(words):
-        return _SOMETIMES
-    if _DESCRIPTION_NAME.search(words):
-        return _NEVER
-    # "secret_santa" is none, and "secret_access" is one: the form decides.
-    return _SOMETIMES if "secret" in words or "passw" in words else _UNKNOWN
-
-
-def _split_name(name: str) -> str:
-    """Writes a name in small letters: "nextPageToken" becomes "next_page_token"."""
-    spaced = _CAMEL_CASE.sub("_", name)
-    return _NAME_MARKS.sub("_", spaced).lower().strip("_")
 
 
 def _has_credential_form(text: str) -> bool:
@@ -357,62 +226,12 @@ def without_secrets(value: Any, names: Names = (), depth: int = 0) -> Any:
                     items.append(without_secrets(item, names, depth + 1))
         return items
 
-    return _without_card(value, names)
-
-
-def _without_card(value: Any, names: Names) -> Any:
-    """Returns a value, or x for each digit if it is the number of a card."""
-    is_small_number = isinstance(value, int) and abs(value) < 10**_MAX_CARD_DIGITS
-    is_short_text = isinstance(value, str) and len(value) <= _MAX_CARD_CHARS
-    if not is_small_number and not is_short_text:
-        return value
-
-    text = str(value)
-    without_card = _hide_cards(text, names)
-    return value if without_card == text else without_card
+    return without_card(value, names)
 
 
 def is_nested(value: object) -> bool:
     """Whether a value is an object or a list."""
     return isinstance(value, dict | list | tuple)
-
-
-def name_field(fields: dict[Any, Any], names: Names, key: object) -> Names:
-    """Returns the names around the value of a field, with the name of the field.
-
-    In {"name": "PASSWORD", "value": "x"}, the name of "x" is PASSWORD.
-
-    Args:
-        fields: The object with the field.
-        names: The names around the object.
-        key: The key of the field.
-    """
-    name = key if isinstance(key, str) else ""
-    if name.lower() == "value":
-        for label_key in ("name", "key", "header", "Name", "Key"):
-            label = fields.get(label_key)
-            if isinstance(label, str):
-                return (*names, label)
-    return (*names, name)
-
-
-def is_id(names: Names, text: str) -> bool:
-    """Whether a text is an id by the name of its field, so that it may look random."""
-    is_word = len(text.split()) == 1
-    return is_word and bool(names) and _names_id(names[-1])
-
-
-@lru_cache(maxsize=4_096)
-def _search_names(pattern: re.Pattern[str], name: str) -> bool:
-    return pattern.search(_split_name(name)) is not None
-
-
-def _names_id(name: str) -> bool:
-    return _search_names(_ID_NAME, name[-_MAX_NAME_CHARS:])
-
-
-def _names_card(name: str) -> bool:
-    return _search_names(_CARD_NAME, name[-_MAX_NAME_CHARS:])
 
 
 def hide_secrets(text: str, names: Names = ()) -> str:
@@ -438,7 +257,7 @@ def hide_named(text: str, names: Names = ()) -> str:
     """Hides what `hide_secrets` hides, but for words that only look like a key."""
     # Cards come first. In "4242 4242 4242 4242token=x", the word "4242token" passes for
     # the name of a credential. Without this word the other digits would be no card.
-    without_cards = _hide_cards(text, names)
+    without_cards = hide_cards(text, names)
     pieces: list[str] = []
     position = 0
     for start, end in _find_named(without_cards):
@@ -478,7 +297,7 @@ def _is_named_credential(head: re.Match[str], value: str) -> bool:
 
     # A setting, a part of an address or an option: "token=a7", "--token a7".
     is_setting = head["option"] is not None or head["separator"] != ":"
-    is_token = name.lower().endswith("token") and _judge_name(name) == _SOMETIMES
+    is_token = name.lower().endswith("token") and judge_name(name) == SOMETIMES
     return (is_setting and is_token) or is_credential((name,), bare_value)
 
 
@@ -529,55 +348,3 @@ def looks_secret(word: str, may_be_random: bool = False) -> bool:
     has_lower = any(char.islower() for char in word)
     has_decimal = any(char.isdecimal() for char in word)
     return has_upper and has_lower and has_decimal
-
-
-def _hide_cards(text: str, names: Names) -> str:
-    """Writes x for each digit of a card's number; other long numbers stay."""
-
-    def mask(match: re.Match[str]) -> str:
-        number = match.group()
-        before = text[max(0, match.start() - _BEFORE_CARD_CHARS) : match.start()]
-        if not _is_card(number, before, names):
-            return number
-        # The length stays the same, so that the patterns still find the names around.
-        return re.sub(r"\d", "x", number)
-
-    return _CARD.sub(mask, text)
-
-
-def _is_card(number: str, before: str, names: Names) -> bool:
-    """Whether a number that passes the check of cards is the number of a card.
-
-    Every tenth number passes the check, and every IMEI does. So the name must say that
-    it is a card, or the form must: groups of digits, or the beginning and the length of
-    the numbers of an issuer.
-
-    Args:
-        number: The number, maybe with gaps.
-        before: The end of the text before the number.
-        names: The names of the fields around the text.
-    """
-    digits = "".join(str(int(char)) for char in number if char.isdecimal())
-    if not _passes_check(digits):
-        return False
-
-    is_issued = _ISSUED.fullmatch(digits) is not None
-    has_gaps = len(digits) < len(number)
-    names_card = _CARD_BEFORE.search(before) or any(_names_card(name) for name in names)
-    names_id = _ID_BEFORE.search(before) or (names and _names_id(names[-1]))
-    if names_id and not has_gaps:
-        return bool(names_card) and is_issued
-    return bool(names_card) or is_issued or (has_gaps and digits[0] in "3456")
-
-
-def _passes_check(digits: str) -> bool:
-    """Whether digits pass the check of card numbers (Luhn).
-
-    From the last digit back, every second digit is doubled, and the digits of the
-    double are added. A valid number has a sum that ends in 0.
-    """
-    total = sum(int(digit) for digit in digits[-1::-2])
-    for digit in digits[-2::-2]:
-        tens, ones = divmod(2 * int(digit), 10)
-        total += tens + ones
-    return total % 10 == 0

@@ -18,14 +18,12 @@ from typing import Any
 
 from contextguard_adk._history.credentials import (
     MAX_DEPTH,
-    Names,
     hide_named,
     hide_secrets,
     is_credential,
-    is_id,
     looks_secret,
-    name_field,
 )
+from contextguard_adk._history.field_names import Names, is_id, name_field
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
