@@ -36,7 +36,8 @@ _NEVER_NAME = re.compile(
     # Tokens and cursors that name a page.
     r"(?:page|paging|pagination|next|prev|previous|continuation|sync|cursor|resume|"
     r"change|skip|delta|start)_?tokens?$|"
-    r"(?:boarding|ski|lift|season|day|travel|bus|rail|parking|visitor|guest|event)_?pass"
+    r"(?:boarding|ski|lift|season|day|travel|bus|rail|parking|visitor|guest|"
+    r"event)_?pass"
 )
 _ALWAYS_NAME = re.compile(
     rf"(?:passw(?:or[dt]|d)s?|passphrases?|passcodes?|pwds?|cvv|(?<![a-z])cvc|"
@@ -61,9 +62,10 @@ _DESCRIPTION_NAME = re.compile(
     r"address|contract|mint|wallet|arn|network|chain|decimals|order|number|no|"
     r"count|total|url|uri|link|path|file|"
     r"email|users?|username|owner|member|patient|customer|merchant|payer|insurer|"
-    r"provider|issuer|date|time|at|by|on|until|expiry|expires|expiration|scopes?|policy|"
-    r"rules?|sku|price|amount|currency|quantity|qty|limit|min|max|length|age|days|hours|"
-    r"minutes|seconds|attempts|version|ref|reference|method|role|region|country|city|"
+    r"provider|issuer|date|time|at|by|on|until|expiry|expires|expiration|scopes?|"
+    r"policy|rules?|sku|price|amount|currency|quantity|qty|limit|min|max|length|age|"
+    r"days|hours|minutes|seconds|attempts|version|ref|reference|method|role|region|"
+    r"country|city|"
     r"domain|host|port|algorithm|format|plan|service|product|item|items|category|level|"
     r"imei|serial|tracking)$"
 )
