@@ -15,11 +15,8 @@ from typing import Any
 import pytest
 
 import contextguard_adk
-from contextguard_adk._history.extraction import (
-    hide_secrets,
-    read_values,
-    without_secrets,
-)
+from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.extraction import read_values
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._history.text import list_items
 from contextguard_adk._history.transcript import fit_entries, render_entries

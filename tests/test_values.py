@@ -15,12 +15,8 @@ from contextguard_adk import Threshold
 from contextguard_adk._core.fit import reduce_contents
 from contextguard_adk._history import extraction
 from contextguard_adk._history.contents import content_text, payload_of
-from contextguard_adk._history.extraction import (
-    find_values,
-    hide_secrets,
-    name_hidden,
-    read_values,
-)
+from contextguard_adk._history.credentials import hide_secrets
+from contextguard_adk._history.extraction import find_values, name_hidden, read_values
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import NAMES_KEY, Preview

@@ -1,4 +1,4 @@
-"""Finds the values of a text, and hides its credentials.
+"""Finds the values of texts and payloads.
 
 A value is a word that an agent may need again exactly: an id, a number, a path, an
 address or a name. A payload is the arguments of a tool's call or the result of a tool.
@@ -16,6 +16,14 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from contextguard_adk._history.credentials import (
+    MAX_DEPTH,
+    hide_named,
+    hide_secrets,
+    is_credential,
+    looks_secret,
+)
+from contextguard_adk._history.field_names import Names, is_id, name_field
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
@@ -39,17 +47,8 @@ MAX_PAYLOADS = 4_096
 _LEAST_VALUE_BYTES = 5
 """The bytes of the shortest value in a list: three characters, a comma and a space."""
 
-_MAX_DEPTH = 20
-"""Objects and lists that are nested deeper are not read."""
-
 _MAX_JSON_DEPTH = 3
 """JSON in a text is parsed if the text is nested less deep than this in its payload."""
-
-_CARD_DIGIT_COUNTS = range(13, 20)
-"""How many digits the number of a payment card may have."""
-
-_LEAST_RANDOM_CHARS = 24
-"""A shorter word with capital letters, small letters and digits is mostly a name."""
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}         # https://example.com/a?b=1
@@ -63,65 +62,11 @@ _TOKEN = re.compile(
 )
 """The words of a text that may be values."""
 
-_WORD = re.compile(r"[^\s,;\"']{8,}")
-"""The words that are long enough for a credential."""
-
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
 """The number before each line of a file: "  12: import re"."""
 
 _CODE = re.compile(r"[a-z][^\Wa-zA-Z]*[A-Z]|\w_\w|\w\.\w|::|->|@|/")
 """The signs of a name in code: maxTurns, max_turns, re.sub, a::b, a->b, a@b, a/b."""
-
-# Parts of the patterns for credentials. `page_token` is none: it names a page.
-_PAGE = r"(?<!page)(?<!page[_-])"
-_KEY = r"(?:api|access|account|encryption|master|private|signing|ssh)[_-]?key"
-_SCHEME = r"(?:(?:bearer|basic|digest|token)[ \t]{1,4})"
-_NAME = (
-    # A word is read once, from its beginning: not again from each of its letters.
-    r"(?:(?<!\w)\w*?(?:passw\w{0,8}|\w_pass|"
-    # `pwd` before a path names a folder.
-    r"pwd(?![\\\"']{0,4}[ \t]{0,4}[:=][ \t]{0,4}[/~])|"
-    rf"secret\w{{0,24}}|{_PAGE}token|{_KEY})|"
-    r"passphrase|authorization|credentials?|cookie|cvv)"
-)
-
-_SECRET_NAME = re.compile(
-    rf"passw|passphrase|(?<![a-z])pass$|pwd$|secret|{_KEY}|authoriz|credential|cookie|"
-    rf"cvv|{_PAGE}token(?!s)",
-    re.IGNORECASE,
-)
-"""The names of fields with a credential."""
-
-_SECRET = re.compile(
-    # An address with a password: https://ann:pw@host/a
-    r"\w[\w+.-]{0,20}://[^\s/@]{0,200}:[^\s/@]{1,200}@\S{0,2000}|"
-    # A signed address: ?sig=5f2a
-    r"(?<=[?&])(?:x-amz-\w{1,20}|sig|signature|key)=[^&\s\"']{1,2000}|"
-    # Bearer 5f2a93bc
-    rf"{_SCHEME}\S{{8,2000}}|"
-    # A name and a separator: "--password ", "api_key = ", "\"token\": ".
-    rf"(?:--{_NAME}[ \t]{{1,4}}|{_NAME}[\\\"']{{0,4}}[ \t]{{0,4}}[:=][ \t]{{0,4}}"
-    rf"(?:\r?\n[ \t]{{1,16}})?){_SCHEME}?"
-    # The credential behind the name: in quotes, in escaped quotes, or a word.
-    r"(?:\"(?:[^\"\\\n]|\\.){1,2000}|'(?:[^'\\\n]|\\.){1,2000}|"
-    r"\\{1,3}[\"'][^\"'\\\n]{1,2000}|\S{1,2000})|"
-    # A key in a file.
-    r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}",
-    re.IGNORECASE,
-)
-"""The credentials in a text, each with its name."""
-
-_CARD = re.compile(
-    r"(?<!\d)(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
-    r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)"
-)
-"""Numbers like those of payment cards: 4242 4242 4242 4242, 3782-822463-10005."""
-
-_KEY_SHAPE = re.compile(
-    r"(?:sk|pk|rk)[-_]\w|gh[pousr]_|github_pat_|glpat-|xox[a-z]-|A[KS]IA[A-Z0-9]{12}|"
-    r"AIza|ya29\.|eyJ[\w-]{8}"
-)
-"""How keys of OpenAI, Stripe, GitHub, GitLab, Slack, AWS and Google begin, and JWTs."""
 
 TELLING = 1.0
 """The weight of a value that has the form of one: an id, a path, a name in code."""
@@ -160,7 +105,7 @@ class KnownValues:
                 self._found.move_to_end(key)
                 return self._found[key]
 
-        all_values = _walk_values(payload, walked={}, depth=0)
+        all_values = _walk_values(payload, walked={}, names=(), depth=0)
         first_values = itertools.islice(all_values, MAX_FOUND)
         values = list(dict.fromkeys(first_values))
 
@@ -182,58 +127,29 @@ read_values = KnownValues().read
 """Returns the values of a payload; remembers them for the whole process."""
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a field or argument of this name holds a credential."""
-    return _SECRET_NAME.search(name) is not None
-
-
-def without_secrets(value: Any, depth: int = 0) -> Any:
-    """Returns a payload without the fields that hold credentials.
-
-    For example, {"user": "Ann", "password": "x"} becomes {"user": "Ann"}.
-
-    Args:
-        value: The payload, or a value that is nested in the payload.
-        depth: How many objects and lists are around `value`. From 20 on, objects and
-            lists come back empty.
-    """
-    if isinstance(value, dict):
-        if depth >= _MAX_DEPTH:
-            return {}
-        return {
-            name: without_secrets(item, depth + 1)
-            for name, item in value.items()
-            if not is_secret_name(str(name))
-        }
-
-    if isinstance(value, list | tuple):
-        if depth >= _MAX_DEPTH:
-            return []
-        return [without_secrets(item, depth + 1) for item in value]
-
-    return value
-
-
-def find_values(text: str) -> Iterator[str]:
+def find_values(text: str, names: Names = ()) -> Iterator[str]:
     """Yields the values of a text in their order, a repeated value each time.
 
     Credentials, the numbers of cards and the line numbers of files are left out. Only
     the first `MAX_TEXT_CHARS` characters are read.
+
+    Args:
+        text: The text.
+        names: The names of the fields around the text; () for a text in no field.
     """
-    # Cards are masked before credentials, as in `hide_secrets`.
-    without_cards = _CARD.sub(_mask_card, text[:MAX_TEXT_CHARS])
-    without_credentials = _SECRET.sub(" ", without_cards)
+    may_be_random = is_id(names, text)
+    without_credentials = hide_named(text[:MAX_TEXT_CHARS], names)
     searched_text = _LINE_NUMBER.sub("", without_credentials)
     for token in _TOKEN.findall(searched_text):
         # The marks of a sentence are cut off: "order-81." gives "order-81". A slash is
         # cut off at the end only, because it may begin a path: "./a/b" gives "/a/b".
         value = token.rstrip(".-:,+/").lstrip(".-:,+")
-        if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value):
+        if 3 <= len(value) <= MAX_VALUE_CHARS and is_value(value, may_be_random):
             yield value
 
 
 def _walk_values(
-    value: object, walked: dict[int, object], depth: int
+    value: object, walked: dict[int, object], names: Names, depth: int
 ) -> Iterator[WeightedValue]:
     """Yields the values of a payload; leaves out the fields that hold credentials.
 
@@ -241,68 +157,68 @@ def _walk_values(
         value: The payload, or a value that is nested in the payload.
         walked: The objects and lists that were walked so far, by their `id`. None of
             them is walked again, because a payload may contain itself.
+        names: The names of the fields around `value`, the outermost one first.
         depth: How many objects, lists and texts with JSON are around `value`; 0 for the
             payload itself.
     """
-    if depth > _MAX_DEPTH or id(value) in walked:
+    if depth > MAX_DEPTH or id(value) in walked:
         return
 
     if isinstance(value, dict):
         # The object is kept as well, so that no other object gets the same `id`.
         walked[id(value)] = value
-        yield from _walk_fields(value, walked, depth)
+        yield from _walk_fields(value, walked, names, depth)
     elif isinstance(value, list | tuple):
         walked[id(value)] = value
         for item in value:
-            yield from _walk_values(item, walked, depth + 1)
+            yield from _walk_values(item, walked, names, depth + 1)
     elif isinstance(value, str):
-        yield from _walk_text(value.strip(), walked, depth)
+        yield from _walk_text(value.strip(), walked, names, depth)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        number = _write_number(value)
+        number = _write_number(value, names)
         if number:
             yield number, LESS_TELLING
 
 
 def _walk_fields(
-    fields: dict[Any, Any], walked: dict[int, object], depth: int
+    fields: dict[Any, Any], walked: dict[int, object], names: Names, depth: int
 ) -> Iterator[WeightedValue]:
     """Yields the values in the names of fields, and the values in the fields.
 
-    `walked` and `depth` are those that `_walk_values` has for the object with the
-    fields.
+    `walked`, `names` and `depth` are those that `_walk_values` has for the object with
+    the fields.
     """
     for key, item in fields.items():
-        name = key if isinstance(key, str) else ""
-        if is_secret_name(name):
-            continue
-
         # Some payloads have the ids of objects as names: {"ord-81": {"sum": 4}}.
+        name = key if isinstance(key, str) else ""
         has_digit = any(char.isdigit() for char in name)
-        if has_digit and is_value(name):
+        if has_digit and is_value(name) and hide_secrets(name) == name:
             yield name, TELLING
-        yield from _walk_values(item, walked, depth + 1)
+
+        item_names = name_field(fields, names, key)
+        yield from _walk_values(item, walked, item_names, depth + 1)
 
 
-def _write_number(number: float) -> str:
+def _write_number(number: float, names: Names) -> str:
     """Writes a number as a value.
 
-    Returns "" for a number that is no value: a single digit, the number of a card, NaN,
-    and a number of 1e18 or more.
+    Returns "" for a number that is no value: a single digit, a credential by its names,
+    the number of a card, NaN, and a number of 1e18 or more.
     """
     # Python refuses to write integers with thousands of digits. For NaN the comparison
     # is false.
     is_small = abs(number) < 1e18
-    if not is_small:
+    if not is_small or is_credential(names, number):
         return ""
 
     text = str(number)
     is_single_digit = len(text) == 1
-    is_card = hide_secrets(text) != text  # A number can hide nothing else.
+    is_card = hide_secrets(text, names) != text  # A number can hide nothing else.
     return "" if is_single_digit or is_card else text
 
 
 def _walk_text(
-    text: str, walked: dict[int, object], depth: int
+    text: str, walked: dict[int, object], names: Names, depth: int
 ) -> Iterator[WeightedValue]:
     """Yields the values of a text.
 
@@ -314,46 +230,31 @@ def _walk_text(
     Args:
         text: The text, without white space at its ends.
         walked: See `_walk_values`.
+        names: See `_walk_values`.
         depth: See `_walk_values`.
     """
     looks_like_json = text.startswith(("{", "["))
     if looks_like_json and depth < _MAX_JSON_DEPTH:
         # A text that only looks like JSON is read as any other text below.
         with contextlib.suppress(ValueError, RecursionError):
-            yield from _walk_values(json.loads(text), walked, depth + 1)
+            yield from _walk_values(json.loads(text), walked, names, depth + 1)
             return
 
-    values = list(find_values(text))
+    if is_credential(names, text):
+        return
+
+    values = list(find_values(text, names))
     is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
     # A text that is the whole payload fills no field.
     fills_field = depth > 0 and is_short
     is_new_value = fills_field and text not in values
-    if is_new_value and hide_secrets(text) == text:
+    if is_new_value and hide_secrets(text, names) == text:
         yield text, LESS_TELLING
     for value in values:
         yield value, TELLING
 
 
-def hide_secrets(text: str) -> str:
-    """Leaves out the credentials of a text; writes x for the digits of card numbers.
-
-    A word is a credential if it looks like a key, or follows a name such as "password".
-    The name is left out as well: "pwd=x1 user=ann" becomes "  user=ann".
-    """
-    # Cards come first. In "4242 4242 4242 4242token=x", the word "4242token" passes for
-    # the name of a credential. Without this word the other digits would be no card.
-    without_cards = _CARD.sub(_mask_card, text)
-    without_named = _SECRET.sub(" ", without_cards)
-    return _WORD.sub(_drop_secret, without_named)
-
-
-def _drop_secret(match: re.Match[str]) -> str:
-    """Returns the word that was matched; "" if it looks like a credential."""
-    word = match.group()
-    return "" if _looks_secret(word) else word
-
-
-def is_value(word: str) -> bool:
+def is_value(word: str, may_be_random: bool = False) -> bool:
     """Whether a word names something exactly, and does not look like a credential.
 
     These words name something exactly:
@@ -362,6 +263,11 @@ def is_value(word: str) -> bool:
     - other words with a digit, such as "a7"
     - codes of up to four capital letters, such as "EUR"
     - names in code, such as "max_turns" or "a/b"
+
+    Args:
+        word: The word.
+        may_be_random: Whether the word is an id by its name, so that it may look
+            random as some credentials do.
     """
     # Most words have letters alone, for which the quick `isalpha` is enough.
     has_digit = not word.isalpha() and any(char.isdigit() for char in word)
@@ -371,64 +277,7 @@ def is_value(word: str) -> bool:
         # Longer words in capital letters are mostly plain words.
         is_short_code = word.isascii() and word.isupper() and len(word) <= 4
         is_exact = is_short_code or _CODE.search(word) is not None
-    return is_exact and not _looks_secret(word)
-
-
-def _mask_card(match: re.Match[str]) -> str:
-    """Writes x for each digit of a card's number; other long numbers stay."""
-    number = match.group()
-    digits = [int(char) for char in number if char.isdecimal()]
-    if not _is_card(digits):
-        return number
-    # The length stays the same, so that the patterns still find the names around.
-    return re.sub(r"\d", "x", number)
-
-
-def _is_card(digits: list[int]) -> bool:
-    """Whether digits pass the check of card numbers (Luhn).
-
-    From the last digit back, every second digit is doubled, and the digits of the
-    double are added. A valid number has a sum that ends in 0.
-    """
-    single_digits = digits[-1::-2]
-    doubled_digits = digits[-2::-2]
-
-    total = sum(single_digits)
-    for digit in doubled_digits:
-        tens, ones = divmod(2 * digit, 10)
-        total += tens + ones
-    return total % 10 == 0
-
-
-def _looks_secret(word: str) -> bool:
-    """Whether a word looks like a credential.
-
-    These words do:
-
-    - a word that begins like a key
-    - an address with a password
-    - the number of a card
-    - a long word that mixes capital letters, small letters and digits, and nothing else
-    """
-    begins_like_key = _KEY_SHAPE.match(word) is not None
-    if begins_like_key:
-        return True
-
-    if "://" in word:
-        host = word.split("/")[2]  # The parts are "https:", "", "ann:pw@host" and more.
-        has_password = "@" in host
-        if has_password:
-            return True
-
-    if word.isdecimal() and len(word) in _CARD_DIGIT_COUNTS:
-        return _is_card([int(char) for char in word])
-
-    if len(word) < _LEAST_RANDOM_CHARS or not word.isalnum():
-        return False
-    has_upper = any(char.isupper() for char in word)
-    has_lower = any(char.islower() for char in word)
-    has_decimal = any(char.isdecimal() for char in word)
-    return has_upper and has_lower and has_decimal
+    return is_exact and not looks_secret(word, may_be_random)
 
 
 def name_hidden(values: Iterable[str], shown: str, max_bytes: int) -> str:

@@ -19,13 +19,8 @@ from google.genai import types
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, has_tool, payload_of
-from contextguard_adk._history.extraction import (
-    TELLING,
-    Found,
-    hide_secrets,
-    read_values,
-    without_secrets,
-)
+from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.extraction import TELLING, Found, read_values
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
