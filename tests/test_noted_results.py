@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from contextguard_adk import Pipeline, SlidingWindow, Threshold
-from contextguard_adk.strategies import ClearToolResults, Strategy
+from contextguard_adk.strategies import ClearToolResults, Strategy, ToolOutputTruncation
 from contextguard_adk.testing import RecordedRequest, Reply, SimulatedLlm, call
 from tests.builders import answer_text, queued_tool
 from tests.chats import DEMAND, guarded_chat, summary_requests, words
@@ -231,6 +231,28 @@ async def test_all_that_shows_less_puts_its_notes_there(name: str, shape: str) -
     noted = [each for each in sent if "recall_item" in each or "not_shown" in each]
     assert noted
     assert all(each in noted or len(each) > 15_000 for each in sent)
+
+
+@pytest.mark.parametrize("shape", ["text", "mcp", "many texts", "content text"])
+async def test_what_is_shortened_twice_has_its_notes_once(shape: str) -> None:
+    """A preview that a pipeline shortens later still names handle and values."""
+    cutting = ToolOutputTruncation(max_length=800)
+    strategy = Pipeline(context_window=8_000, window=None, tool_output=cutting)
+    replies: list[Reply] = [call("read", step=1), call("look", step=1)]
+    llm = SimulatedLlm(context_window=8_000, script=[*replies, *["Done."] * 9])
+    tools = [queued_tool("read", [SHAPES[shape]]), queued_tool("look", ["ok"])]
+    chat = guarded_chat(llm, strategy, agent={"tools": tools})
+    await chat.say("Read.")
+    first = sent_to_claude(llm.requests[1])
+    await chat.say(words(2_400))
+    await chat.say(words(2_400))
+    last = sent_to_claude(llm.requests[-1])
+
+    assert len(last) <= len(first)
+    handle = note(shown_result(llm.requests[1]), "recall_item")
+    for sent in (first, last):
+        assert sent.count(f"[recall_item: {handle}]") == sent.count("recall_item") == 1
+        assert sent.count("not_shown") == 1
 
 
 async def test_a_summarizer_is_not_shown_the_names_of_items() -> None:

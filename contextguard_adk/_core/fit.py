@@ -34,7 +34,7 @@ from contextguard_adk._history.moved_media import MediaMover
 from contextguard_adk._history.notes import NAMES_KEY, add_notes, split_notes
 from contextguard_adk._history.order import put_in_order
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._history.truncation import list_names, name_rest
+from contextguard_adk._history.truncation import list_names_again, name_rest
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
@@ -160,8 +160,7 @@ class Scale:
         # The list is at most a quarter as long as the shortened text.
         names_bytes = len(shortened) // 4
         excerpt = as_excerpt(bare_result, shortened)
-        earlier_names = notes.pop(NAMES_KEY, "").split(", ")
-        values = [*list_names(bare_result), *earlier_names]
+        values = list_names_again(bare_result, notes.pop(NAMES_KEY, ""))
         notes |= name_rest(values, excerpt, names_bytes)
         return response.model_copy(update={"response": add_notes(excerpt, notes)})
 

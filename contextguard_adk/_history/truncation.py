@@ -230,26 +230,47 @@ def _truncate_part(
     if response.name in truncation.exclude_tools:
         return part
 
-    # `part` may be a preview, which has notes.
+    # `part` may be a preview, which has notes. A field of their name may be the tool's.
     noted_result, notes = split_notes(response.response)
     result = drop_copy(noted_result)
     earlier_names = notes.pop(NAMES_KEY, "")
-    if truncation.max_length == 0:
-        # The notice tells the size of the whole result if that is known.
-        whole_result = payload_of(whole or part)
-        shortened = _replace_by_notice(result, len(payload_text(whole_result)))
-    else:
-        shortened = _truncate_and_quote(result, truncation)
-        possible_names = list_names(result) if values is None else [*values]
-        possible_names += earlier_names.split(", ")
-        notes |= _name_values(possible_names, result, shortened, truncation)
+    shortened = _shorten_result(result, truncation, payload_of(whole or part))
     if shortened is result:
         return part
+
+    # If nothing of the result is shown, it would be of little use to list its values.
+    may_name = truncation.show_truncation_notice and truncation.max_length > 0
+    if may_name and not has_names_field(result):
+        if values is None:
+            values = list_names_again(result, earlier_names)
+        note = _name_values(values, shortened, truncation)
+        # The names may make the result as long as it was before.
+        named = add_notes(shortened, note)
+        if len(payload_text(named)) < len(payload_text(response.response)):
+            notes |= note
 
     # The recall tool copies items that have a handle, so its results get none.
     if whole and response.name != RECALL_TOOL:
         notes[HANDLE_KEY] = handle_of(whole)
     return _with_response(part, response, add_notes(shortened, notes))
+
+
+def _shorten_result(
+    result: dict[str, Any], truncation: Truncation, whole_result: object
+) -> dict[str, Any]:
+    """Shortens a result, or replaces it by a notice.
+
+    Returns the result itself if it stays as it is.
+
+    Args:
+        result: The result, without its notes.
+        truncation: How the result is shortened.
+        whole_result: The result before it was shortened, if that is known. The notice
+            tells its size.
+    """
+    if truncation.max_length == 0:
+        return _replace_by_notice(result, len(payload_text(whole_result)))
+    return _truncate_and_quote(result, truncation)
 
 
 def _replace_by_notice(result: dict[str, Any], size_chars: int) -> dict[str, Any]:
@@ -284,32 +305,17 @@ def _truncate_and_quote(
 
 
 def _name_values(
-    values: Sequence[str],
-    result: dict[str, Any],
-    shortened: dict[str, Any],
-    truncation: Truncation,
+    values: Sequence[str], shortened: dict[str, Any], truncation: Truncation
 ) -> dict[str, str]:
     """Returns the note `NAMES_KEY` for a shortened result; {} for no note.
 
     Args:
         values: The values that may be named.
-        result: The result before it was shortened, without its notes.
         shortened: The shortened result.
         truncation: How the result was shortened.
     """
-    # The field may be one of the tool, or the result is a preview that has names.
-    is_unwanted = has_names_field(result) or not truncation.show_truncation_notice
-    if shortened is result or is_unwanted:
-        return {}
-
     usual_bytes = int(truncation.max_length * NAMES_RATIO)
-    max_bytes = min(MAX_NAMES_BYTES, usual_bytes)
-    note = name_rest(values, shortened, max_bytes)
-
-    # The names may make the result as long as it was before.
-    named = add_notes(shortened, note)
-    is_shorter = len(payload_text(named)) < len(payload_text(result))
-    return note if is_shorter else {}
+    return name_rest(values, shortened, min(MAX_NAMES_BYTES, usual_bytes))
 
 
 def list_names(result: dict[str, Any]) -> list[str]:
@@ -325,6 +331,21 @@ def list_names(result: dict[str, Any]) -> list[str]:
         for value, telling in read_values(described)
         if telling == TELLING or value.isdecimal()
     ]
+
+
+def list_names_again(result: dict[str, Any], earlier_names: str) -> list[str]:
+    """Lists the names of a result that may be a preview.
+
+    Args:
+        result: The result, without its notes.
+        earlier_names: The note `NAMES_KEY` of the preview; "" for none.
+    """
+    names = list_names(result)
+    if not earlier_names:
+        return names
+    # A number may be one of the guard's notices.
+    names = [name for name in names if not name.isdecimal()]
+    return [*names, *earlier_names.split(", ")]
 
 
 def name_rest(
