@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from contextguard_adk import CompactionRecord, Pipeline, SlidingWindow, Threshold
@@ -35,6 +40,7 @@ from tests.builders import (
 )
 from tests.chats import agent_requests, seed, slow, some_slow, words
 from tests.guarded import guarded_chat
+from tests.noted import note
 
 WINDOW = 16_000
 POLICY = "\n".join(f"§ {n}: Refunds of kind {n} need {n} stamps." for n in range(90))
@@ -50,8 +56,8 @@ def get_policy() -> str:
 
 
 def get_long_policy() -> str:
-    """Returns more than a tenth of the window."""
-    return POLICY * 3
+    """Returns more than half of the window."""
+    return POLICY * 10
 
 
 def look_up(step: int) -> str:
@@ -326,7 +332,7 @@ async def test_a_new_result_that_could_not_be_sent_is_shortened() -> None:
     assert answer_text(await chat.say(f"Go. {words(500)}")) == "Done."
 
     (shown,) = results_of(llm.requests[-1], "get_long_policy")
-    assert 100 < len(shown["result"]) < len(POLICY) * 3
+    assert 100 < len(shown["result"]) < len(POLICY) * 10
     assert llm.rejections == llm.violations == 0
 
 
@@ -353,7 +359,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     """A preview first, then a part of the summary; one warning says so."""
     compactions: list[CompactionRecord] = []
     llm = useless(call("get_long_policy"))
-    names = ("get_long_policy", "unknown")
+    names = ("get_long_policy",)
     strategy = Threshold(context_window=WINDOW, keep_tools=names)
     chat = open_chat(llm, strategy, compactions)
     await play(llm, chat, compactions, 3, f"Turn. {LONG_MESSAGE}")
@@ -362,8 +368,109 @@ async def test_what_is_too_large_is_compacted_as_others_are(
 
     assert len(shown["result"]) < len(POLICY)
     assert results_of(last, "get_long_policy") == []
-    assert caplog.text.count("`keep_tools` take more than a tenth") == 1
+    [warning] = [each for each in caplog.messages if "cannot keep a result" in each]
+    assert "'get_long_policy' of agent 'agent' in session 'session'" in warning
+    assert "Refunds" not in warning
+    assert re.search(r"it takes (9|1\d),\d{3} tokens", warning)
+    assert re.search(r"room for [4-8],\d{3} ", warning)
+    assert "larger context window" in warning
     assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize("kind", [Threshold, SlidingWindow, Pipeline])
+@pytest.mark.parametrize("percent", [12, 35])
+async def test_the_newest_result_stays_while_it_has_room(
+    kind: type[Strategy], percent: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond a tenth of the window, over three compactions and without a warning."""
+    compactions: list[CompactionRecord] = []
+    window = 8_000
+    tokens = window * percent // 100
+    llm = useless(call("get_rule", number=1, tokens=tokens), context_window=window)
+    strategy = kind(context_window=window, keep_tools=("get_rule",))
+    chat = open_chat(llm, strategy, compactions)
+    await play(llm, chat, compactions, 3, f"Turn. {words(900)}")
+
+    rule = {"result": get_rule(1, tokens)}
+    for request in agent_requests(llm)[1:]:
+        assert results_of(request, "get_rule") == [rule]
+    assert "keep_tools" not in caplog.text
+    assert llm.rejections == llm.violations == 0
+
+
+async def test_of_each_tool_the_newest_result_stays() -> None:
+    """An older result of one tool gives way to the newest of another."""
+    compactions: list[CompactionRecord] = []
+    first = [call("get_rule", number=n, tokens=1_000) for n in (1, 2)]
+    llm = useless(call("get_policy"), *first, context_window=8_000)
+    strategy = Threshold(context_window=8_000, keep_tools=("get_rule", "get_policy"))
+    chat = open_chat(llm, strategy, compactions)
+    await play(llm, chat, compactions, 3, f"Turn. {words(900)}")
+
+    assert results_of(llm.requests[-1], "get_policy") == [{"result": POLICY}]
+    shown = results_of(llm.requests[-1], "get_rule")
+    assert shown == [{"result": get_rule(2, 1_000)}]
+
+
+async def warnings_of_names(
+    caplog: pytest.LogCaptureFixture, name: str, **agent: Any
+) -> list[str]:
+    """The warnings after two compactions, with a name in `keep_tools`."""
+    compactions: list[CompactionRecord] = []
+    llm = useless()
+    strategy = Threshold(context_window=WINDOW, keep_tools=(name,))
+    agent = {"tools": TOOLS, **agent}
+    guard = {"on_compaction": compactions.append}
+    chat = guarded_chat(llm, strategy, guard=guard, **agent)
+    await play(llm, chat, compactions, 2, f"Turn. {LONG_MESSAGE}")
+    return [each for each in caplog.messages if "`keep_tools` names" in each]
+
+
+class Later(BaseToolset):
+    """A toolset that has one tool."""
+
+    async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
+        """Returns the tool."""
+
+        def get_notes() -> str:
+            """Returns the notes."""
+            return "none"
+
+        return [FunctionTool(get_notes)]
+
+
+async def test_a_name_that_no_tool_has_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Once, at the first compaction, with the name that was meant."""
+    [warning] = await warnings_of_names(caplog, "get_polcy")
+    assert "'get_polcy'" in warning
+    assert warning.endswith("Did you mean 'get_policy'?")
+
+
+async def test_a_slip_is_warned_of_beside_a_toolset(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A toolset may have any name, but hardly one that is so similar."""
+    tools = [*TOOLS, Later()]
+    [warning] = await warnings_of_names(caplog, "get_polcy", tools=tools)
+    assert warning.endswith("Did you mean 'get_policy'?")
+
+
+@pytest.mark.parametrize("name", ["get_notes", "fetch_from_server", "helper_tool"])
+async def test_a_name_that_may_be_right_is_not_warned_of(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is that of a toolset's tool, of a tool to come, or of another agent's tool."""
+
+    def helper_tool() -> str:
+        """Helps."""
+        return "helped"
+
+    helper = LlmAgent(name="helper", model=useless(), tools=[helper_tool])
+    tools: list[Any] = TOOLS if name == "helper_tool" else [*TOOLS, Later()]
+    agent = {"tools": tools, "sub_agents": [helper]}
+    assert await warnings_of_names(caplog, name, **agent) == []
 
 
 async def test_they_stay_after_a_rejection() -> None:
@@ -511,7 +618,7 @@ async def test_older_results_give_way_to_a_line() -> None:
     assert llm.summaries == 0
     cleared = [is_cleared(result) for result in results]
     assert cleared == [True] * (len(results) - 3) + [False] * 3
-    assert all(each["recall_item"] for each in results[:-3])
+    assert all(note(each, "recall_item") for each in results[:-3])
     assert "3000 characters" in str(results[0]).replace(",", "")
     assert "row-0 " not in str(results[0])
 
@@ -537,7 +644,7 @@ async def test_a_cleared_result_is_read_back() -> None:
     llm = useless()
     chat = open_chat(llm, clearing(), compactions)
     await fill(llm, chat, compactions, 1)
-    item = results_of(llm.requests[-1], "look_up")[0]["recall_item"]
+    item = note(results_of(llm.requests[-1], "look_up")[0], "recall_item")
     replies: list[Reply] = [call("recall_history", item=item), "Read."]
     llm.script = lambda _: replies.pop(0)
     await chat.say("What stood there?")
@@ -555,7 +662,7 @@ def test_what_was_read_back_is_cleared_without_a_handle() -> None:
     cleared = truncate_content(content, read, content)
     (shown,) = cleared.parts or []
     assert shown.function_response
-    assert [*(shown.function_response.response or {})] == ["result"]
+    assert not note(shown.function_response.response or {}, "recall_item")
 
 
 async def test_results_of_excluded_tools_stay() -> None:
@@ -596,7 +703,7 @@ async def test_a_result_of_any_form_is_cleared(result: dict[str, Any]) -> None:
     await fill(llm, chat, compactions, 1)
     first, *_ = results_of(llm.requests[-1], "look_up")
     assert is_cleared(first)
-    assert first["recall_item"] != "x"
+    assert note(first, "recall_item") not in ("", "x")
 
     size = len(json.dumps(result, ensure_ascii=False, separators=(",", ":")))
     sizes = [int(w) for w in str(first).replace(",", "").split() if w.isdecimal()]

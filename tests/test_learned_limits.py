@@ -153,7 +153,8 @@ async def test_images_of_tool_results_are_left_out() -> None:
         assert llm.refusals == refusals
 
     [part] = llm.requests[-1].contents[2].parts or []
-    named = {"attachments_left_out": ["[attached image/png, 9000 bytes]"]}
+    told = "[attachments_left_out: [attached image/png, 9000 bytes]]"
+    named = {"result": f"a page\n{told}"}
 
     assert part.function_response
     assert part.function_response.response == {**result, **named}

@@ -19,7 +19,7 @@ from contextguard_adk._history.credentials import hide_secrets
 from contextguard_adk._history.extraction import find_values, name_hidden, read_values
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._history.truncation import NAMES_KEY, Preview
+from contextguard_adk._history.truncation import Preview
 from contextguard_adk._sections.values import Values, _rank_values, _write_list
 from contextguard_adk._summaries.compose import show_section
 from contextguard_adk._support.phrases import VALUES
@@ -34,6 +34,7 @@ from tests.chats import (
     summary_requests,
     words,
 )
+from tests.noted import note
 
 
 def call(
@@ -266,8 +267,8 @@ def test_a_preview_names_what_it_hides() -> None:
     response = (shown[0].parts or [])[0].function_response
     assert response
     assert response.response
-    assert response.response[NAMES_KEY] == "ord_48213, src/shop/pay.py"
-    assert "ord_48213" not in response.response["result"]
+    assert note(response.response, "not_shown") == "ord_48213, src/shop/pay.py"
+    assert response.response["result"].count("ord_48213") == 1
 
 
 def test_names_of_the_hidden_part_keep_to_their_room() -> None:
@@ -336,7 +337,7 @@ def test_the_last_resort_names_what_it_cuts() -> None:
     shown = said.response or {}
 
     assert "/var/data/part-200.csv" not in shown["result"]
-    assert shown[NAMES_KEY].count("/var/data/part-") > 5
+    assert note(shown, "not_shown").count("/var/data/part-") > 5
 
 
 def test_the_last_resort_bears_an_empty_content_without_room() -> None:
@@ -358,7 +359,7 @@ def test_names_are_read_of_the_payload_not_of_its_json() -> None:
     assert shown
 
     [said] = [p.function_response for p in shown.parts or () if p.function_response]
-    names = (said.response or {})[NAMES_KEY]
+    names = note(said.response or {}, "not_shown")
     assert names.split(", ") == ["ord_48213", "src/shop/pay.py", "INV_22911"]
 
 

@@ -29,11 +29,12 @@ from contextguard_adk._history.contents import (
     pair_boundaries,
     parts_of,
 )
+from contextguard_adk._history.item_lists import as_excerpt, readable_text
 from contextguard_adk._history.moved_media import MediaMover
+from contextguard_adk._history.notes import NAMES_KEY, add_notes, split_notes
 from contextguard_adk._history.order import put_in_order
 from contextguard_adk._history.stored import StoredSummary
-from contextguard_adk._history.text import payload_text
-from contextguard_adk._history.truncation import list_names, name_rest
+from contextguard_adk._history.truncation import list_names_again, name_rest
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._measuring.density import estimate_text_density
@@ -144,20 +145,24 @@ class Scale:
         """Returns the response of a tool with a shortened result.
 
         For example, `{"rows": "a long text"}` becomes `{"result": '{"rows":"a … t"}'}`.
-        The names and numbers that the shortened text lacks are added in another field.
+        The names and numbers that the shortened text lacks are added in a note.
 
         Args:
             response: The response.
             result: `response.response`, which is not empty.
             ratio: How much of the tokens of the result may stay; below 1.
         """
-        text = quote(payload_text(result))
+        # The result may be a preview, which has notes.
+        bare_result, notes = split_notes(result)
+        text = quote(readable_text(bare_result))
         max_tokens = self.count(text) * ratio * _RESULT_RATIO
         shortened = shorten_to_tokens(text, max_tokens, self.count)
         # The list is at most a quarter as long as the shortened text.
         names_bytes = len(shortened) // 4
-        named = name_rest(list_names(result), {"result": shortened}, names_bytes)
-        return response.model_copy(update={"response": named})
+        excerpt = as_excerpt(bare_result, shortened)
+        values = list_names_again(bare_result, notes.pop(NAMES_KEY, ""))
+        notes |= name_rest(values, excerpt, names_bytes)
+        return response.model_copy(update={"response": add_notes(excerpt, notes)})
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ from contextguard_adk._core.decide import (
     fixed_part_tokens,
     may_begin_in_background,
 )
+from contextguard_adk._core.kept_tools import warn_of_compaction, warn_of_previews
 from contextguard_adk._core.limits import fit_output, warn_reserved_output
 from contextguard_adk._core.look import build_turn, leave_out_oldest, read_counts
 from contextguard_adk._core.pay import Payer
-from contextguard_adk._history.contents import has_result_of
 from contextguard_adk._runtime.memory import ReadySummary
 from contextguard_adk._runtime.runs import SentCall, StoredByRun, call_key
 from contextguard_adk._summaries.compose import place_stored
@@ -249,7 +249,7 @@ async def _report(
 ) -> None:
     """Tells listeners and the user's `on_compaction` of a compaction.
 
-    The log warns once if the compaction covers results of `keep_tools`.
+    The log warns if the compaction does not keep results of `keep_tools`.
 
     Args:
         call: The model call.
@@ -258,19 +258,7 @@ async def _report(
         facts: The fields of the `CompactionRecord` that tell how the summary was
             written.
     """
-    keep_tools = turn.settings.keep_tools
-    # `keep_tools` does not hold for results that a model has summarized before.
-    summarized_before = turn.history.model_covered
-    newly_covered = outcome.draft.covered - summarized_before
-    contents = [turn.history.contents[index] for index in newly_covered]
-    # A compaction keeps the newest results of `keep_tools`, up to a tenth of the
-    # window. It covers such a result only if all of them together take more.
-    if keep_tools and any(has_result_of(each, keep_tools) for each in contents):
-        message = (
-            "Results of `keep_tools` take more than a tenth of the window of agent %r, "
-            "with what was called beside them; older ones go."
-        )
-        warn_once(logger, message, turn.agent)
+    warn_of_compaction(call, turn, outcome.draft.covered)
 
     # The call may be compacted again. The wait for the next compaction counts from now.
     now_seconds = asyncio.get_running_loop().time()
@@ -329,6 +317,7 @@ async def prepare_request(call: Call, turn: Turn) -> None:
     original_contents = call.request.contents
     warn_reserved_output(turn.agent, turn.budgets)
     if not call.is_observed:
+        warn_of_previews(turn)
         _change_request(call, turn)
         _note_run(call, turn)
     elif turn.is_due:

@@ -4,7 +4,9 @@ Each long string of a result becomes "<head> <notice> <tail>". If the result is 
 too long, it becomes a single string of this form, made from its JSON. A notice tells
 how many characters of the whole text are kept.
 
-A shortened result may have two more fields:
+A result with a list `content` keeps this form: its whole text becomes one item.
+
+A shortened result may have two notes, see `notes`:
 
 - `HANDLE_KEY`: a handle, the short name under which the recall tool finds the whole
   result. The result gets a handle if the caller passes the `whole` content or part.
@@ -25,6 +27,23 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of, with_parts
 from contextguard_adk._history.extraction import TELLING, name_hidden, read_values
 from contextguard_adk._history.fingerprints import handle_of
+from contextguard_adk._history.item_lists import (
+    as_excerpt,
+    describe_large_files,
+    drop_copy,
+    has_items,
+    readable_text,
+)
+from contextguard_adk._history.notes import (
+    HANDLE_KEY,
+    NAMES_KEY,
+    add_notes,
+    has_names,
+    has_names_field,
+    sent_text,
+    split_notes,
+)
+from contextguard_adk._history.notes import without_names as without_names_note
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
 from contextguard_adk._measuring.tokens import (
@@ -35,12 +54,6 @@ from contextguard_adk._measuring.tokens import (
     part_text,
 )
 from contextguard_adk._support.phrases import TRUNCATED, quote, quote_line, quote_value
-
-HANDLE_KEY = "recall_item"
-"""The field of a shortened result for its handle."""
-
-NAMES_KEY = "not_shown"
-"""The field of a shortened result for values that are only in the omitted text."""
 
 NAMES_RATIO = 0.5
 """For each character of `Truncation.max_length`, the values of `NAMES_KEY` may take
@@ -217,22 +230,47 @@ def _truncate_part(
     if response.name in truncation.exclude_tools:
         return part
 
-    result = response.response
-    if truncation.max_length == 0:
-        # `part` may be a preview. The notice tells the size of the whole result if that
-        # is known.
-        whole_result = payload_of(whole or part)
-        shortened = _replace_by_notice(result, len(payload_text(whole_result)))
-    else:
-        shortened = _name_and_truncate(result, truncation, values)
+    # `part` may be a preview, which has notes. A field of their name may be the tool's.
+    noted_result, notes = split_notes(response.response)
+    result = drop_copy(noted_result)
+    earlier_names = notes.pop(NAMES_KEY, "")
+    shortened = _shorten_result(result, truncation, payload_of(whole or part))
     if shortened is result:
         return part
 
+    # If nothing of the result is shown, it would be of little use to list its values.
+    may_name = truncation.show_truncation_notice and truncation.max_length > 0
+    if may_name and not has_names_field(result):
+        if values is None:
+            values = list_names_again(result, earlier_names)
+        note = _name_values(values, shortened, truncation)
+        # The names may make the result as long as it was before.
+        named = add_notes(shortened, note)
+        if len(payload_text(named)) < len(payload_text(response.response)):
+            notes |= note
+
     # The recall tool copies items that have a handle, so its results get none.
     if whole and response.name != RECALL_TOOL:
-        with_handle = {**shortened, HANDLE_KEY: handle_of(whole)}
-        return _with_response(part, response, with_handle)
-    return _with_response(part, response, shortened)
+        notes[HANDLE_KEY] = handle_of(whole)
+    return _with_response(part, response, add_notes(shortened, notes))
+
+
+def _shorten_result(
+    result: dict[str, Any], truncation: Truncation, whole_result: object
+) -> dict[str, Any]:
+    """Shortens a result, or replaces it by a notice.
+
+    Returns the result itself if it stays as it is.
+
+    Args:
+        result: The result, without its notes.
+        truncation: How the result is shortened.
+        whole_result: The result before it was shortened, if that is known. The notice
+            tells its size.
+    """
+    if truncation.max_length == 0:
+        return _replace_by_notice(result, len(payload_text(whole_result)))
+    return _truncate_and_quote(result, truncation)
 
 
 def _replace_by_notice(result: dict[str, Any], size_chars: int) -> dict[str, Any]:
@@ -255,37 +293,29 @@ def _with_response(
     return part.model_copy(update={"function_response": copied})
 
 
-def _name_and_truncate(
-    result: dict[str, Any], truncation: Truncation, values: Sequence[str] | None
+def _truncate_and_quote(
+    result: dict[str, Any], truncation: Truncation
 ) -> dict[str, Any]:
-    """Shortens a result, and adds the field `NAMES_KEY` with values that it omits.
-
-    Returns the result itself if nothing in it is too long.
-
-    Args:
-        result: The result.
-        truncation: How the result is shortened.
-        values: The values that may be named; None for the values of `result`.
-    """
+    """Shortens a result; returns the result itself if nothing in it is too long."""
     if _truncate_result(result, truncation) is result:
         return result
-
     # A shortened result has notices of the guard. The tool's own text is quoted first,
     # so that it cannot be taken for such a notice.
-    shortened = _truncate_result(quote_value(result), truncation)
-    # The field may be one of the tool, or the result is a preview that has names.
-    has_names = NAMES_KEY in result
-    if has_names or not truncation.show_truncation_notice:
-        return shortened
+    return _truncate_result(quote_value(result), truncation)
 
+
+def _name_values(
+    values: Sequence[str], shortened: dict[str, Any], truncation: Truncation
+) -> dict[str, str]:
+    """Returns the note `NAMES_KEY` for a shortened result; {} for no note.
+
+    Args:
+        values: The values that may be named.
+        shortened: The shortened result.
+        truncation: How the result was shortened.
+    """
     usual_bytes = int(truncation.max_length * NAMES_RATIO)
-    max_bytes = min(MAX_NAMES_BYTES, usual_bytes)
-    possible_names = list_names(result) if values is None else values
-    named = name_rest(possible_names, shortened, max_bytes)
-
-    # The names may make the result as long as it was before.
-    is_shorter = len(payload_text(named)) < len(payload_text(result))
-    return named if is_shorter else shortened
+    return name_rest(values, shortened, min(MAX_NAMES_BYTES, usual_bytes))
 
 
 def list_names(result: dict[str, Any]) -> list[str]:
@@ -294,34 +324,51 @@ def list_names(result: dict[str, Any]) -> list[str]:
     `read_values` finds more values: numbers, and short texts that fill a field. Of
     these only the numbers without a sign or a point are listed.
     """
+    # The base64 of an image has no values.
+    described = describe_large_files(result, max_chars=0)
     return [
         value
-        for value, telling in read_values(result)
+        for value, telling in read_values(described)
         if telling == TELLING or value.isdecimal()
     ]
 
 
+def list_names_again(result: dict[str, Any], earlier_names: str) -> list[str]:
+    """Lists the names of a result that may be a preview.
+
+    Args:
+        result: The result, without its notes.
+        earlier_names: The note `NAMES_KEY` of the preview; "" for none.
+    """
+    names = list_names(result)
+    if not earlier_names:
+        return names
+    # A number may be one of the guard's notices.
+    names = [name for name in names if not name.isdecimal()]
+    return [*names, *earlier_names.split(", ")]
+
+
 def name_rest(
     values: Sequence[str], shown: dict[str, Any], max_bytes: int
-) -> dict[str, Any]:
-    """Adds the field `NAMES_KEY` with values that a shortened result does not show.
+) -> dict[str, str]:
+    """Returns the note `NAMES_KEY` with values that a shortened result does not show.
 
-    For example: {"result": "ab…", "not_shown": "ord-81, src/a.py"}. Returns the result
-    itself if it shows all values, or if no value fits.
+    For example: {"not_shown": "ord-81, src/a.py"}. Returns {} if the result shows all
+    values, or if no value fits.
 
     Args:
         values: The values of the whole result.
         shown: The shortened result.
-        max_bytes: The most bytes that the added values may take.
+        max_bytes: The most bytes that the named values may take.
     """
-    names = name_hidden(values, payload_text(shown), max_bytes)
-    return {**shown, NAMES_KEY: quote_line(names)} if names else shown
+    names = name_hidden(values, sent_text(shown), max_bytes)
+    return {NAMES_KEY: quote_line(names)} if names else {}
 
 
 def without_names(shown: types.Content, whole: types.Content) -> types.Content:
-    """Returns a shortened content without the guard's field `NAMES_KEY`.
+    """Returns a shortened content without the guard's note `NAMES_KEY`.
 
-    Returns the content itself if no result has this field from the guard.
+    Returns the content itself if no result has this note from the guard.
 
     Args:
         shown: The shortened content.
@@ -335,9 +382,9 @@ def without_names(shown: types.Content, whole: types.Content) -> types.Content:
 
 
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
-    """Returns a part without the guard's field `NAMES_KEY` in its result.
+    """Returns a part without the guard's note `NAMES_KEY` in its result.
 
-    Returns the part itself if the result has no such field, or has it from the tool.
+    Returns the part itself if the result has no such note, or has it from the tool.
 
     Args:
         part: The part, perhaps with a shortened result.
@@ -347,13 +394,32 @@ def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     if response is None or not response.response:
         return part
 
-    is_field_of_tool = NAMES_KEY in (payload_of(whole) or {})
-    if is_field_of_tool or NAMES_KEY not in response.response:
+    if has_names(payload_of(whole) or {}):
         return part
+    unnamed = without_names_note(response.response)
+    if unnamed is response.response:
+        return part
+    return _with_response(part, response, unnamed)
 
-    other_fields = dict(response.response)
-    del other_fields[NAMES_KEY]
-    return _with_response(part, response, other_fields)
+
+def _drop_copy(part: types.Part) -> types.Part:
+    """Returns a part whose result says nothing twice; itself if nothing is dropped."""
+    response = part.function_response
+    if response is None or not response.response:
+        return part
+    without_copy = drop_copy(response.response)
+    if without_copy is response.response:
+        return part
+    return _with_response(part, response, without_copy)
+
+
+def _without_files(part: types.Part) -> types.Part:
+    """Returns a part whose result has lines in place of images and other files."""
+    response = part.function_response
+    if response is None or not response.response:
+        return part
+    described = describe_large_files(response.response, max_chars=0)
+    return _with_response(part, response, described)
 
 
 def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str, Any]:
@@ -362,10 +428,12 @@ def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str
     Returns one of these:
 
     - The result itself, if nothing in it is too long.
-    - A copy with shortened strings.
-    - {"result": "<head> <notice> <tail>"} with the shortened JSON.
+    - A copy with shortened strings, and with lines in place of long images.
+    - {"result": "<head> <notice> <tail>"} with the shortened JSON, or a list `content`
+      with such a text as its only item.
     """
-    short_strings: dict[str, Any] = truncate_value(result, truncation)
+    described = describe_large_files(result, truncation.max_length)
+    short_strings: dict[str, Any] = truncate_value(described, truncation)
     excerpt_chars = truncation.result_length
     if excerpt_chars == 0:
         return short_strings
@@ -376,7 +444,9 @@ def _truncate_result(result: dict[str, Any], truncation: Truncation) -> dict[str
     if len(text) <= 2 * excerpt_chars:
         return short_strings
     excerpt_settings = replace(truncation, max_length=excerpt_chars)
-    return {"result": truncate_text(text, excerpt_settings)}
+    if has_items(short_strings):
+        text = readable_text(short_strings)
+    return as_excerpt(short_strings, truncate_text(text, excerpt_settings))
 
 
 def truncate_value(value: Any, truncation: Truncation, depth: int = 0) -> Any:
@@ -518,7 +588,7 @@ class Preview:
         # The next steps hide more values than the first one, so they name the values
         # again. Only `part` still has all values.
         values = list_names(payload_of(part) or {})
-        unnamed = _drop_names(shown, part)
+        unnamed = _drop_copy(_drop_names(shown, part))
         return self._fit(unnamed, whole, values)
 
     def _count(self, text: str) -> int:
@@ -541,11 +611,16 @@ class Preview:
             whole: The part with the whole result, for the handle; None for no handle.
             values: The values that `NAMES_KEY` may name.
         """
-        text = self._text(part)
-        start = _Attempt(part, len(text), self._count(text))
         # `max_tokens` is not None here. Without `max_tokens` every result is small, and
         # `_show` does not call this method.
         most_tokens = self.max_tokens or 0
+        if self._count(self._text(part)) <= most_tokens:
+            return part
+
+        # Large files will be replaced, so they take no room from the texts.
+        text = self._text(_without_files(part))
+        tokens = max(self._count(text), most_tokens + 1)
+        start = _Attempt(part, len(text), tokens)
 
         with_short_strings = self._shorten(start, whole, values, shortens_json=False)
         if with_short_strings.tokens <= most_tokens:

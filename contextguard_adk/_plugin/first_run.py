@@ -7,6 +7,7 @@ workflow, because ADK hides workflows from plugins.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from difflib import get_close_matches
 
 from google.adk.agents.base_agent import BaseAgent
@@ -19,10 +20,14 @@ from contextguard_adk._providers.registry import (
     resolve_context_window,
     resolve_costs,
 )
-from contextguard_adk._runtime.adk_tree import declares_state_schema, walk_tree
+from contextguard_adk._runtime.adk_tree import (
+    declares_state_schema,
+    find_tools,
+    walk_tree,
+)
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._support.log import one_line, warn_once
-from contextguard_adk._support.settings import suggest
+from contextguard_adk._support.settings import MIN_SIMILARITY, suggest
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.strategies.base import Strategy
 
@@ -30,9 +35,6 @@ logger = logging.getLogger("contextguard_adk.plugin")
 
 _MAX_AGENTS = 12
 """The most agents that a log line names."""
-
-_MIN_SIMILARITY = 0.8
-"""From this ratio of difflib on, two names differ by a slip of the keyboard."""
 
 _SOURCES = {"configured": "configured", "registry": "model registry"}
 """The words of the log for `ResolvedWindow.source`, if the window is not assumed."""
@@ -49,6 +51,11 @@ def look_at_app(plugin: GuardPlugin, invocation: InvocationContext) -> None:
     app = invocation.session.app_name
     if app not in guard.seen_apps:
         guard.seen_apps.add(app)
+        tools = find_tools(root)
+        if plugin.is_shared:
+            # A name in the settings may be that of a tool of another app.
+            tools = replace(tools, are_all_known=False)
+        guard.app_tools[app] = tools
         _log_guarding(app, root, plugin)
 
 
@@ -100,7 +107,7 @@ def _warn_of_missing_agents(app: str, root: object, plugin: GuardPlugin) -> None
         # If a name is misspelled, the agent that was meant has a similar name, and no
         # setting.
         similar_names = get_close_matches(
-            name, names_without_setting, n=1, cutoff=_MIN_SIMILARITY
+            name, names_without_setting, n=1, cutoff=MIN_SIMILARITY
         )
         may_be_of_other_app = plugin.is_shared and not similar_names
         if may_be_of_other_app:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from pydantic import BaseModel
 
@@ -18,6 +19,38 @@ _CHILD_FIELDS = (
     "nodes",
     "tools",
 )
+
+
+@dataclass(frozen=True)
+class AppTools:
+    """The names of the agents and tools of an app, as far as its tree tells.
+
+    Attributes:
+        names: The names.
+        are_all_known: Whether no other names can be right.
+    """
+
+    names: frozenset[str] = frozenset()
+    are_all_known: bool = False
+
+
+def find_tools(root: object) -> AppTools:
+    """Finds the tools of an app; `root` is None if ADK hides the tree.
+
+    A toolset may learn the names of its tools from a server.
+    """
+    # This import is slow, unless ADK has imported the module before.
+    from google.adk.tools.base_toolset import BaseToolset
+
+    nodes = list(walk_tree(root))
+    has_toolset = any(isinstance(node, BaseToolset) for node in nodes)
+    return AppTools(names_of(nodes), are_all_known=bool(nodes) and not has_toolset)
+
+
+def names_of(nodes: Iterable[object]) -> frozenset[str]:
+    """Returns the names of nodes; a tool may be a function with only a `__name__`."""
+    names = [getattr(node, "name", getattr(node, "__name__", "")) for node in nodes]
+    return frozenset(name for name in names if name and isinstance(name, str))
 
 
 def declares_state_schema(root: object) -> bool:

@@ -28,6 +28,7 @@ from contextguard_adk._history.adk_events import name_run
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.clients import find_llm, json_form
 from contextguard_adk._providers.registry import ModelRegistry
+from contextguard_adk._runtime.adk_tree import AppTools
 from contextguard_adk._runtime.memory import (
     AgentMemory,
     BoundedDict,
@@ -290,6 +291,7 @@ class Guard:
             form. With the setting "auto", an app that declares a `state_schema` sets
             this to True.
         seen_apps: The names of the apps whose guarded agents were logged.
+        app_tools: The tools of these apps, by the name of the app.
         tasks: The tasks that write summaries.
         limits: The limits that providers have shown to this process, by server.
         accepted: The size in tokens of the largest accepted prompt, by server.
@@ -303,6 +305,7 @@ class Guard:
     recorded: Memo | None = None
     has_namespaced_keys: bool = field(init=False)
     seen_apps: set[str] = field(default_factory=set)
+    app_tools: dict[str, AppTools] = field(default_factory=dict)
     tasks: SummaryTasks = field(init=False)
     limits: BoundedDict[_ServerKey, Limits] = field(default_factory=BoundedDict)
     accepted: BoundedDict[_ServerKey, int] = field(default_factory=BoundedDict)

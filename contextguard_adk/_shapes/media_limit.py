@@ -13,6 +13,7 @@ from typing import NamedTuple
 from google.genai import types
 
 from contextguard_adk._history.contents import parts_of, with_parts
+from contextguard_adk._history.notes import FILES_KEY, add_notes, split_notes
 from contextguard_adk._history.text import describe_media
 from contextguard_adk._providers.overflow import Overflow
 from contextguard_adk._support.phrases import quote_value
@@ -162,8 +163,8 @@ def _describe_part(part: types.Part) -> types.Part:
     """Describes the media of a part in words.
 
     - If the part is an image or a file: it becomes a text.
-    - If the part is a result: it loses its media, whose descriptions stand in a new
-      field of the result, `attachments_left_out`.
+    - If the part is a result: it loses its media, whose descriptions stand in a note
+      of the result, `attachments_left_out`.
     """
     response = part.function_response
     if response is None:
@@ -171,10 +172,11 @@ def _describe_part(part: types.Part) -> types.Part:
         update = {"text": text, "inline_data": None, "video_metadata": None}
         return part.model_copy(update=update)
 
-    # The guard's field stands beside the tool's own values. These values are quoted, so
-    # that none of them looks like a line of the guard.
+    # The tool's own values are quoted, so that none of them looks like a line of the
+    # guard. The notes of a preview stay as they are.
+    bare_result, notes = split_notes(response.response or {})
     descriptions = [describe_media(file) for file in response.parts or ()]
-    quoted_result = quote_value(response.response or {})
-    new_result = {**quoted_result, "attachments_left_out": descriptions}
+    new_notes = {FILES_KEY: ", ".join(descriptions), **notes}
+    new_result = add_notes(quote_value(bare_result), new_notes)
     described = response.model_copy(update={"parts": None, "response": new_result})
     return part.model_copy(update={"function_response": described})

@@ -60,6 +60,9 @@ EXCERPTS = _register("[Excerpts of what came later|]", _NOTICES)
 ATTACHED = _register("[attached |{}]", _NOTICES)
 TRUNCATED = _register("[… truncated:| {} of {} characters kept …]", _NOTICES)
 SHORTENED = _register("[… {} characters in all|, middle left out{} …]", _NOTICES)
+NAMES_NOTE = _register("[not_shown:| {}]", _NOTICES)
+HANDLE_NOTE = _register("[recall_item:| {}]", _NOTICES)
+FILES_NOTE = _register("[attachments_left_out:| {}]", _NOTICES)
 LEFT_OUT = _register("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"

@@ -73,6 +73,10 @@ _LEAST_PART_CHARS = 4
 """A text of fewer characters is a part of too many names to suggest one of them."""
 
 
+MIN_SIMILARITY = 0.8
+"""From this ratio of difflib on, two names differ by a slip of the keyboard."""
+
+
 def suggest(name: object, known: Iterable[str]) -> str:
     """Returns a question to put after a message, such as " Did you mean 'keep'?".
 

@@ -35,7 +35,7 @@ from contextguard_adk._providers.registry import (
     resolve_context_window,
     resolve_costs,
 )
-from contextguard_adk._runtime.adk_tree import walk_tree
+from contextguard_adk._runtime.adk_tree import names_of, walk_tree
 from contextguard_adk._support.settings import suggest
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
 from contextguard_adk.config import CONFIG_VARIABLE, SETTINGS_SUFFIXES, load_settings
@@ -186,13 +186,10 @@ def _list_names(app: object) -> set[str]:
 
     `UNKNOWN_TOOLS` is among the names if the app has a toolset.
     """
-    names = set[str]()
-    for node in _walk_app(app):
-        # A tool may be a plain function, which has only a `__name__`.
-        function_name = getattr(node, "__name__", "")
-        names.add(getattr(node, "name", function_name) or "")
-        if isinstance(node, BaseToolset):
-            names.add(UNKNOWN_TOOLS)
+    nodes = list(_walk_app(app))
+    names = set(names_of(nodes))
+    if any(isinstance(node, BaseToolset) for node in nodes):
+        names.add(UNKNOWN_TOOLS)
     return names
 
 

@@ -34,7 +34,10 @@ DEFAULT_AHEAD_RATIO = 0.75
 """`ahead=True` stands for this part of the trigger."""
 
 KEEP_TOOLS_RATIO = 0.10
-"""Results of `keep_tools` and their calls may take this part of the window."""
+"""Older results of `keep_tools` stay while all of them take this part of the window."""
+
+NEWEST_KEPT_RATIO = 0.5
+"""The newest results of `keep_tools` may take this part of the window."""
 
 KEEP_RATIO = 0.1
 """`keep="auto"` stands for this part of the window if a tool has been called."""
@@ -123,9 +126,10 @@ class StrategySettings(Settings):
     )
     keep_tools: tuple[str, ...] = Field(
         default=(),
-        description="Names of tools whose results stay whole and word for word, each "
-        "with its call, while they take at most a tenth of the context window "
-        "together; the newest have priority.",
+        description="Names of tools whose newest result stays whole and word for "
+        "word, with its call, while it has room beside all else and takes at most half "
+        "of the context window. Older results of these tools stay while all of them "
+        "take at most a tenth of the window.",
     )
     summaries: Summaries = Field(
         default="write",
@@ -314,7 +318,7 @@ class StrategySettings(Settings):
             strings=strings,
             with_handles=has_recall,
             exclude_tools=self.keep_tools,
-            excluded_tokens=int(window_tokens * KEEP_TOOLS_RATIO),
+            excluded_tokens=int(window_tokens * NEWEST_KEPT_RATIO),
         )
 
     def _shorten_strings(self, has_recall: bool) -> Truncation | None:

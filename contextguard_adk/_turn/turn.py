@@ -20,6 +20,7 @@ from contextguard_adk._history.contents import (
     has_tool,
     keep_pairs_whole,
     pair_boundaries,
+    results_of,
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
@@ -36,7 +37,11 @@ from contextguard_adk._measuring.calibration import (
 from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
-from contextguard_adk._turn.settings import KEEP_TOOLS_RATIO, StrategySettings
+from contextguard_adk._turn.settings import (
+    KEEP_TOOLS_RATIO,
+    NEWEST_KEPT_RATIO,
+    StrategySettings,
+)
 from contextguard_adk.records import Origin
 
 MAX_PENDING_RATIO = 0.30
@@ -53,6 +58,10 @@ _SUMMARY_GUESS_RATIO = 1.25
 
 _SECTIONS_GUESS_RATIO = 0.1
 """The sections beside a summary are guessed to take this part of the window."""
+
+_BESIDE_KEPT_TOOLS_RATIO = 0.1
+"""Beside results of `keep_tools`, this part of the window is for all else: the summary,
+its sections and new messages."""
 
 _NO_COUNTS = Counts()
 _NO_SIZE = Size()
@@ -223,10 +232,46 @@ class Turn:
         return token_counter(self.correction)(text)
 
     @cached_property
+    def newest_results(self) -> dict[str, int]:
+        """The index of the newest result of each tool in `keep_tools`, newest first."""
+        tools = set(self.settings.keep_tools)
+        newest: dict[str, int] = {}
+        for index in reversed(self.history.indexes):
+            if len(newest) == len(tools):
+                break
+            for part in results_of(self.history.contents[index]):
+                name = part.function_response.name if part.function_response else None
+                if name in tools and name not in newest:
+                    newest[name] = index
+        return newest
+
+    @cached_property
+    def kept_tools_room_tokens(self) -> int:
+        """The most tokens that the newest results of `keep_tools` may take together.
+
+        This is the window less its buffer, less all that has to stand beside them:
+        instruction, tools, contents that belong to this request alone, the quote of the
+        user's request, and a part for the summary and new messages. It is at most
+        `NEWEST_KEPT_RATIO` of the window.
+        """
+        own_indexes = frozenset(self.history.indexes)
+        transient = [
+            content
+            for index, content in enumerate(self.history.shown)
+            if index not in own_indexes
+        ]
+        budgets = self.budgets
+        reserve_tokens = int(budgets.working_tokens * _BESIDE_KEPT_TOOLS_RATIO)
+        taken_tokens = self.measure(transient) + _quote_tokens(self) + reserve_tokens
+        most_tokens = int(budgets.window_tokens * NEWEST_KEPT_RATIO)
+        return max(0, min(most_tokens, budgets.full_tokens - taken_tokens))
+
+    @cached_property
     def always_kept(self) -> frozenset[int]:
         """The indexes of results of `keep_tools` and their calls, which always stay.
 
-        All together take at most `KEEP_TOOLS_RATIO` of the context window. Newer
+        The newest result of each tool stays if there is room for it. Older results stay
+        while all together take at most `KEEP_TOOLS_RATIO` of the context window. Newer
         results have priority. Results that a model has summarized, or that are shown
         only in part, do not stay.
         """
@@ -234,21 +279,39 @@ class Turn:
         if not tools:
             return frozenset()
 
-        staying = frozenset[int]()
-        summarized = self.history.model_covered
-        shown = self.history.shown
-        left_tokens = self.budgets.window_tokens * KEEP_TOOLS_RATIO
-        for index in reversed(self.history.indexes):
-            if not has_result_of(self.history.contents[index], tools, shown[index]):
+        newest = list(dict.fromkeys(self.newest_results.values()))
+        staying = self._add_groups(frozenset(), newest, self.kept_tools_room_tokens)
+
+        newest_first = [*reversed(self.history.indexes)]
+        older_tokens = int(self.budgets.window_tokens * KEEP_TOOLS_RATIO)
+        return self._add_groups(staying, newest_first, older_tokens)
+
+    def _add_groups(
+        self, staying: frozenset[int], indexes: Iterable[int], most_tokens: int
+    ) -> frozenset[int]:
+        """Adds results of `keep_tools` with their calls, as many as have room.
+
+        Args:
+            staying: The indexes of what stays already, which takes its room first.
+            indexes: The indexes of messages that may have such a result.
+            most_tokens: The most tokens of all that stays.
+        """
+        history = self.history
+        tools = self.settings.keep_tools
+        left_tokens = most_tokens - self.measure_alone(
+            [history.shown[index] for index in sorted(staying)]
+        )
+        for index in indexes:
+            if not has_result_of(history.contents[index], tools, history.shown[index]):
                 continue
 
             # A call and its results form a group, which stays as a whole or not at all.
-            group = self.history.pairs.group_of(index)
-            is_decided = bool(group & staying) or bool(group & summarized)
-            if is_decided:
+            group = history.pairs.group_of(index)
+            is_summarized = bool(group & history.model_covered)
+            if is_summarized or group & staying:
                 continue
 
-            group_tokens = self.measure_alone([shown[i] for i in group])
+            group_tokens = self.measure_alone([history.shown[each] for each in group])
             if group_tokens <= left_tokens:
                 staying |= group
                 left_tokens -= group_tokens
@@ -442,21 +505,25 @@ def _estimate_room_tokens(turn: Turn) -> int:
     - the summary and its sections; they are not written yet, so their size is a guess
     """
     budgets = turn.budgets
-    quote_tokens = turn.count(turn.request_text)
-    is_quoted_in_part = turn.quoted_chars >= 0
-    if is_quoted_in_part:
-        # Only a long request is quoted in part, so its length is not 0.
-        quote_tokens = quote_tokens * turn.quoted_chars // len(turn.request_text)
-
     guess_tokens = int(
         _SUMMARY_GUESS_RATIO * budgets.summary_tokens
         + _SECTIONS_GUESS_RATIO * budgets.working_tokens
     )
-    taken_tokens = turn.fixed_tokens + quote_tokens + guess_tokens
+    taken_tokens = turn.fixed_tokens + _quote_tokens(turn) + guess_tokens
     left_tokens = turn.limit_tokens - taken_tokens
     # The steps get at least a twentieth of the window. If there is no room, the summary
     # is shortened later.
     return max(budgets.working_tokens // 20, left_tokens)
+
+
+def _quote_tokens(turn: Turn) -> int:
+    """Estimates the quote of the user's request beside a summary."""
+    tokens = turn.count(turn.request_text)
+    is_quoted_in_part = turn.quoted_chars >= 0
+    if is_quoted_in_part:
+        # Only a long request is quoted in part, so its length is not 0.
+        return tokens * turn.quoted_chars // len(turn.request_text)
+    return tokens
 
 
 def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptSteps:

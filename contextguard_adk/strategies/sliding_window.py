@@ -164,10 +164,11 @@ def _is_too_much(turn: Turn, kept_count: int) -> bool:
 def _fills_window_soon(turn: Turn, covered: frozenset[int]) -> bool:
     """Whether the messages beside a summary take more than a tenth of the window.
 
-    The messages of `keep` are not counted, because they stay in any case.
+    The messages of `keep` and the results of `keep_tools` are not counted, because
+    they stay in any case.
     """
     history = turn.history
-    not_counted = covered | turn.kept.indexes
+    not_counted = covered | turn.kept.indexes | turn.always_kept
     counted = [
         history.shown[index] for index in history.indexes if index not in not_counted
     ]
