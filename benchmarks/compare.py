@@ -401,7 +401,8 @@ def main() -> None:
             wording=arguments.wording,
         )
         found[group] = build_figures(played)
-        print_figures(describe_group(group, played), found[group])
+        print(describe_group(group, played))
+        print_figures(group, found[group])
         if group == SMALL:
             print_facts(group, found[group])
 
