@@ -190,7 +190,7 @@ class _Writer:
         return _common.cut_text(kind, self._chars(kind, share), self._rng)
 
     def _chars(self, kind: str, share: float) -> int:
-        return int(share * self._window_tokens * _chars_per_token(kind))
+        return int(share * self._window_tokens * chars_per_token(kind))
 
     def vary(self, share: float) -> float:
         """A size around the given one: most are smaller, some are twice as large."""
@@ -252,7 +252,8 @@ class _Writer:
 
 
 @lru_cache(maxsize=16)
-def _chars_per_token(kind: str) -> float:
+def chars_per_token(kind: str) -> float:
+    """How many characters of a kind of text make a token."""
     sample = _common.read_pool(kind)[:40_000]
     return len(sample) / _simulated.count_tokens([sample], None)
 

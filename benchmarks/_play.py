@@ -16,7 +16,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
-from google.adk.sessions import InMemorySessionService
+from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 from pydantic import PrivateAttr
 
@@ -162,6 +162,22 @@ def _count_shared(before: Sequence[CountedText], now: Sequence[CountedText]) -> 
     return utf8_bytes // 4
 
 
+class SharedSessions(InMemorySessionService):
+    """Hands out the events that it holds.
+
+    ADK's own service copies all of them for each turn, which takes a third of the time
+    of a conversation of a hundred turns.
+    """
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: Any = None
+    ) -> Session:
+        """Returns the session with lists of its own, but shared events."""
+        stored = self.sessions[app_name][user_id][session_id]
+        own = {"events": [*stored.events], "state": {**stored.state}}
+        return stored.model_copy(update=own)
+
+
 class NotedSummaries(ExtractiveSummaries):
     """An ideal summarizer: it keeps every fact that it is shown.
 
@@ -292,7 +308,7 @@ async def play(
         plugins=way.plugins(conversation),
         **way.app(conversation, llm),
     )
-    runner = Runner(app=app, session_service=InMemorySessionService())
+    runner = Runner(app=app, session_service=SharedSessions())
     place: dict[str, Any] = {"user_id": "user", "session_id": "session"}
     await runner.session_service.create_session(app_name="app", **place)
 

@@ -1,14 +1,15 @@
 """Recorded sessions as conversations to play, and what their tool calls needed.
 
 What a call needs is decided as in `contextguard replay`: the ids, numbers, names and
-paths among its arguments that stood somewhere before.
+paths among its arguments that stood somewhere before. Beside them, the whole lines of
+its arguments are looked for: an edit repeats lines of the file that it changes.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from google.genai import types
 from benchmarks._conversations import Conversation, ToolUse, Turn
 from benchmarks._scripts import Script
 from contextguard_adk._tools.recordings import RecordedCall
-from contextguard_adk._tools.replaying.need import Needed, Needs
+from contextguard_adk._tools.replaying.need import Needed, Needs, read_part
 from contextguard_adk.testing import Reply
 
 FOLDER = Path(__file__).parent / "recordings_data"
+
+LEAST_LINE_CHARS = 24
+"""A shorter line, such as "return None", stands in many requests by chance."""
 
 Place = tuple[int, int]  # A turn, and a step in it.
 
@@ -44,10 +48,27 @@ class Recording(Conversation):
     texts: dict[Place, str]
 
 
+def read_file(path: Path) -> dict[str, Any]:
+    """Reads a file of recorded sessions.
+
+    Raises:
+        ValueError: If the file does not name its license, or the source of a session.
+    """
+    with gzip.open(path, "rt", encoding="utf-8") as opened:
+        found: dict[str, Any] = json.load(opened)
+
+    if not found.get("license"):
+        raise ValueError(f"{path.name} names no license")
+    source = found.get("source")  # Of all sessions, or of each one.
+    sources = source if isinstance(source, dict) else dict.fromkeys(found["sessions"])
+    if not source or not sources.keys() >= found["sessions"].keys():
+        raise ValueError(f"{path.name} does not name the source of each session")
+    return found
+
+
 def read_recording(file: str, names: Sequence[str], window_tokens: int) -> Recording:
     """Reads sessions of a file in `recordings_data`, for a window."""
-    with gzip.open(FOLDER / f"{file}.json.gz", "rt", encoding="utf-8") as opened:
-        found = json.load(opened)
+    found = read_file(FOLDER / f"{file}.json.gz")
 
     turns = list[Turn]()
     texts = dict[Place, str]()
@@ -102,6 +123,9 @@ class RecordedScript(Script):
             stands in the instruction or the declarations of the tools.
         missing: What of it was not in the request before the step. All of it, where
             the session did not come that far, or the request was refused.
+        lines: The whole lines among the arguments of each step that were said before,
+            without those in the instruction or the declarations of the tools.
+        missing_lines: Which of them were not in the request before the step.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -113,12 +137,19 @@ class RecordedScript(Script):
         fixed = recording.instruction + json.dumps(recording.tool_specs)
 
         self.needed: dict[Place, list[Needed]] = {}
+        self.lines: dict[Place, list[str]] = {}
         for place, call in calls.items():
             before = contents[: call.index]
             found = self._needs.find(call, before, recording.window_tokens)
             self.needed[place] = [each for each in found if each.value not in fixed]
+            said = _read_contents(before)
+            lines = self._list_lines(*place)
+            self.lines[place] = [
+                line for line in lines if line in said and line not in fixed
+            ]
 
         self.missing = dict(self.needed)
+        self.missing_lines = dict(self.lines)
 
     def answer(self, request: LlmRequest) -> Reply:
         """Says what was said at this step, and looks for what that needed."""
@@ -128,6 +159,9 @@ class RecordedScript(Script):
             return self.conversation.turns[self.turn].answer
         needed = self.needed[place]
         self.missing[place] = self._needs.find_missing(needed, request.contents)
+        sent = _read_contents(request.contents)
+        lines = self.lines[place]
+        self.missing_lines[place] = [line for line in lines if line not in sent]
         return self._list_parts(*place)
 
     def make_tools(self) -> list[BaseTool]:
@@ -143,6 +177,14 @@ class RecordedScript(Script):
         ]
         parts = [types.Part(text=text)] if text else []
         return [*parts, *(types.Part(function_call=call) for call in calls)]
+
+    def _list_lines(self, turn: int, step: int) -> list[str]:
+        """Lists the lines among the arguments of a step that are long, each once."""
+        uses = self.conversation.turns[turn].steps[step]
+        texts = [text for use in uses for text in _list_texts(use.args)]
+        lines = [line.strip() for text in texts for line in text.splitlines()]
+        long_lines = [line for line in lines if len(line) >= LEAST_LINE_CHARS]
+        return list(dict.fromkeys(long_lines))
 
     def _list_events(self) -> tuple[list[Event], dict[Place, RecordedCall]]:
         """Makes the events of the session, and of the model calls those with tools."""
@@ -160,6 +202,24 @@ class RecordedScript(Script):
             events.append(_make_event("model", types.Part(text=turn.answer)))
 
         return events, calls
+
+
+def _list_texts(value: object) -> Iterator[str]:
+    """Yields the texts in arguments."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _list_texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _list_texts(item)
+
+
+def _read_contents(contents: Sequence[types.Content]) -> str:
+    """All that contents say, without the escapes of JSON."""
+    parts = [part for content in contents for part in content.parts or ()]
+    return "\n".join(read_part(part) for part in parts)
 
 
 def _make_event(role: str, *parts: types.Part) -> Event:

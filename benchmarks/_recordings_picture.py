@@ -24,7 +24,8 @@ COLORS = {
 
 TITLES = (
     "Of the values that the next tool call needs, how many the request holds",
-    "Cost in thousands of uncached prompt tokens; dashed: turns were lost",
+    "Cost in thousands of uncached prompt tokens, each group on its own scale; "
+    "dashed: lost turns",
 )
 
 

@@ -6,7 +6,8 @@
 
 No key and no network is needed: a simulated provider counts by BPE (o200k_base) and
 refuses what exceeds its window or separates a call from its result. It writes all
-summaries, by extraction, at the same length for everybody.
+summaries, by extraction, at the same length for everybody. Conversations with large
+texts and those with small facts are added up apart.
 
 With `--long` other sessions are played instead: of 600 model calls, in a window of
 1,000,000 tokens, with and without `trigger="auto"`.
@@ -36,11 +37,19 @@ from benchmarks._conversations import (
     write_conversation,
 )
 from benchmarks._play import Played, Way, play
+from benchmarks._small_facts import SMALL_FACTS, write_small_facts
 from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.strategies import Strategy, TokenWindow
 from contextguard_adk.testing import SimulatedLlm
+
+LARGE_TEXTS = "Large texts"
+SMALL = "Small facts"
+GROUPS = {LARGE_TEXTS: tuple(SHAPES), SMALL: tuple(SMALL_FACTS)}
+"""The conversations, by the title of their tables."""
+
+ALL_CONVERSATIONS = tuple(name for names in GROUPS.values() for name in names)
 
 WINDOW_TOKENS = 16_000
 KEPT_INVOCATIONS = 3
@@ -128,10 +137,21 @@ WAYS = (
 
 ALL_WAYS = tuple(way.name for way in WAYS)
 
+AUTO = "Threshold, auto"
+LEAST_AUTO_WINDOW_TOKENS = 40_000
+"""In a smaller window, "auto" is what it is by default: the threshold."""
+
+OF_PREVIEWS = ("Threshold, no previews", "Threshold, large previews")
+"""What differs for large results only."""
+
 NOTES = """\
-{count} conversations of about {tokens:,} tokens in all; window {window:,} tokens,
-which one of them takes to be half as large again. A lost turn bills nothing, so tokens
-can only be compared where both finish: below.
+Large texts      source files, JSON, prose and others; a window of {window:,} tokens,
+                 which one conversation takes to be half as large again.
+Small facts      a chat of a hundred turns, in which each message and each result
+                 states a fact; bookings and receipts between talk; and the tables of a
+                 database, which are read once: each column is a fact.
+
+A lost turn bills nothing, so tokens can only be compared where both finish: below.
 
 no guard                 every request goes out as ADK builds it.
 ContextFilterPlugin(N)   ADK's plugin; keeps the newest N invocations.
@@ -141,8 +161,8 @@ ADK compaction, at half  the same, keeps 0, token_threshold=half of the window.
 Threshold, SlidingWindow, Pipeline
                          this package with context_window set, all else default.
 Threshold, at half       the same with trigger=0.5.
-Threshold, auto          the same with trigger="auto", which is the default in a window
-                         below 40,000 tokens.
+Threshold, auto          the same with trigger="auto"; in a window below 40,000 tokens
+                         it is the default, and has no row.
 Threshold, no previews   the same with preview_tokens=None.
 Threshold, large previews
                          the same with preview_tokens=0.2.
@@ -159,7 +179,7 @@ prefix share     of the agent's prompt tokens, how many one of the four prompts 
 uncached         billed, less what the cache served, of calls for summaries as well.
 cost             in uncached prompt tokens: one that the cache served costs {cached:g},
                  one of an answer or a summary {output:g}.
-facts            of the notes planted in messages and tool results, each with a random
+facts            of the facts planted in messages and tool results, each with a random
                  identifier, how many stand in the request that carries the last
                  question; none where the provider refused it. The agents never call
                  `recall_history`: nothing is looked up again in the session.
@@ -169,8 +189,9 @@ behind previews  of the facts of tools, how many stand in a part of a result tha
 ideal            facts once more, where the summarizer keeps every one that it is
                  shown: what is lost there, no summarizer could have kept. In all other
                  columns it works by extraction, which favors terse statements with
-                 names and numbers, as facts are worded unless `--wording plain` is set;
-                 how it chooses them was tried out on these conversations.
+                 names and numbers, as facts in large texts are worded unless `--wording
+                 plain` is set; how it chooses was tried out on these conversations.
+                 Small facts stand in plain sentences.
 The provider accepts what real ones do not all accept: the "." that LiteLLM puts before
 a request that does not begin with the user, as those of ADK's own compaction.
 """
@@ -185,15 +206,27 @@ def measure(
     """Plays conversations in several ways.
 
     Args:
-        names: Of `SHAPES`.
+        names: Of `ALL_CONVERSATIONS`.
         window_tokens: The provider's window.
         ways: Names of `WAYS`.
         settings: `length`, `seed` and `wording`, as for `write_conversation`.
     """
-    talks = [write_conversation(name, window_tokens, **settings) for name in names]
+    talks = [_write(name, window_tokens, **settings) for name in names]
     tasks = [(way, talk) for way in ways for talk in talks]
     found = iter(_common.map_in_processes(_play_twice, tasks))
     return {way: [next(found) for _ in talks] for way in ways}
+
+
+def _write(
+    name: str,
+    window_tokens: int,
+    length: float = 1.0,
+    seed: str = "",
+    wording: str = "reports",
+) -> Conversation:
+    if name in SMALL_FACTS:
+        return write_small_facts(name, window_tokens, length, seed)
+    return write_conversation(name, window_tokens, length, seed, wording)
 
 
 def _play_twice(task: tuple[str, Conversation]) -> Played:
@@ -286,8 +319,8 @@ def _in_thousands(name: str, value: Any) -> Any:
     return value // 1_000 if name.endswith("_tokens") else value
 
 
-def print_figures(figures: Mapping[str, Any], notes: str) -> None:
-    """Prints the tables."""
+def print_figures(title: str, figures: Mapping[str, Any]) -> None:
+    """Prints the tables of a group of conversations."""
     ours = {way.name for way in WAYS if way.is_ours}
     rows = [
         [
@@ -296,7 +329,7 @@ def print_figures(figures: Mapping[str, Any], notes: str) -> None:
         ]
         for name, row in figures["ways"].items()
     ]
-    _common.print_table("All conversations (* this package)", HEADER, rows, notes)
+    _common.print_table(f"{title} (* this package)", HEADER, rows)
 
     header = ("", "finished by both", "billed", "uncached", "cost", *HEADER[-5:-3])
     for baseline, compared in figures["against"].items():
@@ -304,8 +337,32 @@ def print_figures(figures: Mapping[str, Any], notes: str) -> None:
             [name, *(row.values() if row else [0, *[None] * 5])]
             for name, row in compared.items()
         ]
-        title = f"Tokens as multiples of {baseline!r}, where both finish"
-        _common.print_table(title, header, rows)
+        against = f"{title}: tokens as multiples of {baseline!r}, where both finish"
+        _common.print_table(against, header, rows)
+
+
+def print_facts(title: str, figures: Mapping[str, Any]) -> None:
+    """Prints what is left of the facts of each conversation."""
+    header = ("", "user facts", "tool facts", "ideal: user facts", "ideal: tool facts")
+    columns = ("user_facts", "tool_facts", "ideal_user_facts", "ideal_tool_facts")
+    for name, ways in figures["conversations"].items():
+        rows = [[way, *(row[key] for key in columns)] for way, row in ways.items()]
+        _common.print_table(f"{title}: {name}", header, rows)
+
+
+def choose_ways(group: str, window_tokens: int) -> list[str]:
+    """Leaves out the ways that are the same as another one."""
+    same = list(OF_PREVIEWS) if group == SMALL else []
+    if window_tokens < LEAST_AUTO_WINDOW_TOKENS:
+        same.append(AUTO)
+    return [name for name in ALL_WAYS if name not in same]
+
+
+def describe_group(group: str, played: Mapping[str, Sequence[Played]]) -> str:
+    """Says how much was played."""
+    talks = [one.conversation for one in next(iter(played.values()))]
+    tokens = sum(total_tokens(talk) for talk in talks)
+    return f"{group}: {len(talks)} conversations of {tokens:,} tokens in all"
 
 
 def main() -> None:
@@ -314,8 +371,10 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=WINDOW_TOKENS, metavar="TOKENS")
     parser.add_argument("--seed", default="", help="any text: other conversations")
     parser.add_argument("--wording", choices=WORDINGS, default="reports")
-    parser.add_argument("--only", nargs="+", choices=SHAPES, default=[*SHAPES])
-    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=ALL_WAYS)
+    parser.add_argument(
+        "--only", nargs="+", choices=ALL_CONVERSATIONS, default=ALL_CONVERSATIONS
+    )
+    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS)
     parser.add_argument(
         "--long", nargs="*", choices=_long_sessions.KINDS, help="long sessions instead"
     )
@@ -329,24 +388,31 @@ def main() -> None:
         _common.write_json(arguments.json, figures)
         return
 
-    played = measure(
-        arguments.only,
-        arguments.window,
-        arguments.ways,
-        seed=arguments.seed,
-        wording=arguments.wording,
-    )
-    figures = build_figures(played)
-    talks = [one.conversation for one in next(iter(played.values()))]
+    found: dict[str, Any] = {}
+    for group, names in GROUPS.items():
+        chosen = [name for name in names if name in arguments.only]
+        if not chosen:
+            continue
+        played = measure(
+            chosen,
+            arguments.window,
+            arguments.ways or choose_ways(group, arguments.window),
+            seed=arguments.seed,
+            wording=arguments.wording,
+        )
+        found[group] = build_figures(played)
+        print(describe_group(group, played))
+        print_figures(group, found[group])
+        if group == SMALL:
+            print_facts(group, found[group])
+
     notes = NOTES.format(
-        count=len(talks),
-        tokens=sum(total_tokens(talk) for talk in talks),
         window=arguments.window,
         cached=TYPICAL_COSTS.cached_input,
         output=TYPICAL_COSTS.output,
     )
-    print_figures(figures, notes)
-    _common.write_json(arguments.json, figures)
+    print(notes)
+    _common.write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 No key and no network is needed: what the model and the tools said is recorded, and the
 simulated provider of `compare.py` refuses what exceeds its window. The sessions are in
-`recordings_data/`, with their sources.
+`recordings_data/`, with their sources and licenses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import _common, _recordings_picture, compare
 from benchmarks._play import Way, play
-from benchmarks._recorded import RecordedScript, Recording, read_recording
+from benchmarks._recorded import (
+    LEAST_LINE_CHARS,
+    RecordedScript,
+    Recording,
+    read_recording,
+)
 from contextguard_adk import Pipeline, Threshold
 from contextguard_adk._providers.costs import TYPICAL_COSTS
 from contextguard_adk.strategies import Strategy, TokenWindow
@@ -31,12 +36,11 @@ AIRLINE = ("tau-23-t1", "tau-27-t3", "tau-28-t1", "tau-34-t1")
 CUSTOMERS = tuple(f"tau-{task}-t2" for task in (24, 25, 26, 27, 28, 29, 30, 31, 33))
 
 CODE = (
-    "django__django-17084",
-    "django__django-15503",
-    "django__django-11815",
-    "sphinx-doc__sphinx-8459",
-    "django__django-16256",
-    "django__django-16612",
+    "pandas-dev__pandas.95280573.pr_53652",
+    "pandas-dev__pandas.95280573.pr_53856",
+    "pydantic__pydantic.acb0f10f.pr_8316",
+    "marshmallow-1867",
+    "pydicom-1458",
 )
 
 
@@ -72,10 +76,10 @@ SETS = {
     "customers-16k": RecordedSet(
         f"9 customers, {_ONE}", "airline", CUSTOMERS, 16_000, True
     ),
-    "code-8k": RecordedSet(f"4 code tasks, {_EACH}", "code", CODE[:4], 8_000),
-    "code-16k": RecordedSet(f"4 code tasks, {_EACH}", "code", CODE[:4], 16_000),
-    "tasks-32k": RecordedSet(f"6 code tasks, {_ONE}", "code", CODE, 32_000, True),
-    "tasks-64k": RecordedSet(f"6 code tasks, {_ONE}", "code", CODE, 64_000, True),
+    "code-8k": RecordedSet(f"5 code tasks, {_EACH}", "code", CODE, 8_000),
+    "code-16k": RecordedSet(f"5 code tasks, {_EACH}", "code", CODE, 16_000),
+    "tasks-16k": RecordedSet(f"5 code tasks, {_ONE}", "code", CODE, 16_000, True),
+    "tasks-32k": RecordedSet(f"5 code tasks, {_ONE}", "code", CODE, 32_000, True),
 }
 
 _KEEPS_6 = "ADK compaction, keeps 6"
@@ -111,7 +115,28 @@ SETTINGS = {
 ALL_WAYS = WAYS | SETTINGS
 
 COUNTS = ("rejections", "lost_turns", "summaries", "cost_tokens")
-HEADER = ("", "rejections", "turns lost", "summaries", "cost, k", "need", "far")
+SUMMED = (
+    "lost_turns",
+    "needed",
+    "missing",
+    "needed_far",
+    "missing_far",
+    "needed_lines",
+    "missing_lines",
+)
+"""What is added up of all sets, beside the cost."""
+
+SUM_HEADER = ("", "turns lost", "need", "far", "lines", "cost, of keeps 6")
+HEADER = (
+    "",
+    "rejections",
+    "turns lost",
+    "summaries",
+    "cost, k",
+    "need",
+    "far",
+    "lines",
+)
 
 NOTES = """\
 * this package, with context_window set and all else default. ADK's rows: as in
@@ -124,12 +149,17 @@ turns lost  turns that ended in an error.
 summaries   requests for one. They are answered by extraction, as in compare.py.
 cost        in uncached prompt tokens, summaries included: one that the prompt cache
             served costs {cached:g}, one of an answer or a summary {output:g}. A lost
-            turn costs little: compare only rows that lose none.
+            turn costs little: compare only rows that lose none. That of all sets is
+            of those in which neither `keeps 6` nor this package loses a turn.
 need        of the ids, numbers, names and paths in the tool calls that stood before in
             the session, and neither in the instruction nor in the declarations of the
             tools: the share that stands word for word in the request just before the
             call. Without a limit it is 1. In a lost turn, what was not reached misses.
 far         the same, of values that last stood more than half a window back.
+lines       the same, of the whole lines in the tool calls, of {line_chars} and more
+            characters: an edit repeats lines of the file that it changes.
+
+Need, far and lines say what stands in the request, not whether a model would use it.
 
 `recall_history` is never called: a real agent looks up some of what is missing.
 """
@@ -164,43 +194,91 @@ async def play_recording(recording: Recording, way: Way) -> dict[str, int]:
     for name, values in ("needed", script.needed), ("missing", script.missing):
         row[name] = sum(len(each) for each in values.values())
         row[f"{name}_far"] = sum(each.is_far for v in values.values() for each in v)
+    row["needed_lines"] = sum(len(lines) for lines in script.lines.values())
+    row["missing_lines"] = sum(len(lines) for lines in script.missing_lines.values())
     return row
 
 
 def add_up(found: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """Adds up one row of a table."""
     row: dict[str, Any] = {key: sum(one[key] for one in found) for key in found[0]}
-    for name, end in ("need", ""), ("far", "_far"):
+    for name, end in ("need", ""), ("far", "_far"), ("lines", "_lines"):
         needed = row[f"needed{end}"]
         missing = row[f"missing{end}"]
         row[name] = 1 - missing / needed if needed else None
     return row
 
 
+def add_up_sets(figures: Mapping[str, Any]) -> tuple[int, list[list[object]]]:
+    """Adds up all sets.
+
+    Returns:
+        In how many sets neither `_KEEPS_6` nor this package loses a turn; and rows for
+        `SUM_HEADER`, whose cost is that of these sets.
+    """
+    groups = [group["ways"] for group in figures.values()]
+    names = list(groups[0])
+    compared = [name for name in names if name == _KEEPS_6 or ALL_WAYS[name].is_ours]
+    finished = []
+    for ways in groups:
+        if not any(ways[name]["lost_turns"] for name in compared):
+            finished.append(ways)
+
+    rows: list[list[object]] = []
+    for name in names:
+        row = add_up([{key: ways[name][key] for key in SUMMED} for ways in groups])
+        shares = [row["lost_turns"], row["need"], row["far"], row["lines"]]
+        rows.append([_spell_way(name), *shares, _compare_cost(name, finished)])
+    return len(finished), rows
+
+
+def _compare_cost(name: str, finished: Sequence[Mapping[str, Any]]) -> float | None:
+    """The cost as a multiple of `_KEEPS_6`; None for a way that loses a turn there."""
+    if not finished or _KEEPS_6 not in finished[0]:
+        return None
+    if any(ways[name]["lost_turns"] for ways in finished):
+        return None
+    cost_tokens: int = sum(ways[name]["cost_tokens"] for ways in finished)
+    base_tokens: int = sum(ways[_KEEPS_6]["cost_tokens"] for ways in finished)
+    return cost_tokens / base_tokens
+
+
+def _spell_way(name: str) -> str:
+    return f"{name} *" if ALL_WAYS[name].is_ours else name
+
+
 def print_figures(figures: Mapping[str, Any], is_markdown: bool) -> None:
-    """Prints a table for each set, also in the form that the documentation has."""
+    """Prints a table of all sets and one of each, also in the form of the docs."""
+    show = _common.print_markdown if is_markdown else _common.print_table
+    finished, sums = add_up_sets(figures)
+    title = f"All {len(figures)} sets; cost of {finished} of them"
+    show(title, SUM_HEADER, sums)
+
     for group in figures.values():
         first = next(iter(group["ways"].values()))
         values = f"{first['needed']} values ({first['needed_far']} far)"
-        title = f"{group['title']}: {group['turns']} turns, {values}"
+        lines = f"{first['needed_lines']} lines"
+        title = f"{group['title']}: {group['turns']} turns, {values}, {lines}"
         rows = [
             [
-                f"{name} *" if ALL_WAYS[name].is_ours else name,
+                _spell_way(name),
                 *(row[count] for count in COUNTS[:-1]),
                 row["cost_tokens"] // 1_000,
                 row["need"],
                 row["far"],
+                row["lines"],
             ]
             for name, row in group["ways"].items()
         ]
-        if is_markdown:
-            _common.print_markdown(title, HEADER, rows)
-        else:
-            _common.print_table(title, HEADER, rows)
+        show(title, HEADER, rows)
 
     if not is_markdown:
-        costs = TYPICAL_COSTS
-        print(NOTES.format(cached=costs.cached_input, output=costs.output))
+        notes = NOTES.format(
+            cached=TYPICAL_COSTS.cached_input,
+            output=TYPICAL_COSTS.output,
+            line_chars=LEAST_LINE_CHARS,
+        )
+        print(notes)
 
 
 def main() -> None:

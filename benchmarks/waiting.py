@@ -2,7 +2,7 @@
 
     python benchmarks/waiting.py [--json FILE] [--scale N ...]
 
-The conversations of `compare` are played in virtual time: nothing sleeps, yet every
+The large texts of `compare` are played in virtual time: nothing sleeps, yet every
 answer and every summary takes as long as a real one may. With `--scale N` they are N
 times as long, in windows N times as large, with messages and results of the same size.
 Scale 8 takes a quarter of an hour.
@@ -59,7 +59,7 @@ HEADER = (
 )
 
 NOTES = """\
-The {count} conversations of compare.py, kept by Threshold with context_window set, in
+The {count} large texts of compare.py, kept by Threshold with context_window set, in
 virtual time: an answer takes {answer:g} s, a summary {summary:g} s, a tool nothing.
 
 without            every compaction has its model call wait for the summary.

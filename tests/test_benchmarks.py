@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from google.adk.apps.app import EventsCompactionConfig
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
 from benchmarks import _common, _recordings_picture, compare, recordings
-from benchmarks._conversations import write_conversation
+from benchmarks._conversations import total_tokens, write_conversation
 from benchmarks._play import Way, play
-from benchmarks._recorded import read_recording
+from benchmarks._recorded import FOLDER, RecordedScript, read_file, read_recording
+from benchmarks._small_facts import SMALL_FACTS, write_small_facts
 
 WINDOW = 8_000
+RECORDINGS = sorted(path for path in FOLDER.iterdir() if path.name != "README.md")
 OURS = [way for way in compare.WAYS if way.is_ours]
 
 needs_newer_adk = pytest.mark.skipif(
@@ -57,7 +62,7 @@ def test_the_comparison_says_what_it_compares(
     _common.write_json(tmp_path / "figures.json", figures)
     assert json.loads((tmp_path / "figures.json").read_text("utf-8")) == figures
 
-    compare.print_figures(figures, "notes")
+    compare.print_figures("tables", figures)
     printed = capsys.readouterr().out
     assert all(way.name in printed for way in compare.WAYS)
     assert figures["ways"]["no guard"]["lost_turns"] > 0
@@ -71,6 +76,65 @@ def test_the_comparison_says_what_it_compares(
     against = figures["against"][compare.BASELINE]
     assert against["no guard"] is None
     assert against[compare.BASELINE]["cost"] == 1.0
+
+
+@pytest.mark.parametrize("name", SMALL_FACTS)
+def test_small_facts_are_the_same_on_every_run_and_told_apart(name: str) -> None:
+    """Each fact is said once, by the user or by a tool, and names nothing else."""
+    talk = write_small_facts(name, WINDOW)
+    assert talk == write_small_facts(name, WINDOW)
+    assert talk.turns != write_small_facts(name, WINDOW, seed="other").turns
+
+    messages = "\n".join(turn.message for turn in talk.turns)
+    uses = [use for turn in talk.turns for step in turn.steps for use in step]
+    results = "\n".join(json.dumps(use.result) for use in uses)
+    answers = "\n".join(turn.answer for turn in talk.turns)
+    arguments = "\n".join(json.dumps(use.args) for use in uses)
+    for facts, source in (talk.user_facts, messages), (talk.tool_facts, results):
+        assert len(facts) >= 12
+        assert [source.count(fact) for fact in facts] == [1] * len(facts)
+    elsewhere = messages + answers + arguments
+    assert not any(fact in elsewhere for fact in talk.tool_facts)
+    assert total_tokens(talk) > 2 * talk.window_tokens
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+def test_every_file_of_recordings_names_its_license_and_sources(path: Path) -> None:
+    """What is published with the project may be."""
+    assert read_file(path)["sessions"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "reason"),
+    [
+        ({"source": "someone/repository"}, "names no license"),
+        ({"source": "someone/repository", "license": []}, "names no license"),
+        ({"license": ["MIT"]}, "source of each session"),
+        ({"license": ["MIT"], "source": {"one": "a/b"}}, "source of each session"),
+    ],
+    ids=["no license", "an empty one", "no source", "a session without a source"],
+)
+def test_a_file_of_recordings_without_license_or_source_is_refused(
+    origin: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    """It cannot be played by mistake."""
+    path = tmp_path / "planted.json.gz"
+    sessions: dict[str, list[object]] = {"one": [], "two": []}
+    planted = {"instruction": "", "tools": [], "sessions": sessions, **origin}
+    path.write_bytes(gzip.compress(json.dumps(planted).encode()))
+    with pytest.raises(ValueError, match=reason):
+        read_file(path)
+
+
+def test_whole_lines_that_calls_repeat_are_looked_for_in_the_request() -> None:
+    """An edit repeats lines of a file that was read; without it they are missing."""
+    recording = read_recording("code", recordings.CODE[:1], 8_000)
+    script = RecordedScript(recording)
+    place = next(place for place, lines in script.lines.items() if lines)
+    script.turn, script.step = place
+    request = LlmRequest(contents=[types.UserContent(script.lines[place][0])])
+    script.answer(request)
+    assert script.missing_lines[place] == script.lines[place][1:]
 
 
 @pytest.mark.slow
@@ -99,7 +163,7 @@ async def test_recorded_sessions_go_on_where_they_would_end() -> None:
 @pytest.mark.slow
 async def test_a_recorded_turn_is_not_lost_where_adk_loses_it() -> None:
     """A long turn fills the window by itself."""
-    talk = read_recording("code", recordings.CODE[3:4], 8_000)
+    talk = read_recording("code", recordings.CODE[1:2], 8_000)
     theirs, ours = [
         await recordings.play_recording(talk, recordings.WAYS[name])
         for name in ("ADK compaction, keeps 6", "Threshold")
@@ -114,12 +178,16 @@ def test_recorded_sessions_are_shown_as_tables_and_as_a_picture(
     """Of the rows that are drawn, each has a bar with its figure."""
     counted = dict.fromkeys(recordings.COUNTS, 1_000)
     values = {"needed": 8, "missing": 2, "needed_far": 0, "missing_far": 0}
+    values |= {"needed_lines": 4, "missing_lines": 1}
     row = recordings.add_up([counted | values, counted | values])
     ways = dict.fromkeys(recordings.WAYS, row)
     figures = {"some": {"title": "2 sessions, window 8", "turns": 4, "ways": ways}}
     recordings.print_figures(figures, is_markdown=True)
-    line = "| Threshold * | 2,000 | 2,000 | 2,000 | 2 | 0.750 | - |"
-    assert line in capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    line = "| Threshold * | 2,000 | 2,000 | 2,000 | 2 | 0.750 | - | 0.750 |"
+    assert line in printed
+    # The sessions lose turns in each row: their costs cannot be compared.
+    assert "| Threshold * | 2,000 | 0.750 | - | 0.750 | - |" in printed
 
     drawn = _recordings_picture.draw(figures)
     assert drawn.count(">0.75</text>") == len(_recordings_picture.COLORS)
