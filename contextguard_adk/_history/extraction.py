@@ -11,11 +11,17 @@ import itertools
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
+from contextguard_adk._history.noise import drop_noise, drop_vectors, is_vector
+from contextguard_adk._history.schema_names import (
+    find_names_of_object,
+    find_names_of_row,
+    find_schema_names,
+)
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
@@ -30,6 +36,9 @@ MAX_TEXT_CHARS = 100_000
 MAX_FOUND = 10_000
 """Only this many values of one payload are read, repeated ones included."""
 
+MAX_FIELD_FOUND = 2_000
+"""Only this many values of the fields of one name are kept of a payload."""
+
 MAX_KNOWN = 300_000
 """The process remembers at most this many values, those of all payloads together."""
 
@@ -42,8 +51,11 @@ _LEAST_VALUE_BYTES = 5
 _MAX_DEPTH = 20
 """Objects and lists that are nested deeper are not read."""
 
-_MAX_JSON_DEPTH = 3
-"""JSON in a text is parsed if the text is nested less deep than this in its payload."""
+_MAX_JSON_DEPTH = 6
+"""JSON in a text is parsed if the text is nested less deep than this in its payload.
+
+In the result of an MCP tool, it is nested three deep: {"content": [{"text": "{}"}]}.
+"""
 
 _CARD_DIGIT_COUNTS = range(13, 20)
 """How many digits the number of a payment card may have."""
@@ -62,6 +74,9 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 """The words of a text that may be values."""
+
+_ESCAPE = re.compile(r"\\(?:[nrt]|(?=[\"/]))")
+"""The escapes in JSON that stand for white space, and those before a mark."""
 
 _WORD = re.compile(r"[^\s,;\"']{8,}")
 """The words that are long enough for a credential."""
@@ -123,6 +138,9 @@ _KEY_SHAPE = re.compile(
 )
 """How keys of OpenAI, Stripe, GitHub, GitLab, Slack, AWS and Google begin, and JWTs."""
 
+NAMING = 3.0
+"""The weight of a name of a schema: a table, a column, a field or a parameter."""
+
 TELLING = 1.0
 """The weight of a value that has the form of one: an id, a path, a name in code."""
 
@@ -130,10 +148,22 @@ LESS_TELLING = 0.5
 """The weight of a value that only fills its field: a number or a short text."""
 
 WeightedValue = tuple[str, float]
-"""A value and its weight, which is `TELLING` or `LESS_TELLING`."""
+"""A value and its weight, which is `NAMING`, `TELLING` or `LESS_TELLING`."""
 
 Found = Sequence[WeightedValue]
 """The values of a payload."""
+
+
+class Reading(NamedTuple):
+    """What was read of a payload.
+
+    Attributes:
+        values: The values, each with its weight.
+        fields: For each value, the name of the field in which it stands; "" for none.
+    """
+
+    values: Found
+    fields: Sequence[str]
 
 
 class KnownValues:
@@ -141,15 +171,19 @@ class KnownValues:
 
     def __init__(self) -> None:
         # The payloads in the order in which they were last read, the newest one last.
-        self._found: OrderedDict[Hashable, Found] = OrderedDict()
+        self._found: OrderedDict[Hashable, Reading] = OrderedDict()
         self._value_count = 0
         self._lock = threading.Lock()
 
     def read(self, payload: object) -> Found:
-        """Returns the values of a payload without repeats; remembers the values.
+        """Returns the values of a payload without repeats, as `read_fields` does."""
+        return self.read_fields(payload).values
 
-        A payload that is still remembered is not read again. At most `MAX_FOUND` values
-        of the payload are read.
+    def read_fields(self, payload: object) -> Reading:
+        """Returns the values of a payload without repeats, and the fields they are in.
+
+        The values are remembered. A payload that is still remembered is not read again.
+        At most `MAX_FOUND` values of the payload are read.
         """
         # The object {"a": 1} and the text of its JSON have the same bytes in
         # `json_text`, but the names of fields are read in the object alone.
@@ -160,26 +194,30 @@ class KnownValues:
                 self._found.move_to_end(key)
                 return self._found[key]
 
-        all_values = _walk_values(payload, walked={}, depth=0)
-        first_values = itertools.islice(all_values, MAX_FOUND)
-        values = list(dict.fromkeys(first_values))
-
+        reading = _read(payload)
         with self._lock:
             # Another thread may have read the same payload in the meantime.
-            replaced = self._found.get(key, ())
-            self._value_count += len(values) - len(replaced)
-            self._found[key] = values
+            replaced = self._found.get(key)
+            if replaced:
+                self._value_count -= len(replaced.values)
+            self._value_count += len(reading.values)
+            self._found[key] = reading
 
             # The payloads that were last read the longest ago are forgotten. The loop
             # keeps the new payload, which never has more than `MAX_FOUND` values.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
-                _key, oldest_values = self._found.popitem(last=False)
-                self._value_count -= len(oldest_values)
-        return values
+                _key, oldest = self._found.popitem(last=False)
+                self._value_count -= len(oldest.values)
+        return reading
 
 
-read_values = KnownValues().read
+_known_values = KnownValues()
+
+read_values = _known_values.read
 """Returns the values of a payload; remembers them for the whole process."""
+
+read_fields = _known_values.read_fields
+"""Returns the same values, and the fields in which they stand."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -217,13 +255,16 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 def find_values(text: str) -> Iterator[str]:
     """Yields the values of a text in their order, a repeated value each time.
 
-    Credentials, the numbers of cards and the line numbers of files are left out. Only
-    the first `MAX_TEXT_CHARS` characters are read.
+    Credentials, the numbers of cards, the line numbers of files, and noise such as
+    base64 are left out. Only the first `MAX_TEXT_CHARS` characters are read.
     """
     # Cards are masked before credentials, as in `hide_secrets`.
-    without_cards = _CARD.sub(_mask_card, text[:MAX_TEXT_CHARS])
+    # Some numbers in a vector have as many digits as cards, so vectors go first.
+    without_vectors = drop_vectors(text[:MAX_TEXT_CHARS])
+    without_cards = _CARD.sub(_mask_card, without_vectors)
     without_credentials = _SECRET.sub(" ", without_cards)
-    searched_text = _LINE_NUMBER.sub("", without_credentials)
+    without_noise = drop_noise(without_credentials)
+    searched_text = _LINE_NUMBER.sub("", without_noise)
     for token in _TOKEN.findall(searched_text):
         # The marks of a sentence are cut off: "order-81." gives "order-81". A slash is
         # cut off at the end only, because it may begin a path: "./a/b" gives "/a/b".
@@ -232,9 +273,29 @@ def find_values(text: str) -> Iterator[str]:
             yield value
 
 
+_Placed = tuple[str, float, str]
+"""A value, its weight, and the name of the field in which it stands."""
+
+
+def _read(payload: object) -> Reading:
+    """Reads the values of a payload. No field takes the room of all others."""
+    all_values = _walk_values(payload, walked={}, depth=0, field="")
+    fields: dict[WeightedValue, str] = {}
+    counts = Counter[str]()
+    for text, weight, field in itertools.islice(all_values, 2 * MAX_FOUND):
+        value = (text, weight)
+        if value in fields or counts[field] >= MAX_FIELD_FOUND:
+            continue
+        counts[field] += 1
+        fields[value] = field
+        if len(fields) >= MAX_FOUND:
+            break
+    return Reading(list(fields), list(fields.values()))
+
+
 def _walk_values(
-    value: object, walked: dict[int, object], depth: int
-) -> Iterator[WeightedValue]:
+    value: object, walked: dict[int, object], depth: int, field: str
+) -> Iterator[_Placed]:
     """Yields the values of a payload; leaves out the fields that hold credentials.
 
     Args:
@@ -243,6 +304,7 @@ def _walk_values(
             them is walked again, because a payload may contain itself.
         depth: How many objects, lists and texts with JSON are around `value`; 0 for the
             payload itself.
+        field: The name of the field in which `value` stands; "" for none.
     """
     if depth > _MAX_DEPTH or id(value) in walked:
         return
@@ -250,27 +312,35 @@ def _walk_values(
     if isinstance(value, dict):
         # The object is kept as well, so that no other object gets the same `id`.
         walked[id(value)] = value
-        yield from _walk_fields(value, walked, depth)
+        yield from _walk_fields(value, walked, depth, field)
     elif isinstance(value, list | tuple):
         walked[id(value)] = value
+        if is_vector(value):
+            return
+        for name in find_names_of_row(value):
+            yield name, NAMING, field
         for item in value:
-            yield from _walk_values(item, walked, depth + 1)
+            yield from _walk_values(item, walked, depth + 1, field)
     elif isinstance(value, str):
-        yield from _walk_text(value.strip(), walked, depth)
+        yield from _walk_text(value.strip(), walked, depth, field)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = _write_number(value)
         if number:
-            yield number, LESS_TELLING
+            yield number, LESS_TELLING, field
 
 
 def _walk_fields(
-    fields: dict[Any, Any], walked: dict[int, object], depth: int
-) -> Iterator[WeightedValue]:
+    fields: dict[Any, Any], walked: dict[int, object], depth: int, field: str
+) -> Iterator[_Placed]:
     """Yields the values in the names of fields, and the values in the fields.
 
-    `walked` and `depth` are those that `_walk_values` has for the object with the
+    The other arguments are those that `_walk_values` has for the object with the
     fields.
     """
+    for name in find_names_of_object(fields):
+        if hide_secrets(name) == name:
+            yield name, NAMING, field
+
     for key, item in fields.items():
         name = key if isinstance(key, str) else ""
         if is_secret_name(name):
@@ -279,8 +349,9 @@ def _walk_fields(
         # Some payloads have the ids of objects as names: {"ord-81": {"sum": 4}}.
         has_digit = any(char.isdigit() for char in name)
         if has_digit and is_value(name):
-            yield name, TELLING
-        yield from _walk_values(item, walked, depth + 1)
+            yield name, TELLING, field
+        inner_field = field if has_digit else name
+        yield from _walk_values(item, walked, depth + 1, inner_field)
 
 
 def _write_number(number: float) -> str:
@@ -302,36 +373,44 @@ def _write_number(number: float) -> str:
 
 
 def _walk_text(
-    text: str, walked: dict[int, object], depth: int
-) -> Iterator[WeightedValue]:
+    text: str, walked: dict[int, object], depth: int, field: str
+) -> Iterator[_Placed]:
     """Yields the values of a text.
 
     - For the JSON of an object or a list: the values of the parsed JSON.
     - For a short text in a field: the text itself, and after it the values in the text.
       The text itself is left out if it has a credential, or is one of these values.
-    - For any other text: the values in the text.
+    - For any other text: the values in the text. The names of a schema come first.
 
     Args:
         text: The text, without white space at its ends.
         walked: See `_walk_values`.
         depth: See `_walk_values`.
+        field: See `_walk_values`.
     """
     looks_like_json = text.startswith(("{", "["))
     if looks_like_json and depth < _MAX_JSON_DEPTH:
-        # A text that only looks like JSON is read as any other text below.
+        # A text that only looks like JSON, such as one that was cut, is read as any
+        # other text below.
         with contextlib.suppress(ValueError, RecursionError):
-            yield from _walk_values(json.loads(text), walked, depth + 1)
+            yield from _walk_values(json.loads(text), walked, depth + 1, field)
             return
+    if looks_like_json:
+        text = _ESCAPE.sub(" ", text)
+
+    for name in find_schema_names(text[:MAX_TEXT_CHARS]):
+        if hide_secrets(name) == name:
+            yield name, NAMING, field
 
     values = list(find_values(text))
     is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
     # A text that is the whole payload fills no field.
     fills_field = depth > 0 and is_short
     is_new_value = fills_field and text not in values
-    if is_new_value and hide_secrets(text) == text:
-        yield text, LESS_TELLING
+    if is_new_value and drop_noise(hide_secrets(text)) == text:
+        yield text, LESS_TELLING, field
     for value in values:
-        yield value, TELLING
+        yield value, TELLING, field
 
 
 def hide_secrets(text: str) -> str:

@@ -14,6 +14,7 @@ A shortened result may have two more fields:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, Self
@@ -23,7 +24,7 @@ from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of, with_parts
-from contextguard_adk._history.extraction import TELLING, name_hidden, read_values
+from contextguard_adk._history.extraction import TELLING, name_hidden, read_fields
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.text import payload_text
 from contextguard_adk._measuring.calibration import token_counter
@@ -46,6 +47,9 @@ NAMES_RATIO = 0.5
 """For each character of `Truncation.max_length`, the values of `NAMES_KEY` may take
 this many bytes.
 """
+
+_FIELD_TURN = 16
+"""How many values of a field are named before those of the next field."""
 
 MAX_NAMES_BYTES = 16_000
 """The values of `NAMES_KEY` never take more bytes than this."""
@@ -292,13 +296,18 @@ def list_names(result: dict[str, Any]) -> list[str]:
     """Lists the values of a result that look like an id, a path or a name.
 
     `read_values` finds more values: numbers, and short texts that fill a field. Of
-    these only the numbers without a sign or a point are listed.
+    these only the numbers without a sign or a point are listed. The fields take turns:
+    each gives `_FIELD_TURN` values, so that the others have room beside a long one.
     """
-    return [
-        value
-        for value, telling in read_values(result)
-        if telling == TELLING or value.isdecimal()
-    ]
+    reading = read_fields(result)
+    counts = Counter[str]()
+    turns: dict[str, int] = {}
+    for (value, telling), field in zip(reading.values, reading.fields, strict=True):
+        is_listed = telling >= TELLING or value.isdecimal()
+        if is_listed and value not in turns:
+            turns[value] = counts[field] // _FIELD_TURN
+            counts[field] += 1
+    return sorted(turns, key=turns.__getitem__)
 
 
 def name_rest(
