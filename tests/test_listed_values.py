@@ -189,8 +189,8 @@ SCHEMAS: dict[str, Any] = {
     "[(0, 'tracking', 'TEXT', 0), (1, 'weight', 'REAL')]",
     "markdown": "Table: parcels\n\n| name | type |\n|---|---|\n| tracking | text |\n"
     "| `weight` | real |",
-    "psql": ' Table "public.parcels"\n  Column  | Type | Nullable\n----------+------+---'
-    "\n tracking | text | not null\n weight   | real |",
+    "psql": ' Table "public.parcels"\n  Column  | Type | Nullable\n'
+    "----------+------+---\n tracking | text | not null\n weight   | real |",
     "JSON schema": {
         "$defs": {"parcels": {}},
         "properties": {"tracking": {"type": "string"}, "weight": {"type": "number"}},
@@ -200,7 +200,8 @@ SCHEMAS: dict[str, Any] = {
     "Protocol Buffers": "message parcels {\n  string tracking = 1;\n"
     "  int32 weight = 2;\n}",
     "TypeScript": "export interface parcels { tracking: string; weight?: number }",
-    "data class": "@dataclass\nclass parcels:\n    tracking: str\n    weight: float = 0",
+    "data class": "@dataclass\n"
+    "class parcels:\n    tracking: str\n    weight: float = 0",
 }
 
 

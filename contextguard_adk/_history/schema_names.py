@@ -379,14 +379,16 @@ def _read_sql(text: str, has_create: bool) -> Iterator[str]:
     without_comments = _COMMENT.sub(" ", text)
     sql = _STRING.sub("''", without_comments)
     if has_create:
-        for match in _TABLE.finditer(sql):
+        statements = list(_TABLE.finditer(sql))
+        ends = [*(match.start() for match in statements[1:]), len(sql)]
+        for match, end in zip(statements, ends, strict=True):
             yield match["name"]
             begin = match.end()
             indexed = _ON.match(sql, begin)
             if indexed:
                 yield indexed["name"]
                 begin = indexed.end()
-            yield from _read_columns(sql, begin)
+            yield from _read_columns(sql[begin : min(end, begin + MAX_BODY_CHARS)])
     yield from _read_clauses(sql)
 
 
@@ -410,14 +412,9 @@ def _read_list(text: str) -> Iterator[str]:
             yield match["name"]
 
 
-def _read_columns(sql: str, begin: int) -> Iterator[str]:
-    """Yields the names of columns in the parentheses behind the name of a table.
-
-    Args:
-        sql: The text.
-        begin: Where the name of the table ends in the text.
-    """
-    body = sql[begin : begin + MAX_BODY_CHARS].lstrip()
+def _read_columns(sql: str) -> Iterator[str]:
+    """Yields the names of columns in a text that begins behind the name of a table."""
+    body = sql.lstrip()
     if not body.startswith("("):
         return
 
