@@ -225,6 +225,10 @@ async def test_the_names_of_a_schema_are_listed(schema: Any, is_mcp: bool) -> No
 
 async def test_plain_words_of_other_results_are_not_listed() -> None:
     """A word is a name of a schema only where a schema has one."""
-    said = "Create a table for two. The type is text, and the class is over | so it is."
+    said = (
+        "Please create a table for two. The type is text, and the class is over | so."
+    )
     listed = await list_after(call("ask", {"n": 1}, {"result": f"{said} {words(300)}"}))
-    assert listed.endswith("- ask(1)") or "ask" not in listed
+    assert "- ask(1)" in listed or "ask" not in listed
+    assert "class" not in listed
+    assert "two" not in listed

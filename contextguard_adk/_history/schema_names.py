@@ -380,8 +380,10 @@ def _read_sql(text: str, has_create: bool) -> Iterator[str]:
     sql = _STRING.sub("''", without_comments)
     if has_create:
         statements = list(_TABLE.finditer(sql))
-        ends = [*(match.start() for match in statements[1:]), len(sql)]
-        for match, end in zip(statements, ends, strict=True):
+        # A statement ends where the next one begins, or at the end of the text.
+        next_begins = [match.start() for match in statements[1:]]
+        ends = [*next_begins, len(sql)]
+        for match, end in zip(statements, ends, strict=False):
             yield match["name"]
             begin = match.end()
             indexed = _ON.match(sql, begin)
