@@ -226,9 +226,7 @@ async def test_the_names_of_a_schema_are_listed(schema: Any, is_mcp: bool) -> No
 async def test_plain_words_of_other_results_are_not_listed() -> None:
     """A word is a name of a schema only where a schema has one."""
     said = (
-        "Please create a table for two. The type is text, and the class is over | so."
+        "Please create a seat for two, ORD-5017. The type is text, the class is | so."
     )
     listed = await list_after(call("ask", {"n": 1}, {"result": f"{said} {words(300)}"}))
-    assert "- ask(1)" in listed or "ask" not in listed
-    assert "class" not in listed
-    assert "two" not in listed
+    assert listed.splitlines()[1:] == ["- ask(1): ORD-5017"]
