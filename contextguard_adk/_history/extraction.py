@@ -11,10 +11,10 @@ import itertools
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from contextguard_adk._history.credentials import (
     MAX_DEPTH,
@@ -23,7 +23,13 @@ from contextguard_adk._history.credentials import (
     is_credential,
     looks_secret,
 )
-from contextguard_adk._history.field_names import Names, is_id, name_field
+from contextguard_adk._history.field_names import Names, find_field, is_id, name_field
+from contextguard_adk._history.noise import drop_noise, drop_vectors, is_vector
+from contextguard_adk._history.schema_names import (
+    find_names_of_object,
+    find_names_of_row,
+    find_schema_names,
+)
 from contextguard_adk._measuring.tokens import json_text
 
 MAX_VALUE_CHARS = 120
@@ -38,6 +44,9 @@ MAX_TEXT_CHARS = 100_000
 MAX_FOUND = 10_000
 """Only this many values of one payload are read, repeated ones included."""
 
+MAX_FIELD_FOUND = 2_000
+"""Only this many values of the fields of one name are kept of a payload."""
+
 MAX_KNOWN = 300_000
 """The process remembers at most this many values, those of all payloads together."""
 
@@ -47,8 +56,11 @@ MAX_PAYLOADS = 4_096
 _LEAST_VALUE_BYTES = 5
 """The bytes of the shortest value in a list: three characters, a comma and a space."""
 
-_MAX_JSON_DEPTH = 3
-"""JSON in a text is parsed if the text is nested less deep than this in its payload."""
+_MAX_JSON_DEPTH = 6
+"""JSON in a text is parsed if the text is nested less deep than this in its payload.
+
+In the result of an MCP tool, it is nested three deep: {"content": [{"text": "{}"}]}.
+"""
 
 _TOKEN = re.compile(
     r"""https?://[^\s"'<>()\[\]{}|\\`]{3,200}         # https://example.com/a?b=1
@@ -62,11 +74,20 @@ _TOKEN = re.compile(
 )
 """The words of a text that may be values."""
 
+_ESCAPED_SPACE = re.compile(r"\\[nrt]")
+"""The escapes in JSON that stand for white space."""
+
+_ESCAPE_SIGN = re.compile(r"\\(?=[\"/])")
+"""The escapes in JSON before a mark that stands for itself."""
+
 _LINE_NUMBER = re.compile(r"(?m)^[ \t]{0,16}\d{1,6}(?=[\t:| ])")
 """The number before each line of a file: "  12: import re"."""
 
 _CODE = re.compile(r"[a-z][^\Wa-zA-Z]*[A-Z]|\w_\w|\w\.\w|::|->|@|/")
 """The signs of a name in code: maxTurns, max_turns, re.sub, a::b, a->b, a@b, a/b."""
+
+NAMING = 3.0
+"""The weight of a name of a schema: a table, a column, a field or a parameter."""
 
 TELLING = 1.0
 """The weight of a value that has the form of one: an id, a path, a name in code."""
@@ -75,10 +96,22 @@ LESS_TELLING = 0.5
 """The weight of a value that only fills its field: a number or a short text."""
 
 WeightedValue = tuple[str, float]
-"""A value and its weight, which is `TELLING` or `LESS_TELLING`."""
+"""A value and its weight, which is `NAMING`, `TELLING` or `LESS_TELLING`."""
 
 Found = Sequence[WeightedValue]
 """The values of a payload."""
+
+
+class Reading(NamedTuple):
+    """What was read of a payload.
+
+    Attributes:
+        values: The values, each with its weight.
+        fields: For each value, the name of the field in which it stands; "" for none.
+    """
+
+    values: Found
+    fields: Sequence[str]
 
 
 class KnownValues:
@@ -86,15 +119,19 @@ class KnownValues:
 
     def __init__(self) -> None:
         # The payloads in the order in which they were last read, the newest one last.
-        self._found: OrderedDict[Hashable, Found] = OrderedDict()
+        self._found: OrderedDict[Hashable, Reading] = OrderedDict()
         self._value_count = 0
         self._lock = threading.Lock()
 
     def read(self, payload: object) -> Found:
-        """Returns the values of a payload without repeats; remembers the values.
+        """Returns the values of a payload without repeats, as `read_fields` does."""
+        return self.read_fields(payload).values
 
-        A payload that is still remembered is not read again. At most `MAX_FOUND` values
-        of the payload are read.
+    def read_fields(self, payload: object) -> Reading:
+        """Returns the values of a payload without repeats, and the fields they are in.
+
+        The values are remembered. A payload that is still remembered is not read again.
+        At most `MAX_FOUND` values of the payload are read.
         """
         # The object {"a": 1} and the text of its JSON have the same bytes in
         # `json_text`, but the names of fields are read in the object alone.
@@ -105,41 +142,48 @@ class KnownValues:
                 self._found.move_to_end(key)
                 return self._found[key]
 
-        all_values = _walk_values(payload, walked={}, names=(), depth=0)
-        first_values = itertools.islice(all_values, MAX_FOUND)
-        values = list(dict.fromkeys(first_values))
-
+        reading = _read(payload)
         with self._lock:
             # Another thread may have read the same payload in the meantime.
-            replaced = self._found.get(key, ())
-            self._value_count += len(values) - len(replaced)
-            self._found[key] = values
+            replaced = self._found.get(key)
+            if replaced:
+                self._value_count -= len(replaced.values)
+            self._value_count += len(reading.values)
+            self._found[key] = reading
 
             # The payloads that were last read the longest ago are forgotten. The loop
             # keeps the new payload, which never has more than `MAX_FOUND` values.
             while len(self._found) > MAX_PAYLOADS or self._value_count > MAX_KNOWN:
-                _key, oldest_values = self._found.popitem(last=False)
-                self._value_count -= len(oldest_values)
-        return values
+                _key, oldest = self._found.popitem(last=False)
+                self._value_count -= len(oldest.values)
+        return reading
 
 
-read_values = KnownValues().read
+_known_values = KnownValues()
+
+read_values = _known_values.read
 """Returns the values of a payload; remembers them for the whole process."""
+
+read_fields = _known_values.read_fields
+"""Returns the same values, and the fields in which they stand."""
 
 
 def find_values(text: str, names: Names = ()) -> Iterator[str]:
     """Yields the values of a text in their order, a repeated value each time.
 
-    Credentials, the numbers of cards and the line numbers of files are left out. Only
-    the first `MAX_TEXT_CHARS` characters are read.
+    Credentials, the numbers of cards, the line numbers of files, and noise such as
+    base64 are left out. Only the first `MAX_TEXT_CHARS` characters are read.
 
     Args:
         text: The text.
         names: The names of the fields around the text; () for a text in no field.
     """
+    # Some numbers in a vector have as many digits as cards, so vectors go first.
+    without_vectors = drop_vectors(text[:MAX_TEXT_CHARS])
+    without_credentials = hide_named(without_vectors, names)
+    without_noise = _drop_noise(without_credentials, names)
     may_be_random = is_id(names, text)
-    without_credentials = hide_named(text[:MAX_TEXT_CHARS], names)
-    searched_text = _LINE_NUMBER.sub("", without_credentials)
+    searched_text = _LINE_NUMBER.sub("", without_noise)
     for token in _TOKEN.findall(searched_text):
         # The marks of a sentence are cut off: "order-81." gives "order-81". A slash is
         # cut off at the end only, because it may begin a path: "./a/b" gives "/a/b".
@@ -148,9 +192,36 @@ def find_values(text: str, names: Names = ()) -> Iterator[str]:
             yield value
 
 
+def _drop_noise(text: str, names: Names) -> str:
+    """Returns a text without noise. A text that is an id by its name stays."""
+    is_short_id = len(text) <= MAX_VALUE_CHARS and is_id(names, text)
+    return text if is_short_id else drop_noise(text)
+
+
+_Placed = tuple[str, float, Names]
+"""A value, its weight, and the names of the fields around it."""
+
+
+def _read(payload: object) -> Reading:
+    """Reads the values of a payload. No field takes the room of all others."""
+    all_values = _walk_values(payload, walked={}, names=(), depth=0)
+    fields: dict[WeightedValue, str] = {}
+    counts = Counter[str]()
+    for text, weight, names in itertools.islice(all_values, 2 * MAX_FOUND):
+        value = (text, weight)
+        field = find_field(names)
+        if value in fields or counts[field] >= MAX_FIELD_FOUND:
+            continue
+        counts[field] += 1
+        fields[value] = field
+        if len(fields) >= MAX_FOUND:
+            break
+    return Reading(list(fields), list(fields.values()))
+
+
 def _walk_values(
     value: object, walked: dict[int, object], names: Names, depth: int
-) -> Iterator[WeightedValue]:
+) -> Iterator[_Placed]:
     """Yields the values of a payload; leaves out the fields that hold credentials.
 
     Args:
@@ -170,6 +241,9 @@ def _walk_values(
         yield from _walk_fields(value, walked, names, depth)
     elif isinstance(value, list | tuple):
         walked[id(value)] = value
+        if is_vector(value):
+            return
+        yield from _place_schema_names(find_names_of_row(value), names)
         for item in value:
             yield from _walk_values(item, walked, names, depth + 1)
     elif isinstance(value, str):
@@ -177,26 +251,36 @@ def _walk_values(
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = _write_number(value, names)
         if number:
-            yield number, LESS_TELLING
+            yield number, LESS_TELLING, names
 
 
 def _walk_fields(
     fields: dict[Any, Any], walked: dict[int, object], names: Names, depth: int
-) -> Iterator[WeightedValue]:
+) -> Iterator[_Placed]:
     """Yields the values in the names of fields, and the values in the fields.
 
     `walked`, `names` and `depth` are those that `_walk_values` has for the object with
     the fields.
     """
+    yield from _place_schema_names(find_names_of_object(fields), names)
+
     for key, item in fields.items():
         # Some payloads have the ids of objects as names: {"ord-81": {"sum": 4}}.
         name = key if isinstance(key, str) else ""
         has_digit = any(char.isdigit() for char in name)
         if has_digit and is_value(name) and hide_secrets(name) == name:
-            yield name, TELLING
+            yield name, TELLING, names
 
         item_names = name_field(fields, names, key)
         yield from _walk_values(item, walked, item_names, depth + 1)
+
+
+def _place_schema_names(schema_names: Iterable[str], names: Names) -> Iterator[_Placed]:
+    """Yields the names of a schema as values, without those that are credentials."""
+    for name in schema_names:
+        is_shown = hide_secrets(name) == name
+        if is_shown and not is_credential(names, name):
+            yield name, NAMING, names
 
 
 def _write_number(number: float, names: Names) -> str:
@@ -219,13 +303,13 @@ def _write_number(number: float, names: Names) -> str:
 
 def _walk_text(
     text: str, walked: dict[int, object], names: Names, depth: int
-) -> Iterator[WeightedValue]:
+) -> Iterator[_Placed]:
     """Yields the values of a text.
 
     - For the JSON of an object or a list: the values of the parsed JSON.
     - For a short text in a field: the text itself, and after it the values in the text.
       The text itself is left out if it has a credential, or is one of these values.
-    - For any other text: the values in the text.
+    - For any other text: the values in the text. The names of a schema come first.
 
     Args:
         text: The text, without white space at its ends.
@@ -235,23 +319,28 @@ def _walk_text(
     """
     looks_like_json = text.startswith(("{", "["))
     if looks_like_json and depth < _MAX_JSON_DEPTH:
-        # A text that only looks like JSON is read as any other text below.
+        # A text that only looks like JSON, such as one that was cut, is read as any
+        # other text below.
         with contextlib.suppress(ValueError, RecursionError):
             yield from _walk_values(json.loads(text), walked, names, depth + 1)
             return
-
+    if looks_like_json:
+        text = _ESCAPE_SIGN.sub("", _ESCAPED_SPACE.sub(" ", text))
     if is_credential(names, text):
         return
+
+    schema_names = find_schema_names(text[:MAX_TEXT_CHARS])
+    yield from _place_schema_names(schema_names, names)
 
     values = list(find_values(text, names))
     is_short = 3 <= len(text) <= MAX_WHOLE_CHARS and "\n" not in text
     # A text that is the whole payload fills no field.
     fills_field = depth > 0 and is_short
     is_new_value = fills_field and text not in values
-    if is_new_value and hide_secrets(text, names) == text:
-        yield text, LESS_TELLING
+    if is_new_value and _drop_noise(hide_secrets(text, names), names) == text:
+        yield text, LESS_TELLING, names
     for value in values:
-        yield value, TELLING
+        yield value, TELLING, names
 
 
 def is_value(word: str, may_be_random: bool = False) -> bool:

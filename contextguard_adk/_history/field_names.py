@@ -140,6 +140,19 @@ def name_field(fields: dict[Any, Any], names: Names, key: object) -> Names:
     return (*names, name)
 
 
+def find_field(names: Names) -> str:
+    """Returns the name that the fields of many objects share; "" for none.
+
+    This is the innermost name without a digit. One with a digit is mostly the id of an
+    object: in {"ord-81": {"2024": 4}, "ord-82": {"2024": 5}}, no name is shared.
+    """
+    for name in reversed(names):
+        short_name = name[-_MAX_NAME_CHARS:]
+        if not any(char.isdigit() for char in short_name):
+            return short_name
+    return ""
+
+
 def is_id(names: Names, text: str) -> bool:
     """Whether a text is an id by the name of its field, so that it may look random."""
     is_word = len(text.split()) == 1

@@ -16,6 +16,7 @@ A shortened result may have two notes, see `notes`:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, Self
@@ -25,7 +26,7 @@ from pydantic import Field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import payload_of, with_parts
-from contextguard_adk._history.extraction import TELLING, name_hidden, read_values
+from contextguard_adk._history.extraction import TELLING, name_hidden, read_fields
 from contextguard_adk._history.fingerprints import handle_of
 from contextguard_adk._history.item_lists import (
     as_excerpt,
@@ -59,6 +60,9 @@ NAMES_RATIO = 0.5
 """For each character of `Truncation.max_length`, the values of `NAMES_KEY` may take
 this many bytes.
 """
+
+_FIELD_TURN = 16
+"""How many values of a field are named before those of the next field."""
 
 MAX_NAMES_BYTES = 16_000
 """The values of `NAMES_KEY` never take more bytes than this."""
@@ -322,15 +326,19 @@ def list_names(result: dict[str, Any]) -> list[str]:
     """Lists the values of a result that look like an id, a path or a name.
 
     `read_values` finds more values: numbers, and short texts that fill a field. Of
-    these only the numbers without a sign or a point are listed.
+    these only the numbers without a sign or a point are listed. The fields take turns:
+    each gives `_FIELD_TURN` values, so that the others have room beside a long one.
     """
     # The base64 of an image has no values.
-    described = describe_large_files(result, max_chars=0)
-    return [
-        value
-        for value, telling in read_values(described)
-        if telling == TELLING or value.isdecimal()
-    ]
+    reading = read_fields(describe_large_files(result, max_chars=0))
+    counts = Counter[str]()
+    turns: dict[str, int] = {}
+    for (value, telling), field in zip(reading.values, reading.fields, strict=True):
+        is_listed = telling >= TELLING or value.isdecimal()
+        if is_listed and value not in turns:
+            turns[value] = counts[field] // _FIELD_TURN
+            counts[field] += 1
+    return sorted(turns, key=turns.__getitem__)
 
 
 def list_names_again(result: dict[str, Any], earlier_names: str) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,8 +21,9 @@ from google.genai import types
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, has_tool, payload_of
 from contextguard_adk._history.credentials import hide_secrets, without_secrets
-from contextguard_adk._history.extraction import TELLING, Found, read_values
+from contextguard_adk._history.extraction import NAMING, TELLING, read_fields
 from contextguard_adk._history.history import History
+from contextguard_adk._history.noise import drop_noise
 from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import text_bytes
@@ -41,6 +43,11 @@ ROOM_RATIO = 0.25
 
 COVERED_RATIO = 0.25
 """The list takes at most this part of the tokens of the covered calls and results."""
+
+LEAST_TOKENS = 300
+"""The list may take this beside its part of the covered calls and results, so that the
+values of short results have room. But it takes no larger part of all covered messages.
+"""
 
 KNOWN_RATIO = 4 / 3
 """The list before may take this much of its own tokens, if it stands for calls that are
@@ -97,6 +104,14 @@ A value gets a part of these points if only a part of its words does.
 KIN_WITHOUT_WORDS_RATIO = 0.3
 """A value without words gets this part of `KIN_WEIGHT`."""
 
+CROWD_WEIGHT = 2.0
+"""A value loses `CROWD_WEIGHT * log(1 + n / CROWD_BYTES)` points if better values of
+its field take n bytes. The field is that of a tool, in all its results.
+"""
+
+CROWD_BYTES = 64
+"""See `CROWD_WEIGHT`."""
+
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 """The words in a value: "orderId_42" has "order"."""
 
@@ -107,9 +122,11 @@ class _Source:
 
     Attributes:
         label: The name of the source in the list: a tool with arguments, or an author.
+        origin: The name of the tool, or the author.
     """
 
     label: str
+    origin: str
 
 
 @dataclass
@@ -118,7 +135,8 @@ class _Value:
 
     Attributes:
         telling: The weight of the value from `read_values`: `TELLING` if it has the
-            form of an id, a path or a name.
+            form of an id, a path or a name, `NAMING` for a name of a schema.
+        field: The name of the field in which the value stands; "" for none.
         source: The source in whose line the value is listed. It is the first source
             with the value in the newest message that has the value.
         newest_number: The number of this message among the covered ones, from 1; 0
@@ -129,6 +147,7 @@ class _Value:
     """
 
     telling: float
+    field: str
     source: _Source
     newest_number: int = 0
     call_count: int = 0
@@ -168,6 +187,9 @@ class Values(Section):
         contents = [history.shown[i] for i in _find_listed(history, covered)]
         with_tools = [content for content in contents if has_tool(content)]
         covered_tokens = turn.measure_alone(with_tools) * COVERED_RATIO
+        if with_tools:
+            all_tokens = turn.measure_alone(contents) * COVERED_RATIO
+            covered_tokens = min(covered_tokens + LEAST_TOKENS, all_tokens)
         if history.stored is not None and not history.is_whole:
             # The list before stands for calls that are not loaded.
             known_tokens = turn.count(history.stored.beside.get(self.name, ""))
@@ -257,12 +279,14 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         call = placed.part.function_call or placed.call
         source_key = id(call) if call else (placed.content_index, part_number)
         if source_key not in sources:
-            sources[source_key] = _Source(_label_source(placed, call))
+            origin = (call.name or "") if call else placed.author
+            sources[source_key] = _Source(_label_source(placed, call), origin)
         source = sources[source_key]
 
         message_number = message_numbers[placed.content_index]
-        for text, telling in _read_part(history, placed):
-            value = values.setdefault(text, _Value(telling, source))
+        for text, telling, field in _read_part(history, placed):
+            value = values.setdefault(text, _Value(telling, field, source))
+            value.telling = max(value.telling, telling)
             value.add_use(source, message_number, is_call)
     return _Gathered(values, list(sources.values()))
 
@@ -285,12 +309,12 @@ def _add_known(known: str, values: dict[str, _Value]) -> list[_Source]:
         if match is None:
             # This is the heading.
             continue
-        source = _Source(match["label"])
+        source = _Source(match["label"], "")
         sources.append(source)
         texts = (match["values"] or match["args"] or "").split(", ")
         for text in texts:
             if text:
-                values.setdefault(text, _Value(TELLING, source))
+                values.setdefault(text, _Value(TELLING, "", source))
     return sources
 
 
@@ -316,20 +340,24 @@ def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     return oldest_index
 
 
-def _read_part(history: History, placed: PlacedPart) -> Found:
-    """Returns the values of a part, each with its weight.
+def _read_part(history: History, placed: PlacedPart) -> list[tuple[str, float, str]]:
+    """Returns the values of a part, each with its weight and its field.
 
     Values that another plugin has added are left out: they may differ in each request,
     as the time does.
     """
-    found = read_values(payload_of(placed.part) or placed.text)
+    reading = read_fields(payload_of(placed.part) or placed.text)
+    found = [
+        (text, telling, field)
+        for (text, telling), field in zip(reading.values, reading.fields, strict=True)
+    ]
     original = history.original(placed.content_index)
     if original is history.contents[placed.content_index]:
         # No plugin has changed the content.
         return found
 
     original_text = content_text(original)
-    return [(text, telling) for text, telling in found if text in original_text]
+    return [value for value in found if value[0] in original_text]
 
 
 def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
@@ -353,7 +381,8 @@ def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
         for value in args.values()
     ]
     args_text = ", ".join(texts)
-    shown = " ".join(hide_secrets(args_text[:MAX_READ_CHARS]).split())
+    without_noise = drop_noise(hide_secrets(args_text[:MAX_READ_CHARS]))
+    shown = " ".join(without_noise.split())
     if len(args_text) > MAX_READ_CHARS:
         # The cut may go through a credential, and half a credential is not recognized.
         # `excerpt` shows the end of a text as well as its beginning. So the text before
@@ -450,7 +479,37 @@ def _rank(values: dict[str, _Value]) -> list[str]:
             value.telling + reuse_points + recency_points + call_points + kin_points
         )
 
-    return sorted(values, key=points.__getitem__, reverse=True)
+    ranked = sorted(values, key=points.__getitem__, reverse=True)
+    return _share(ranked, values, points)
+
+
+def _share(
+    ranked: Sequence[str], values: dict[str, _Value], points: dict[str, float]
+) -> list[str]:
+    """Returns ranked values in an order that gives each field a share of the list.
+
+    A value has fewer points the more bytes the better values of its field take. So a
+    field with hundreds of hashes leaves room for the ids beside it. Values that calls
+    have used keep their places; the others share the places between.
+
+    Args:
+        ranked: The texts of the values, the most useful first.
+        values: The values by their text.
+        points: The points of the values by their text.
+    """
+    field_bytes = Counter[Hashable]()
+    shared_points: dict[str, float] = {}
+    for text in ranked:
+        value = values[text]
+        if value.call_count > 0:
+            continue
+        field = (value.source.origin, value.field, value.telling == NAMING)
+        crowd_points = CROWD_WEIGHT * math.log1p(field_bytes[field] / CROWD_BYTES)
+        shared_points[text] = points[text] - crowd_points
+        field_bytes[field] += text_bytes(text)
+
+    shared = iter(sorted(shared_points, key=shared_points.__getitem__, reverse=True))
+    return [next(shared) if text in shared_points else text for text in ranked]
 
 
 def _find_words(text: str) -> set[str]:
