@@ -19,6 +19,7 @@ from benchmarks._conversations import (
     chars_per_token,
 )
 
+_TALK = "other languages"
 _USER_NOTES = (
     "The neighbor's parcel is {0}.",
     "Please remember {0} for later.",
@@ -54,9 +55,9 @@ class _Writer:
         self._window_tokens = window_tokens
 
     def talk(self, share: float) -> str:
-        """Writes prose in one line."""
-        chars = int(share * self._window_tokens * chars_per_token("prose"))
-        return " ".join(_common.cut_text("prose", chars, self.rng).split())
+        """Writes prose in one line, as people talk: with few names and numbers."""
+        chars = int(share * self._window_tokens * chars_per_token(_TALK))
+        return " ".join(_common.cut_text(_TALK, chars, self.rng).split())
 
     def mention(self, share: float) -> str:
         """Writes a message of the user that names a fact somewhere within."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextguard_adk._sections.done import DoneCalls
+from contextguard_adk._sections.lines import Lines
 from contextguard_adk._sections.open_calls import OpenCalls
 from contextguard_adk._sections.pins import Pins
 from contextguard_adk._sections.recall_note import RecallNote
@@ -23,6 +24,7 @@ SECTIONS: tuple[Section, ...] = (
     *_BEFORE_CALLS,
     DoneCalls(beside=_BEFORE_CALLS),
     OpenCalls(),
+    Lines(),
     RecallNote(),
 )
 """All sections, in the order in which their texts stand after the summary."""

@@ -33,7 +33,7 @@ from contextguard_adk._turn.units import Section
 DONE_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
 
-MAX_LINES_TOKENS = 1_000
+MAX_LINES_TOKENS = 400
 """A list with a line for each call takes at most this. Shorter lists may take more."""
 
 MAX_TEXT_CHARS = 1_000

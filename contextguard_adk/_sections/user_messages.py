@@ -130,6 +130,7 @@ class UserMessages(Section):
     label = "the user's messages beside the summary"
     heading = USER_MESSAGES
     goes_at = 3
+    token_ratio = 0.7
     own_state_bytes = MAX_STATE_BYTES
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:

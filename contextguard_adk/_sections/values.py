@@ -16,23 +16,24 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from google.genai import types
-
 from contextguard_adk._history.adk_events import RECALL_TOOL
-from contextguard_adk._history.contents import content_text, has_tool, payload_of
-from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.extraction import NAMING, TELLING, read_fields
 from contextguard_adk._history.history import History
-from contextguard_adk._history.noise import drop_noise
-from contextguard_adk._history.text import PlacedPart, payload_text, walk_parts
-from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._history.text import PlacedPart, walk_parts
 from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk._sections.sources import (
+    USER,
+    Source,
+    describe_source,
+    find_oldest_read,
+)
 from contextguard_adk._support.phrases import VALUES, quote_line
 from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO = 0.10
+VALUES_RATIO = 0.09
 """The list takes at most this part of `Budgets.working_tokens`."""
 
 ROOM_RATIO = 0.25
@@ -57,28 +58,19 @@ not loaded. `Room.fill` guesses three bytes for a token, and the list has about 
 MAX_VALUES_TOKENS = 8_000
 """The list takes at most this, however large the window is."""
 
-_LINE = re.compile(r"- (?P<label>[^(:]*(?:\((?P<args>.*?)\))?)(?:: (?P<values>.+))?$")
-"""A line of the list: a label, and the values that the label does not have.
+_LINE = re.compile(r"- (?P<origin>[^(:]*)(?P<groups>.*)$")
+"""A line of the list: the name of a tool, or an author, and its groups of values."""
 
-The label of a call has the values of its arguments in parentheses.
-"""
+_GROUP = re.compile(r"(?P<args>\(.*?\))?(?:: (?P<values>.+))?$")
+"""A group of a line: the arguments of a call, and the values that they do not have."""
+
+_NEXT_GROUP = "; "
+"""The mark between two groups of a line. A group that follows begins with a bracket."""
 
 LEAST_COST_BYTES = 12
 """If the list has room for fewer bytes than this, no more values are tried.
 
 Hardly any value would fit.
-"""
-
-MAX_LABEL_BYTES = 60
-"""The arguments of a call take at most this in the label of a source."""
-
-MAX_READ_CHARS = 4_000
-"""Only this many characters of a call's arguments are read for a label."""
-
-MAX_READ_BYTES = 400_000
-"""The newest messages are read whole, up to this size together.
-
-Of older messages only the calls are read.
 """
 
 # The points of a value decide whether it is listed. The weights of the points were
@@ -104,6 +96,9 @@ A value gets a part of these points if only a part of its words does.
 KIN_WITHOUT_WORDS_RATIO = 0.3
 """A value without words gets this part of `KIN_WEIGHT`."""
 
+USER_WEIGHT = 1.0
+"""The points of a value that the user has named last."""
+
 CROWD_WEIGHT = 2.0
 """A value loses `CROWD_WEIGHT * log(1 + n / CROWD_BYTES)` points if better values of
 its field take n bytes. The field is that of a tool, in all its results.
@@ -114,19 +109,6 @@ CROWD_BYTES = 64
 
 _WORD = re.compile(r"[A-Za-z][a-z]{2,}|[A-Z]{3,}")
 """The words in a value: "orderId_42" has "order"."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Source:
-    """A call with its result, or a message. Each object is another source.
-
-    Attributes:
-        label: The name of the source in the list: a tool with arguments, or an author.
-        origin: The name of the tool, or the author.
-    """
-
-    label: str
-    origin: str
 
 
 @dataclass
@@ -148,12 +130,12 @@ class _Value:
 
     telling: float
     field: str
-    source: _Source
+    source: Source
     newest_number: int = 0
     call_count: int = 0
     reuse_count: int = 0
 
-    def add_use(self, source: _Source, message_number: int, is_call: bool) -> None:
+    def add_use(self, source: Source, message_number: int, is_call: bool) -> None:
         """Counts one more use. The uses are counted in the order of their messages."""
         is_first_use = self.newest_number == 0
         if is_call:
@@ -179,17 +161,14 @@ class Values(Section):
     heading = VALUES
     goes_at = 3
     state_ratio = 0.5
+    token_ratio = 1.0
     shows_tool_use = True
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
         """Returns the smallest of the limits by the window, the room and the calls."""
         history = turn.history
         contents = [history.shown[i] for i in _find_listed(history, covered)]
-        with_tools = [content for content in contents if has_tool(content)]
-        covered_tokens = turn.measure_alone(with_tools) * COVERED_RATIO
-        if with_tools:
-            all_tokens = turn.measure_alone(contents) * COVERED_RATIO
-            covered_tokens = min(covered_tokens + LEAST_TOKENS, all_tokens)
+        covered_tokens = turn.measure_alone(contents) * COVERED_RATIO
         if history.stored is not None and not history.is_whole:
             # The list before stands for calls that are not loaded.
             known_tokens = turn.count(history.stored.beside.get(self.name, ""))
@@ -205,7 +184,12 @@ class Values(Section):
         """Returns the list; "" for no value."""
         listed_indexes = _find_listed(turn.history, covered)
         ranked = _rank_values(turn.history, listed_indexes, known)
-        return room.fill(lambda size_bytes: _write_list(ranked, size_bytes))
+        # A value that stands beside the list already is not listed again.
+        missing = [
+            (text, source) for text, source in ranked.values if not room.shows(text)
+        ]
+        to_list = _Ranked(missing, ranked.sources)
+        return room.fill(lambda size_bytes: _write_list(to_list, size_bytes))
 
 
 def _find_listed(history: History, covered: frozenset[int]) -> frozenset[int]:
@@ -225,8 +209,8 @@ class _Ranked(NamedTuple):
         sources: All sources in the order of the messages.
     """
 
-    values: list[tuple[str, _Source]]
-    sources: list[_Source]
+    values: list[tuple[str, Source]]
+    sources: list[Source]
 
 
 def _rank_values(history: History, covered: Collection[int], known: str) -> _Ranked:
@@ -250,7 +234,7 @@ class _Gathered(NamedTuple):
     """What some messages have: values by their text, and all sources in order."""
 
     values: dict[str, _Value]
-    sources: list[_Source]
+    sources: list[Source]
 
 
 def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
@@ -261,9 +245,9 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         indexes: The indexes of the messages, in rising order.
     """
     values: dict[str, _Value] = {}
-    sources: dict[Hashable, _Source] = {}
+    sources: dict[Hashable, Source] = {}
     message_numbers = {index: number for number, index in enumerate(indexes, 1)}
-    oldest_index = _find_oldest_read(history, indexes)
+    oldest_index = find_oldest_read(history, indexes)
 
     placed_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, placed in enumerate(placed_parts):
@@ -279,8 +263,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         call = placed.part.function_call or placed.call
         source_key = id(call) if call else (placed.content_index, part_number)
         if source_key not in sources:
-            origin = (call.name or "") if call else placed.author
-            sources[source_key] = _Source(_label_source(placed, call), origin)
+            sources[source_key] = describe_source(placed, call)
         source = sources[source_key]
 
         message_number = message_numbers[placed.content_index]
@@ -291,7 +274,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
     return _Gathered(values, list(sources.values()))
 
 
-def _add_known(known: str, values: dict[str, _Value]) -> list[_Source]:
+def _add_known(known: str, values: dict[str, _Value]) -> list[Source]:
     """Adds the values of an older list, unless the messages at hand have them.
 
     These values have no use among the messages, so they count as the oldest ones.
@@ -303,41 +286,24 @@ def _add_known(known: str, values: dict[str, _Value]) -> list[_Source]:
     Returns:
         The sources of the older list, in their order.
     """
-    sources: list[_Source] = []
+    sources: list[Source] = []
     for line in known.splitlines():
         match = _LINE.match(line)
         if match is None:
             # This is the heading.
             continue
-        source = _Source(match["label"], "")
-        sources.append(source)
-        texts = (match["values"] or match["args"] or "").split(", ")
-        for text in texts:
-            if text:
-                values.setdefault(text, _Value(TELLING, "", source))
+        for group_text in match["groups"].split(f"{_NEXT_GROUP}("):
+            has_bracket = group_text.startswith(("(", ":")) or not group_text
+            group = _GROUP.match(group_text if has_bracket else f"({group_text}")
+            if group is None:
+                continue
+            source = Source(match["origin"], group["args"] or "")
+            sources.append(source)
+            texts = group["values"] or source.args.strip("()")
+            for text in texts.split(", "):
+                if text:
+                    values.setdefault(text, _Value(TELLING, "", source))
     return sources
-
-
-def _find_oldest_read(history: History, indexes: Sequence[int]) -> int:
-    """Returns the index of the oldest message that is read whole, among the contents.
-
-    Not all messages of a long history are read whole, because that would hold up the
-    event loop. If even the newest message is too long, no message is read whole. Then
-    an index is returned that is larger than those of all messages.
-
-    Args:
-        history: The history of the request.
-        indexes: The indexes of the messages, in rising order.
-    """
-    left_bytes = MAX_READ_BYTES
-    oldest_index = len(history.contents)
-    for index in reversed(indexes):
-        # A heuristic token is four bytes.
-        left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
-        if left_bytes < 0:
-            break
-        oldest_index = index
-    return oldest_index
 
 
 def _read_part(history: History, placed: PlacedPart) -> list[tuple[str, float, str]]:
@@ -360,91 +326,75 @@ def _read_part(history: History, placed: PlacedPart) -> list[tuple[str, float, s
     return [value for value in found if value[0] in original_text]
 
 
-def _label_source(placed: PlacedPart, call: types.FunctionCall | None) -> str:
-    """Returns the label of a source.
-
-    - For a call or a result: the tool with the values of the call's arguments, such as
-      "read_file(notes/a.txt, utf-8)".
-    - For an output of code: "code".
-    - For another part: the author of the message.
-
-    Args:
-        placed: The part.
-        call: The call in the part, or the call that the part answers; None for neither.
-    """
-    if call is None:
-        return "code" if placed.part.code_execution_result else placed.author
-
-    args = without_secrets(call.args or {})
-    texts = [
-        value if isinstance(value, str) else payload_text(value)
-        for value in args.values()
-    ]
-    args_text = ", ".join(texts)
-    without_noise = drop_noise(hide_secrets(args_text[:MAX_READ_CHARS]))
-    shown = " ".join(without_noise.split())
-    if len(args_text) > MAX_READ_CHARS:
-        # The cut may go through a credential, and half a credential is not recognized.
-        # `excerpt` shows the end of a text as well as its beginning. So the text before
-        # the cut is taken away.
-        shown = shown[:MAX_LABEL_BYTES]
-    return f"{call.name}({excerpt(shown, MAX_LABEL_BYTES)})"
-
-
 def _write_list(ranked: _Ranked, max_bytes: int) -> str:
-    """Writes the heading and a line for each source that is shown.
+    """Writes the heading, and a line for each tool or author with a listed value.
 
-    Returns "" if no source is shown.
+    The line of a tool has a group for each call: "- get(1): A-1, B-2; (7): C-3".
+    Returns "" if no value is listed.
 
     Args:
         ranked: The values that may be listed.
         max_bytes: The most bytes that the list may take, with its heading.
     """
     listed = _choose_listed(ranked.values, max_bytes - len(VALUES))
-    lines = []
+    groups_by_origin: dict[str, list[str]] = {}
     for source in ranked.sources:
         texts = listed.get(source)
         if texts is None:
             continue
-        values_text = f": {', '.join(texts)}" if texts else ""
-        lines.append(quote_line(f"- {source.label}{values_text}"))
+        groups = groups_by_origin.setdefault(source.origin, [])
+        values_text = ", ".join(texts)
+        if groups and not source.args:
+            groups[-1] += f", {values_text}"
+        else:
+            groups.append(f"{source.args}: {values_text}" if texts else source.args)
+
+    lines = [
+        quote_line(f"- {origin}{_NEXT_GROUP.join(groups)}")
+        for origin, groups in groups_by_origin.items()
+    ]
     return "\n".join([VALUES, *lines]) if lines else ""
 
 
 def _choose_listed(
-    ranked_values: Sequence[tuple[str, _Source]], max_bytes: int
-) -> dict[_Source, list[str]]:
+    ranked_values: Sequence[tuple[str, Source]], max_bytes: int
+) -> dict[Source, list[str]]:
     """Chooses the values that are listed: the most useful ones that fit.
 
-    A value that stands in a label, or in another listed value, is not listed again.
+    A value that stands in the arguments of a listed call, or in another listed value,
+    is not listed again.
 
     Args:
         ranked_values: The values, each with its source; the most useful first.
         max_bytes: The most bytes of all lines together.
 
     Returns:
-        The values after the label, by each source that is shown.
+        The values after the arguments, by each source that is shown.
     """
     left_bytes = max_bytes
-    list_text = "\n"  # The labels and values that are listed so far, one a line.
-    listed: dict[_Source, list[str]] = {}
+    list_text = "\n"  # The arguments and values that are listed so far, one a line.
+    listed: dict[Source, list[str]] = {}
+    origins = set[str]()
     for text, source in ranked_values:
         if left_bytes < LEAST_COST_BYTES:
             break
 
         cost_bytes = text_bytes(text) + len(", ")
         is_shown = source in listed
-        if not is_shown:
-            cost_bytes += text_bytes(source.label) + len("- : \n")
+        if not is_shown and source.args:
+            cost_bytes += text_bytes(source.args) + len(": ; ")
+        if source.origin not in origins:
+            cost_bytes += text_bytes(source.origin) + len("- : \n")
         if cost_bytes > left_bytes or _stands_in(text, list_text):
             continue
 
         left_bytes -= cost_bytes
+        origins.add(source.origin)
         if not is_shown:
             listed[source] = []
-            list_text += source.label + "\n"
-        # The label of the source may have the value already.
-        if not _stands_in(text, source.label):
+            list_text += source.args + "\n"
+        # The arguments may have the value already.
+        if not _stands_in(text, source.args):
             listed[source].append(text)
             list_text += text + "\n"
     return listed
@@ -468,6 +418,7 @@ def _rank(values: dict[str, _Value]) -> list[str]:
         reuse_points = REUSE_WEIGHT * math.log1p(value.reuse_count)
         recency_points = RECENCY_WEIGHT * (value.newest_number / newest_number)
         call_points = CALL_WEIGHT if value.call_count > 0 else 0.0
+        user_points = USER_WEIGHT if value.source.origin == USER else 0.0
 
         words = _find_words(text)
         kin_ratio = KIN_WITHOUT_WORDS_RATIO
@@ -476,7 +427,12 @@ def _rank(values: dict[str, _Value]) -> list[str]:
         kin_points = KIN_WEIGHT * kin_ratio
 
         points[text] = (
-            value.telling + reuse_points + recency_points + call_points + kin_points
+            value.telling
+            + reuse_points
+            + recency_points
+            + call_points
+            + kin_points
+            + user_points
         )
 
     ranked = sorted(values, key=points.__getitem__, reverse=True)

@@ -162,7 +162,7 @@ class Ask:
             return _shorten_kept_only(turn)
 
         draft = await self.summarize(turn, covered)
-        budget_tokens = turn.summary_tokens // 2
+        budget_tokens = compose.summary_tokens(turn, draft.covered) // 2
         most_attempts = turn.settings.max_compaction_attempts
         while self.attempts < most_attempts:
             if not _needs_shorter_summary(turn, draft, budget_tokens):

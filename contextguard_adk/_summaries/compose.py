@@ -22,6 +22,7 @@ from google.genai import types
 from contextguard_adk import _sections, _shapes
 from contextguard_adk._history.contents import (
     content_text,
+    has_tool,
     join_messages,
     media_parts,
     parts_of,
@@ -45,7 +46,7 @@ from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.room import MAX_STATE_BYTES, Rooms
-from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.turn import LEAST_SUMMARY_TOKENS, Turn
 from contextguard_adk._turn.units import Section
 
 _CONTINUATION = (
@@ -86,8 +87,9 @@ A shorter quote would hardly save tokens, and would lose the point of the reques
 MAX_EXCERPT_BYTES = 1_000
 """The most of a quoted request that is stored, for sessions that are loaded in part."""
 
-LEAST_REDUCED_TOKENS = 200
-"""The user's messages beside a summary do not reduce its budget below this."""
+LEAST_SUMMARY_RATIO = 0.5
+"""A summary of tool calls and results may take at least this part of its usual budget.
+"""
 
 
 class _Shrunk(NamedTuple):
@@ -154,21 +156,23 @@ def squeeze(turn: Turn, draft: Draft) -> Outcome:
 def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     """Returns how many tokens a summary of the covered messages may take.
 
-    A section may show the user's messages word for word, so that the summary need not
-    repeat these messages. Then the usual budget is reduced by half of the tokens that
-    these messages may take. The result is at least a third of the usual budget, and at
-    least `LEAST_REDUCED_TOKENS`, unless the usual budget is lower.
+    The lists of values and lines beside a summary tell most of what tools have
+    returned. So a summary gets its usual budget only if at least half of what no
+    summary has replaced yet are the words of the user and of the model. With fewer
+    words its budget is lower, down to `LEAST_SUMMARY_RATIO` of the usual one.
     """
     history = turn.history
+    new_contents = [
+        history.contents[index] for index in sorted(covered - history.model_covered)
+    ]
+    word_contents = [content for content in new_contents if not has_tool(content)]
+    new_tokens = max(1, turn.measure_alone(new_contents))
+    words_ratio = turn.measure_alone(word_contents) / new_tokens
+    ratio = min(1.0, max(LEAST_SUMMARY_RATIO, 2 * words_ratio))
+
     usual_tokens = turn.summary_tokens
-    # The current request does not count, because a continuation quotes it.
-    user_indexes = covered.intersection(history.user_messages)
-    user_indexes -= {history.request_index}
-    user_contents = [history.contents[index] for index in user_indexes]
-    shown_tokens = min(turn.user_tokens, turn.measure_alone(user_contents))
-    least_tokens = max(LEAST_REDUCED_TOKENS, usual_tokens // 3)
-    reduced_tokens = max(least_tokens, usual_tokens - shown_tokens // 2)
-    return min(usual_tokens, reduced_tokens)
+    least_tokens = min(usual_tokens, LEAST_SUMMARY_TOKENS)
+    return max(least_tokens, int(usual_tokens * ratio))
 
 
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
@@ -314,7 +318,8 @@ def _write_section(
         covered: Indexes of the messages that the new summary replaces.
         rooms: The room of the texts, from which this one is taken.
     """
-    room = rooms.give(section.most_tokens(turn, covered), section.state_ratio)
+    most_tokens = section.most_tokens(turn, covered)
+    room = rooms.give(most_tokens, section.state_ratio, section.token_ratio)
     if section.own_state_bytes:
         room = replace(room, state_bytes=section.own_state_bytes)
     stored = turn.history.stored
@@ -325,6 +330,8 @@ def _write_section(
         stored_text = stored.beside.get(section.name, "")[:MAX_STATE_BYTES]
         known = turn.history.redactor.redact_text(stored_text)
     text = _storable(section.write(turn, covered, known, room))
+    if text:
+        rooms.show(text)
     if text and not section.own_state_bytes:
         rooms.take(text)
     return {section.name: text} if text else {}

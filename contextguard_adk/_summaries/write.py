@@ -22,7 +22,6 @@ from contextguard_adk._history.contents import pair_boundaries
 from contextguard_adk._history.history import History
 from contextguard_adk._history.thoughts import newest_thoughts
 from contextguard_adk._history.transcript import Entry, fit_entries, render_entries
-from contextguard_adk._history.truncation import without_names
 from contextguard_adk._measuring.budgets import TokenCounter, shorten_to_tokens
 from contextguard_adk._measuring.calibration import DEFAULT_CORRECTION, token_counter
 from contextguard_adk._providers.clients import thinking_tokens
@@ -111,13 +110,8 @@ def render_messages(
 ) -> list[Entry]:
     """Renders messages as entries of a transcript.
 
-    The summarizer reads a large result shortened, as the agent was shown the result.
-    The guard may have added a field to a shortened result: the list of values that the
-    result no longer shows. This field is left out, because a section beside the summary
-    lists these values.
-
-    If messages are redacted, the summarizer reads whole results instead. In a shortened
-    result a secret might be cut in two, and its halves would not be redacted.
+    The summarizer reads each result as the tool has answered it, also a result that the
+    agent was shown only in part. `fit_entries` shortens what has no room.
 
     Args:
         turn: The model call.
@@ -125,23 +119,12 @@ def render_messages(
         required: Indexes of messages whose entries are never dropped for lack of room.
     """
     history = turn.history
-    contents: list[types.Content] = []
-    if history.redactor:
-        # `told` has the redacted contents, with whole results.
-        contents += history.told
-    else:
-        for shown, whole in zip(history.shown, history.contents, strict=True):
-            if shown is whole:
-                contents.append(whole)
-            else:
-                contents.append(without_names(shown, whole))
-
     # A handle is the name under which the recall tool finds a part. The handle is a
-    # digest of the whole part, so `render_entries` needs the whole messages. If the
-    # agent has no recall tool, the entries have no handles.
+    # digest of the part before redaction. If the agent has no recall tool, the entries
+    # have no handles.
     wholes_for_handles = history.contents if turn.has_recall else None
     return render_entries(
-        contents, indexes, required, wholes_for_handles, history.outputs
+        history.told, indexes, required, wholes_for_handles, history.outputs
     )
 
 

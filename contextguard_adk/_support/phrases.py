@@ -48,6 +48,9 @@ OPEN_CALLS = _register(
     "answer may follow below]"
 )
 VALUES = _register("[Values| of what was left out, each line with where they stood]")
+LINES = _register(
+    "[Lines| of what was left out, word for word, each below where it stood]"
+)
 RECALL = _register("[recall_history(|query=…) searches what this summary leaves out.]")
 MORE = _register("[more:| {}]")
 GOES_ON = _register("[goes on:| {}]")

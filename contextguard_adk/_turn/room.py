@@ -24,6 +24,17 @@ STATE_RATIO = 0.2
 events.
 """
 
+BESIDE_RATIO = 0.28
+"""A summary and the texts that share its room take at most this part of the tokens that
+instruction and tools leave below the threshold.
+
+On recorded sessions, a larger part led to more compactions, and a smaller one lost what
+later calls needed.
+"""
+
+LEAST_BESIDE_TOKENS = 400
+"""The texts that share a room may take this together, however long the summary is."""
+
 EVENT_BYTES = 300
 """An event takes at least this in a session, beside its content."""
 
@@ -55,11 +66,17 @@ class Room:
         tokens: The most that the text may take in the request, in tokens of the model.
         state_bytes: The most that the text may take in session state, as JSON.
         turn: The model call, which counts tokens.
+        beside: The summary, and the texts beside it that are written already.
     """
 
     tokens: float
     state_bytes: int
     turn: Turn
+    beside: str = ""
+
+    def shows(self, text: str) -> bool:
+        """Returns whether a text stands in the summary, or in a text beside it."""
+        return text in self.beside
 
     def holds(self, text: str) -> bool:
         """Returns whether a text fits."""
@@ -77,6 +94,8 @@ class Room:
                 take.
         """
         # A correction below 1 counts as 1.
+        if self.tokens < 1:
+            return ""
         bytes_a_token = _BYTES_A_TOKEN / max(1.0, self.turn.correction)
         guess_bytes = min(int(self.tokens * bytes_a_token), self.state_bytes)
         for _ in range(_MOST_GUESSES):
@@ -88,7 +107,10 @@ class Room:
             ratio = max(token_ratio, byte_ratio)
             if ratio <= 1:
                 return text
-            guess_bytes = int(_GUESS_MARGIN * guess_bytes / ratio)
+            # The text may be far shorter than the guess, because nothing more is to be
+            # written. Then only a guess below its own size makes it shorter.
+            written_bytes = min(guess_bytes, text_bytes(text))
+            guess_bytes = int(_GUESS_MARGIN * written_bytes / ratio)
         return ""
 
 
@@ -96,7 +118,7 @@ class Rooms:
     """Divides the room beside a summary: gives each text what the others have left."""
 
     def __init__(self, turn: Turn, covered: frozenset[int], summary: str) -> None:
-        """Finds the room in session state that a summary leaves.
+        """Finds the room that a summary leaves, in the request and in session state.
 
         Args:
             turn: The model call.
@@ -104,6 +126,10 @@ class Rooms:
             summary: The text of the summary.
         """
         self._turn = turn
+        self._beside = summary
+        most_tokens = BESIDE_RATIO * turn.room_tokens
+        self._left_tokens = max(LEAST_BESIDE_TOKENS, most_tokens)
+
         memo = turn.history.memo
         contents = [turn.history.contents[index] for index in covered]
         # A heuristic token is four bytes.
@@ -113,19 +139,33 @@ class Rooms:
         left_bytes = most_bytes - measure_stored(summary)
         self._left_bytes = max(LEAST_STATE_BYTES, left_bytes)
 
-    def give(self, tokens: float, state_ratio: float) -> Room:
-        """Returns the room of the next text that shares the room in session state.
+    def give(
+        self, tokens: float, state_ratio: float, token_ratio: float | None = None
+    ) -> Room:
+        """Returns the room of the next text.
 
         Args:
             tokens: The most tokens that the text should take.
             state_ratio: The part of the bytes that are left in session state which the
                 text may take; from 0 to 1.
+            token_ratio: The part of the tokens that are left in the request which the
+                text may take, from 0 to 1; None for a text that does not share them.
         """
-        return Room(tokens, int(state_ratio * self._left_bytes), self._turn)
+        state_bytes = int(state_ratio * self._left_bytes)
+        most_tokens = tokens
+        if token_ratio is not None:
+            most_tokens = min(tokens, token_ratio * self._left_tokens)
+        return Room(most_tokens, state_bytes, self._turn, self._beside)
 
     def take(self, text: str) -> None:
-        """Takes the room of a text that was written."""
+        """Takes the room in session state of a text that was written."""
         self._left_bytes = max(0, self._left_bytes - measure_stored(text))
+
+    def show(self, text: str) -> None:
+        """Takes the tokens of a text that was written; later texts can look into it."""
+        left_tokens = self._left_tokens - self._turn.count(text)
+        self._left_tokens = max(0, left_tokens)
+        self._beside += f"\n{text}"
 
 
 def measure_stored(text: str) -> int:

@@ -39,7 +39,7 @@ KEEP_TOOLS_RATIO = 0.10
 NEWEST_KEPT_RATIO = 0.5
 """The newest results of `keep_tools` may take this part of the window."""
 
-KEEP_RATIO = 0.1
+KEEP_RATIO = 0.0
 """`keep="auto"` stands for this part of the window if a tool has been called."""
 
 KEEP_CHAT_RATIO = 0.2
@@ -85,7 +85,7 @@ class StrategySettings(Settings):
         "of the trigger.",
     )
     preview_tokens: Annotated[int | float | None, size(100, None, False)] = Field(
-        default=0.05,
+        default=0.025,
         description="A tool result that takes more than this is shown with head and "
         "tail only, and with a handle, from its first request on: tokens as an int, at "
         "least 100, or a part of the context window as a float, more than 0 and less "

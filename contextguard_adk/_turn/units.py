@@ -60,6 +60,9 @@ class Section:
             request, unless `most_tokens` says otherwise.
         state_ratio: The part of the bytes left in session state that the text may
             take; from 0 to 1.
+        token_ratio: The part of the tokens that the summary and the texts before leave
+            which the text may take, from 0 to 1; None for a text that is too important
+            to share them.
         own_state_bytes: The most that the text may take in session state if it does not
             share the room of the other texts; 0 if it does.
         is_briefed: Whether the summarizer is given the text of `brief`.
@@ -78,6 +81,7 @@ class Section:
     held_ratio: float = 0.0
     window_ratio: float = 1.0
     state_ratio: float = 1.0
+    token_ratio: float | None = None
     own_state_bytes: int = 0
     is_briefed: bool = False
     is_told_anew: bool = False

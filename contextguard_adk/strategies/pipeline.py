@@ -99,7 +99,7 @@ class Pipeline(Strategy):
     """
 
     window: MessageWindow | TokenWindow | None = Field(
-        default=TokenWindow(budget_tokens=0.22),
+        default=TokenWindow(budget_tokens=0.10),
         description="Drops old messages: a `MessageWindow` or a `TokenWindow`. The "
         "default keeps the newest that take 0.22 of the context window. None (false in "
         "a file): this step drops nothing.",

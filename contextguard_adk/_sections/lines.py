@@ -1,0 +1,261 @@
+"""Telling lines of what a summary replaces, word for word.
+
+The lines come from the arguments of calls, from results, and from the texts of the
+model. Some of them no request has shown: a large result is shortened on arrival. The
+list has a group for each source:
+
+    - read_file(src/a.py):
+      MAX_RETRIES = 3  # as agreed with the operators
+
+"Covered" messages are those that the summary replaces. An index is the position of a
+message among the contents of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contextguard_adk._history.adk_events import RECALL_TOOL
+from contextguard_adk._history.contents import content_text, payload_of
+from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.history import History
+from contextguard_adk._history.text import PlacedPart, walk_parts
+from contextguard_adk._measuring.tokens import text_bytes
+from contextguard_adk._sections.sources import (
+    USER,
+    Source,
+    describe_source,
+    find_oldest_read,
+)
+from contextguard_adk._sections.telling import (
+    MIN_LINE_CHARS,
+    read_lines,
+    score_lines,
+)
+from contextguard_adk._support.phrases import LINES, quote_line
+from contextguard_adk._turn.room import Room
+from contextguard_adk._turn.turn import Turn
+from contextguard_adk._turn.units import Section
+
+LINES_RATIO = 0.10
+"""The list takes at most this part of `Budgets.working_tokens`."""
+
+CALLS_RATIO = 0.7
+"""Lines of calls take at most this part of the list.
+
+On recorded sessions of coding agents, most lines that a later call repeated were the
+agent's own: a test, a command, a piece of code that it had written before.
+"""
+
+RECENCY_WEIGHT = 0.1
+"""The points of a line in the newest message. In older messages it has fewer points."""
+
+MARGIN_BYTES = 3
+"""In the list, a line has two spaces before it, and a line break after it."""
+
+LABEL_BYTES = 4
+"""In the list, a label has "- " before it, and ":" with a line break after it."""
+
+MAX_MISSES = 40
+"""After so many lines that do not fit, no more lines are tried."""
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The lines that may be listed.
+
+    Attributes:
+        sources: All sources, in the order of the messages.
+        numbers: The number of the message of each source, from 1; 0 for the sources of
+            an older list.
+        in_calls: The lines of calls, each with its newest source; the newest line is
+            last.
+        in_others: The lines of results and of the model's texts, in the same form.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    numbers: dict[Source, int] = field(default_factory=dict)
+    in_calls: dict[str, Source] = field(default_factory=dict)
+    in_others: dict[str, Source] = field(default_factory=dict)
+
+    def add(
+        self, source: Source, number: int, lines: Iterable[str], is_call: bool
+    ) -> None:
+        """Adds the lines of a source. The sources are added in their order."""
+        self.sources.append(source)
+        self.numbers[source] = number
+        lines_of_kind = self.in_calls if is_call else self.in_others
+        for line in lines:
+            # A repeated line moves to the end, with its newest source.
+            lines_of_kind.pop(line, None)
+            lines_of_kind[line] = source
+
+
+class Lines(Section):
+    """Lists lines of the covered messages, word for word.
+
+    If a session is loaded in part, the list takes over the lines of the list before,
+    and adds those of the messages that are covered anew.
+    """
+
+    name = "lines"
+    label = "the lines beside the summary"
+    heading = LINES
+    goes_at = 1
+    window_ratio = LINES_RATIO
+    token_ratio = 1.0
+
+    def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
+        """Returns the list; "" for no line."""
+        history = turn.history
+        read_indexes = covered if history.is_whole else covered - history.covered
+        lines = _gather(history, sorted(read_indexes), known)
+        newest_calls = list(reversed(lines.in_calls))
+        telling_others = _rank_others(lines)
+
+        def write_list(max_bytes: int) -> str:
+            chosen = _Choice(max_bytes - len(LINES), room)
+            chosen.choose(newest_calls, lines.in_calls, CALLS_RATIO)
+            chosen.choose(telling_others, lines.in_others)
+            return _write_list(lines.sources, chosen.listed)
+
+        return room.fill(write_list)
+
+
+def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
+    """Reads the lines of some messages, and of an older list.
+
+    Args:
+        history: The history of the request.
+        indexes: The indexes of the messages, in rising order.
+        known: The list of older messages, of which the history may lack some; "" for
+            none.
+    """
+    lines = _Lines()
+    for source, known_lines in _read_known(known).items():
+        lines.add(source, 0, known_lines, is_call=False)
+
+    numbers = {index: number for number, index in enumerate(indexes, 1)}
+    oldest_index = find_oldest_read(history, indexes)
+    for placed in walk_parts(history.told, indexes, history.outputs):
+        if placed.content_index < oldest_index or _is_left_out(placed):
+            continue
+        call = placed.part.function_call
+        lines.add(
+            describe_source(placed, call or placed.call),
+            numbers[placed.content_index],
+            _read_part(history, placed),
+            is_call=call is not None,
+        )
+    return lines
+
+
+def _read_known(known: str) -> dict[Source, list[str]]:
+    """Reads a list that `_write_list` has written: the lines by their source."""
+    lines_by_source: dict[Source, list[str]] = {}
+    source = None
+    for line in known.splitlines():
+        if line.startswith("- "):
+            source = Source(line.removeprefix("- ").removesuffix(":"))
+            lines_by_source[source] = []
+        elif source is not None:
+            lines_by_source[source].append(line.strip())
+    return lines_by_source
+
+
+def _is_left_out(placed: PlacedPart) -> bool:
+    """Whether no lines of a part are listed.
+
+    The user's messages have a section of their own. The recall tool repeats messages.
+    """
+    tool = placed.part.function_call or placed.part.function_response
+    if tool is None:
+        return placed.author == USER
+    return tool.name == RECALL_TOOL
+
+
+def _read_part(history: History, placed: PlacedPart) -> list[str]:
+    """Returns the lines of a part, without those that another plugin has added."""
+    payload = payload_of(placed.part)
+    lines = read_lines(placed.text if payload is None else without_secrets(payload))
+    original = history.original(placed.content_index)
+    if original is history.contents[placed.content_index]:
+        # No plugin has changed the content.
+        return lines
+
+    original_text = content_text(original)
+    return [line for line in lines if line in original_text]
+
+
+def _rank_others(lines: _Lines) -> list[str]:
+    """Returns the lines of results and texts, the most telling first.
+
+    A line that also stands in a call is left out.
+    """
+    newest_number = max([1, *lines.numbers.values()])
+    points = score_lines(lines.in_others.keys() - lines.in_calls.keys())
+    for line in points:
+        number = lines.numbers[lines.in_others[line]]
+        points[line] += RECENCY_WEIGHT * number / newest_number
+    # Lines with equal points are in their own order, so that the list is always the
+    # same for the same messages.
+    return sorted(points, key=lambda line: (-points[line], line))
+
+
+class _Choice:
+    """Chooses the lines that are listed.
+
+    Attributes:
+        listed: The chosen lines by their source.
+    """
+
+    def __init__(self, max_bytes: int, room: Room) -> None:
+        self.listed: dict[Source, list[str]] = {}
+        self._left_bytes = max_bytes
+        self._room = room
+
+    def choose(
+        self, ranked: Iterable[str], sources: Mapping[str, Source], ratio: float = 1.0
+    ) -> None:
+        """Chooses lines as long as they fit.
+
+        A line that stands beside the list already is passed over, and so is a line with
+        a credential.
+
+        Args:
+            ranked: The lines, the best one first.
+            sources: The source of each line.
+            ratio: The part of the bytes that are left which the lines may take.
+        """
+        reserved_bytes = int(self._left_bytes * (1 - ratio))
+        misses = 0
+        for line in ranked:
+            free_bytes = self._left_bytes - reserved_bytes
+            if free_bytes < MIN_LINE_CHARS or misses > MAX_MISSES:
+                return
+            source = sources[line]
+            cost_bytes = text_bytes(line) + MARGIN_BYTES
+            if source not in self.listed:
+                cost_bytes += text_bytes(source.label) + LABEL_BYTES
+
+            if cost_bytes > free_bytes:
+                misses += 1
+            elif not self._room.shows(line) and hide_secrets(line) == line:
+                self.listed.setdefault(source, []).append(line)
+                self._left_bytes -= cost_bytes
+
+
+def _write_list(
+    sources: Sequence[Source], listed: Mapping[Source, Sequence[str]]
+) -> str:
+    """Writes the heading, and a group of lines for each source; "" for no line."""
+    if not listed:
+        return ""
+
+    texts = [LINES]
+    for source in sources:
+        if source in listed:
+            texts.append(f"- {quote_line(source.label)}:")
+            texts += [f"  {quote_line(line)}" for line in listed[source]]
+    return "\n".join(texts)

@@ -1,0 +1,104 @@
+"""The sources of the values and lines that stand beside a summary.
+
+An index is the position of a message among the contents of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.genai import types
+
+from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.history import History
+from contextguard_adk._history.noise import drop_noise
+from contextguard_adk._history.text import PlacedPart, payload_text
+from contextguard_adk._measuring.budgets import excerpt
+
+USER = "user"
+"""The origin of the user's messages."""
+
+MAX_LABEL_BYTES = 60
+"""The arguments of a call take at most this in the label of a source."""
+
+MAX_READ_CHARS = 4_000
+"""Only this many characters of a call's arguments are read for a label."""
+
+MAX_READ_BYTES = 400_000
+"""The newest messages are read whole, up to this size together.
+
+Of older messages only the calls are read.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A call with its result, or a message. Each object is another source.
+
+    Attributes:
+        origin: The name of the tool, or the author.
+        args: The arguments of the call, such as "(src/a.py)"; "" for a message.
+    """
+
+    origin: str
+    args: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name of the source, such as "read_file(src/a.py)" or "user"."""
+        return self.origin + self.args
+
+
+def find_oldest_read(history: History, indexes: Sequence[int]) -> int:
+    """Returns the index of the oldest message that is read whole, among the contents.
+
+    Not all messages of a long history are read whole, because that would hold up the
+    event loop. If even the newest message is too long, no message is read whole. Then
+    an index is returned that is larger than those of all messages.
+
+    Args:
+        history: The history of the request.
+        indexes: The indexes of the messages, in rising order.
+    """
+    left_bytes = MAX_READ_BYTES
+    oldest_index = len(history.contents)
+    for index in reversed(indexes):
+        # A heuristic token is four bytes.
+        left_bytes -= 4 * history.memo.estimate_tokens([history.contents[index]])
+        if left_bytes < 0:
+            break
+        oldest_index = index
+    return oldest_index
+
+
+def describe_source(placed: PlacedPart, call: types.FunctionCall | None) -> Source:
+    """Describes the source of a part.
+
+    - For a call or a result: the tool with the values of the call's arguments, such as
+      "read_file" and "(notes/a.txt, utf-8)".
+    - For an output of code: "code".
+    - For another part: the author of the message.
+
+    Args:
+        placed: The part.
+        call: The call in the part, or the call that the part answers; None for neither.
+    """
+    if call is None:
+        is_output = placed.part.code_execution_result is not None
+        return Source("code" if is_output else placed.author)
+
+    args = without_secrets(call.args or {})
+    texts = [
+        value if isinstance(value, str) else payload_text(value)
+        for value in args.values()
+    ]
+    args_text = ", ".join(texts)
+    without_noise = drop_noise(hide_secrets(args_text[:MAX_READ_CHARS]))
+    shown = " ".join(without_noise.split())
+    if len(args_text) > MAX_READ_CHARS:
+        # The cut may go through a credential, and half a credential is not recognized.
+        # `excerpt` shows the end of a text as well as its beginning. So the text before
+        # the cut is taken away.
+        shown = shown[:MAX_LABEL_BYTES]
+    return Source(call.name or "?", f"({excerpt(shown, MAX_LABEL_BYTES)})")
