@@ -144,7 +144,7 @@ HIDDEN: list[tuple[Any, str]] = [
 
 
 async def list_values(results: list[Any], *, as_arguments: bool = False) -> str:
-    """The list of values after a compaction of these results, made by a real runner."""
+    """The values and lines after a compaction of these results, by a real runner."""
     contents: list[types.Content] = []
     for number, result in enumerate(results):
         answer = {"row": f"row-{number:03}", "found": result, "text": words(60)}
@@ -152,7 +152,8 @@ async def list_values(results: list[Any], *, as_arguments: bool = False) -> str:
         contents.append(call("fetch", str(number), **arguments))
         contents.append(response("fetch", answer, str(number)))
 
-    llm = SimulatedLlm(summary_replies=["Read."])
+    summary = "## Current State\nThe agent has read many records, one after the other."
+    llm = SimulatedLlm(summary_replies=[summary])
     chat = guarded_chat(llm, Threshold(context_window=200_000, keep=0))
     await seed(chat, *contents, state=DEMAND)
     await chat.say("And now?")

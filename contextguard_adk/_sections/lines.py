@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
-from contextguard_adk._history.credentials import hide_secrets, without_secrets
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import PlacedPart, walk_parts
 from contextguard_adk._measuring.tokens import text_bytes
@@ -30,6 +30,7 @@ from contextguard_adk._sections.sources import (
 )
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
+    ReadLine,
     read_lines,
     score_lines,
 )
@@ -61,6 +62,13 @@ MAX_MISSES = 40
 """After so many lines that do not fit, no more lines are tried."""
 
 
+class _Placed(NamedTuple):
+    """A line, and the newest source that has it."""
+
+    line: ReadLine
+    source: Source
+
+
 @dataclass(frozen=True)
 class _Lines:
     """The lines that may be listed.
@@ -69,18 +77,17 @@ class _Lines:
         sources: All sources, in the order of the messages.
         numbers: The number of the message of each source, from 1; 0 for the sources of
             an older list.
-        in_calls: The lines of calls, each with its newest source; the newest line is
-            last.
+        in_calls: The lines of calls by their text; the newest line is last.
         in_others: The lines of results and of the model's texts, in the same form.
     """
 
     sources: list[Source] = field(default_factory=list)
     numbers: dict[Source, int] = field(default_factory=dict)
-    in_calls: dict[str, Source] = field(default_factory=dict)
-    in_others: dict[str, Source] = field(default_factory=dict)
+    in_calls: dict[str, _Placed] = field(default_factory=dict)
+    in_others: dict[str, _Placed] = field(default_factory=dict)
 
     def add(
-        self, source: Source, number: int, lines: Iterable[str], is_call: bool
+        self, source: Source, number: int, lines: Iterable[ReadLine], is_call: bool
     ) -> None:
         """Adds the lines of a source. The sources are added in their order."""
         self.sources.append(source)
@@ -88,8 +95,8 @@ class _Lines:
         lines_of_kind = self.in_calls if is_call else self.in_others
         for line in lines:
             # A repeated line moves to the end, with its newest source.
-            lines_of_kind.pop(line, None)
-            lines_of_kind[line] = source
+            lines_of_kind.pop(line.text, None)
+            lines_of_kind[line.text] = _Placed(line, source)
 
 
 class Lines(Section):
@@ -111,13 +118,13 @@ class Lines(Section):
         history = turn.history
         read_indexes = covered if history.is_whole else covered - history.covered
         lines = _gather(history, sorted(read_indexes), known)
-        newest_calls = list(reversed(lines.in_calls))
+        newest_calls = list(reversed(lines.in_calls.values()))
         telling_others = _rank_others(lines)
 
         def write_list(max_bytes: int) -> str:
             chosen = _Choice(max_bytes - len(LINES), room)
-            chosen.choose(newest_calls, lines.in_calls, CALLS_RATIO)
-            chosen.choose(telling_others, lines.in_others)
+            chosen.choose(newest_calls, CALLS_RATIO)
+            chosen.choose(telling_others)
             return _write_list(lines.sources, chosen.listed)
 
         return room.fill(write_list)
@@ -151,16 +158,17 @@ def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
     return lines
 
 
-def _read_known(known: str) -> dict[Source, list[str]]:
+def _read_known(known: str) -> dict[Source, list[ReadLine]]:
     """Reads a list that `_write_list` has written: the lines by their source."""
-    lines_by_source: dict[Source, list[str]] = {}
+    lines_by_source: dict[Source, list[ReadLine]] = {}
     source = None
     for line in known.splitlines():
         if line.startswith("- "):
             source = Source(line.removeprefix("- ").removesuffix(":"))
             lines_by_source[source] = []
         elif source is not None:
-            lines_by_source[source].append(line.strip())
+            text = line.strip()
+            lines_by_source[source].append(ReadLine(text, text, names=()))
     return lines_by_source
 
 
@@ -175,20 +183,20 @@ def _is_left_out(placed: PlacedPart) -> bool:
     return tool.name == RECALL_TOOL
 
 
-def _read_part(history: History, placed: PlacedPart) -> list[str]:
+def _read_part(history: History, placed: PlacedPart) -> list[ReadLine]:
     """Returns the lines of a part, without those that another plugin has added."""
     payload = payload_of(placed.part)
-    lines = read_lines(placed.text if payload is None else without_secrets(payload))
+    lines = read_lines(placed.text if payload is None else payload)
     original = history.original(placed.content_index)
     if original is history.contents[placed.content_index]:
         # No plugin has changed the content.
         return lines
 
     original_text = content_text(original)
-    return [line for line in lines if line in original_text]
+    return [line for line in lines if line.text in original_text]
 
 
-def _rank_others(lines: _Lines) -> list[str]:
+def _rank_others(lines: _Lines) -> list[_Placed]:
     """Returns the lines of results and texts, the most telling first.
 
     A line that also stands in a call is left out.
@@ -196,11 +204,12 @@ def _rank_others(lines: _Lines) -> list[str]:
     newest_number = max([1, *lines.numbers.values()])
     points = score_lines(lines.in_others.keys() - lines.in_calls.keys())
     for line in points:
-        number = lines.numbers[lines.in_others[line]]
+        number = lines.numbers[lines.in_others[line].source]
         points[line] += RECENCY_WEIGHT * number / newest_number
     # Lines with equal points are in their own order, so that the list is always the
     # same for the same messages.
-    return sorted(points, key=lambda line: (-points[line], line))
+    ranked = sorted(points, key=lambda line: (-points[line], line))
+    return [lines.in_others[line] for line in ranked]
 
 
 class _Choice:
@@ -215,9 +224,7 @@ class _Choice:
         self._left_bytes = max_bytes
         self._room = room
 
-    def choose(
-        self, ranked: Iterable[str], sources: Mapping[str, Source], ratio: float = 1.0
-    ) -> None:
+    def choose(self, ranked: Iterable[_Placed], ratio: float = 1.0) -> None:
         """Chooses lines as long as they fit.
 
         A line that stands beside the list already is passed over, and so is a line with
@@ -225,24 +232,22 @@ class _Choice:
 
         Args:
             ranked: The lines, the best one first.
-            sources: The source of each line.
             ratio: The part of the bytes that are left which the lines may take.
         """
         reserved_bytes = int(self._left_bytes * (1 - ratio))
         misses = 0
-        for line in ranked:
+        for line, source in ranked:
             free_bytes = self._left_bytes - reserved_bytes
             if free_bytes < MIN_LINE_CHARS or misses > MAX_MISSES:
                 return
-            source = sources[line]
-            cost_bytes = text_bytes(line) + MARGIN_BYTES
+            cost_bytes = text_bytes(line.text) + MARGIN_BYTES
             if source not in self.listed:
                 cost_bytes += text_bytes(source.label) + LABEL_BYTES
 
             if cost_bytes > free_bytes:
                 misses += 1
-            elif not self._room.shows(line) and hide_secrets(line) == line:
-                self.listed.setdefault(source, []).append(line)
+            elif not self._room.shows(line.text) and not line.has_credential:
+                self.listed.setdefault(source, []).append(line.text)
                 self._left_bytes -= cost_bytes
 
 

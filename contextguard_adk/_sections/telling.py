@@ -7,13 +7,18 @@ anything but signs, as lines of code often do, or if it is noise, such as base64
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
+
+from contextguard_adk._history.credentials import hide_secrets, is_credential
+from contextguard_adk._history.field_names import Names, name_field
 
 MIN_LINE_CHARS = 16
 """A shorter line is not read: it hardly tells anything by itself."""
@@ -50,6 +55,12 @@ LEAST_PLAIN_RATIO = 0.05
 _MAX_DEPTH = 20
 """Objects and lists that are nested deeper are not read."""
 
+_MAX_JSON_DEPTH = 6
+"""JSON in a text is parsed if the text is nested less deep than this in its payload."""
+
+_KEY_FILE = "-----BEGIN"
+"""A text with this may have the key of a server, in lines that look like base64."""
+
 _PLAIN_FIELDS = frozenset(["result", "text", "content", "output", "stdout"])
 """A text in one of these fields is not written with the name of the field."""
 
@@ -79,48 +90,97 @@ class LineForm(NamedTuple):
     plain_ratio: float
 
 
-def read_lines(payload: object) -> list[str]:
+class ReadLine(NamedTuple):
+    """A line, and what tells whether there is a credential in it.
+
+    Attributes:
+        text: The line, without white space at its ends.
+        context: The line as it stands in its text, with the line before it.
+        names: The names of the fields around the text, the outermost one first.
+    """
+
+    text: str
+    context: str
+    names: Names
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether a credential, or the number of a card, stands in the line."""
+        if is_credential(self.names, self.text):
+            return True
+        return not hide_secrets(self.context, self.names).endswith(self.text)
+
+
+def read_lines(payload: object) -> list[ReadLine]:
     """Returns the lines of a payload, or of a text, in their order.
 
     A short text in a field is a line with the name of the field: "note: …".
     """
-    texts = _walk_texts(payload, name="", depth=0)
-    lines = itertools.chain.from_iterable(_split_text(text) for text in texts)
+    lines = _walk_lines(payload, names=(), depth=0)
     return list(itertools.islice(lines, MAX_LINES))
 
 
-def _walk_texts(value: object, name: str, depth: int) -> Iterator[str]:
-    """Yields the texts in a payload.
+def _walk_lines(value: object, names: Names, depth: int) -> Iterator[ReadLine]:
+    """Yields the lines of the texts in a payload.
 
     Args:
         value: The payload, or a value that is nested in the payload.
-        name: The name of the field with the value; "" for none.
-        depth: How many objects and lists are around the value.
+        names: The names of the fields around the value, the outermost one first.
+        depth: How many objects, lists and texts with JSON are around the value.
     """
     if isinstance(value, str):
-        is_named = name and name not in _PLAIN_FIELDS and "\n" not in value
-        yield f"{name}: {value}" if is_named else value
+        yield from _walk_text(value, names, depth)
     elif isinstance(value, dict) and depth < _MAX_DEPTH:
         for key, item in value.items():
-            yield from _walk_texts(item, str(key), depth + 1)
+            yield from _walk_lines(item, name_field(value, names, key), depth + 1)
     elif isinstance(value, list | tuple) and depth < _MAX_DEPTH:
         for item in value:
-            yield from _walk_texts(item, name, depth + 1)
+            yield from _walk_lines(item, names, depth + 1)
 
 
-def _split_text(text: str) -> Iterator[str]:
+def _walk_text(text: str, names: Names, depth: int) -> Iterator[ReadLine]:
+    """Yields the lines of a text; of a text with JSON, those of the parsed JSON.
+
+    The arguments are those of `_walk_lines`.
+    """
+    looks_like_json = text.lstrip()[:1] in ("{", "[")
+    if looks_like_json and depth < _MAX_JSON_DEPTH:
+        # A text that only looks like JSON is read as any other text below.
+        with contextlib.suppress(ValueError, RecursionError):
+            yield from _walk_lines(json.loads(text), names, depth + 1)
+            return
+
+    read_text = text[:MAX_TEXT_CHARS]
+    if _KEY_FILE in read_text:
+        # The lines of a key do not look like credentials by themselves.
+        read_text = hide_secrets(read_text)
+
+    name = names[-1] if names else ""
+    is_named = bool(name) and name not in _PLAIN_FIELDS and "\n" not in read_text
+    yield from _split_text(f"{name}: {read_text}" if is_named else read_text, names)
+
+
+def _split_text(text: str, names: Names) -> Iterator[ReadLine]:
     """Yields the lines of a text that are long enough; splits lines that are too long.
 
-    Only the first `MAX_TEXT_CHARS` characters are read.
+    Args:
+        text: The text.
+        names: The names of the fields around the text.
     """
-    for line in text[:MAX_TEXT_CHARS].splitlines():
+    before = ""
+    for line in text.splitlines():
+        context = f"{before}\n{line.rstrip()}"
+        before = line[-MAX_LINE_CHARS:]
         rest = line.strip()
         while len(rest) > MAX_LINE_CHARS:
             end = _find_end(rest)
-            yield rest[:end].rstrip()
+            # A credential may stand at the end of a piece, and its name before it.
+            piece = rest[:end].rstrip()
+            yield ReadLine(piece, piece, names)
             rest = rest[end:].lstrip()
+            context = f"{piece}\n{rest}"
         if len(rest) >= MIN_LINE_CHARS:
-            yield rest
+            yield ReadLine(rest, context, names)
 
 
 def _find_end(line: str) -> int:
