@@ -33,7 +33,7 @@ from contextguard_adk._turn.room import Room
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
-VALUES_RATIO = 0.09
+VALUES_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
 
 ROOM_RATIO = 0.25

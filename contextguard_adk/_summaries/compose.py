@@ -87,7 +87,7 @@ A shorter quote would hardly save tokens, and would lose the point of the reques
 MAX_EXCERPT_BYTES = 1_000
 """The most of a quoted request that is stored, for sessions that are loaded in part."""
 
-LEAST_SUMMARY_RATIO = 0.5
+LEAST_SUMMARY_RATIO = 0.4
 """A summary of tool calls and results may take at least this part of its usual budget.
 """
 
