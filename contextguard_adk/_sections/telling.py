@@ -64,7 +64,7 @@ _SIGN = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+\"',;]")
 _NOISE = re.compile(r"\w{60}|[\w+/=]{80}")
 """So long a word is base64, a hash, or the like."""
 
-MOST_REPEATS = 4
+MOST_REPEATS = 3
 """A line is noise if its words stand in it more often than this on average."""
 
 
