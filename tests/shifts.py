@@ -111,7 +111,7 @@ class Notes:
 def ask(number: int, asked: int) -> str:
     """The user's message of a turn; the first one also has the shift set up."""
     begin = "" if number else f" {_START}"
-    marked = message(number, words=10)
+    marked = message(number, words=5)
     return f"{marked}({SECRET}) Handle the jobs up to place {asked}.{begin}"
 
 

@@ -81,8 +81,9 @@ def write_turns(count: int) -> list[Turn]:
 
 
 def facts(record: RecordedRequest) -> set[str]:
-    """The markers of tool results and answers in a request, not in lists of values."""
-    text = re.sub(r"(?ms)^\[Values .*?(?=^\[)", "", record.text)
+    """The markers of tool results and answers in a request, not in the lists of values
+    and of lines."""
+    text = re.sub(r"(?ms)^\[(?:Values|Lines) .*?(?=^\[)", "", record.text)
     return set(re.findall(r"(?:fact|answer)-\w+", text))
 
 

@@ -118,7 +118,11 @@ async def open_twice(
 
 @pytest.mark.parametrize(
     ("kind", "strategy", "beyond"),
-    [("memory", SHIFT, 0), ("file", SHIFT, 0), ("memory", AHEAD, 3)],
+    [
+        ("memory", SHIFT, 0),
+        ("file", SHIFT, 0),
+        ("memory", SHIFT.model_copy(update={"ahead": 0.7}), 3),
+    ],
     ids=["memory", "file", "ahead"],
 )
 async def test_two_workers_take_turns(

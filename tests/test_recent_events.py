@@ -21,7 +21,7 @@ from google.genai import types
 from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
 from contextguard_adk.sessions import load_recent
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from tests.builders import Chat, model, user
+from tests.builders import SUMMARY_END, Chat, model, user
 from tests.chats import seed, slow, words
 from tests.guarded import guarded_chat, is_compacted
 from tests.stores import own_database, store_marks
@@ -175,7 +175,9 @@ async def test_a_session_may_be_loaded_whole_again() -> None:
     chat.run_config = RunConfig()
     await chat.say("Go on.")
     assert is_compacted(llm.requests[-1])
-    assert "Answer of old" not in llm.requests[-1].text
+    _, _, behind_summary = llm.requests[-1].text.partition(SUMMARY_END)
+    assert "Go on." in behind_summary
+    assert "Answer of old" not in behind_summary
     assert len(compactions) == count
 
 

@@ -31,6 +31,7 @@ from contextguard_adk._sections.sources import (
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
     ReadLine,
+    read_form,
     read_lines,
     score_lines,
 )
@@ -41,6 +42,17 @@ from contextguard_adk._turn.units import Section
 
 LINES_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
+
+COVERED_RATIO = 0.25
+"""The list takes at most this part of the tokens of the covered messages.
+
+Otherwise a summary of a short history would save hardly any tokens.
+"""
+
+KNOWN_RATIO = 4 / 3
+"""The list before may take this much of its own tokens, if it stands for messages that
+are not loaded. `Room.fill` guesses three bytes for a token; the list has about four.
+"""
 
 CALLS_RATIO = 0.7
 """Lines of calls take at most this part of the list.
@@ -110,14 +122,23 @@ class Lines(Section):
     label = "the lines beside the summary"
     heading = LINES
     goes_at = 1
-    window_ratio = LINES_RATIO
     token_ratio = 1.0
+
+    def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
+        """Returns the smaller one of the limits by the window and the messages."""
+        history = turn.history
+        contents = [history.shown[i] for i in _find_read(history, covered)]
+        covered_tokens = turn.measure_alone(contents) * COVERED_RATIO
+        if history.stored is not None and not history.is_whole:
+            # The list before stands for messages that are not loaded.
+            known_tokens = turn.count(history.stored.beside.get(self.name, ""))
+            covered_tokens += known_tokens * KNOWN_RATIO
+        return min(turn.budgets.working_tokens * LINES_RATIO, covered_tokens)
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no line."""
         history = turn.history
-        read_indexes = covered if history.is_whole else covered - history.covered
-        lines = _gather(history, sorted(read_indexes), known)
+        lines = _gather(history, sorted(_find_read(history, covered)), known)
         newest_calls = list(reversed(lines.in_calls.values()))
         telling_others = _rank_others(lines)
 
@@ -128,6 +149,15 @@ class Lines(Section):
             return _write_list(lines.sources, chosen.listed)
 
         return room.fill(write_list)
+
+
+def _find_read(history: History, covered: frozenset[int]) -> frozenset[int]:
+    """Returns the indexes of the messages whose lines are read for a new list.
+
+    If the session is loaded in part, the list before stands for all messages of the
+    summary before. So the new list does not depend on how many of these are loaded.
+    """
+    return covered if history.is_whole else covered - history.covered
 
 
 def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
@@ -227,8 +257,8 @@ class _Choice:
     def choose(self, ranked: Iterable[_Placed], ratio: float = 1.0) -> None:
         """Chooses lines as long as they fit.
 
-        A line that stands beside the list already is passed over, and so is a line with
-        a credential.
+        A line that is noise is passed over. So is a line that stands beside the list
+        already, and a line with a credential.
 
         Args:
             ranked: The lines, the best one first.
@@ -246,9 +276,16 @@ class _Choice:
 
             if cost_bytes > free_bytes:
                 misses += 1
-            elif not self._room.shows(line.text) and not line.has_credential:
+            elif self._is_listable(line):
                 self.listed.setdefault(source, []).append(line.text)
                 self._left_bytes -= cost_bytes
+
+    def _is_listable(self, line: ReadLine) -> bool:
+        """Whether a line may be listed, if it fits."""
+        is_noise = not read_form(line.text).words
+        if is_noise or self._room.shows(line.text):
+            return False
+        return not line.has_credential
 
 
 def _write_list(

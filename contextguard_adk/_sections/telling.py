@@ -2,7 +2,8 @@
 
 A line tells much if its words are rare among all lines, and if it names something
 exactly: a number, a path, a name in code. A line tells little if it has hardly
-anything but signs, as lines of code often do, or if it is noise, such as base64.
+anything but signs, as lines of code often do. It tells nothing if it is noise: base64,
+or the same few words again and again.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ _SIGN = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+\"',;]")
 
 _NOISE = re.compile(r"\w{60}|[\w+/=]{80}")
 """So long a word is base64, a hash, or the like."""
+
+MOST_REPEATS = 3
+"""A line is noise if its words stand in it more often than this on average."""
 
 
 class LineForm(NamedTuple):
@@ -196,10 +200,12 @@ def _find_end(line: str) -> int:
 @lru_cache(maxsize=16_384)  # Each summary ranks the lines of the last one again.
 def read_form(line: str) -> LineForm:
     """Reads what decides how much a line tells."""
-    if _NOISE.search(line):
+    all_words = _WORD.findall(line)
+    spellings = set(all_words)
+    is_repetitive = len(all_words) > MOST_REPEATS * len(spellings)
+    if is_repetitive or _NOISE.search(line):
         return LineForm(frozenset(), 0, 0.0)
 
-    spellings = set(_WORD.findall(line))
     name_count = sum(1 for word in spellings if _NAME.search(word))
     words = frozenset(_DIGITS.sub("0", word.lower()) for word in spellings)
     sign_ratio = len(_SIGN.findall(line)) / len(line)

@@ -156,6 +156,13 @@ class UserMessages(Section):
 
         user_indexes = listed_indexes.intersection(history.user_messages)
         texts += _read_texts(history, user_indexes - {history.request_index})
+        # `Room.fill` begins with a low guess of the bytes. So it might shorten messages
+        # that have room as they are.
+        whole_bytes = sum(_measure_lines(texts))
+        if whole_bytes <= room.state_bytes:
+            whole = _write_list(texts, whole_bytes)
+            if room.holds(whole):
+                return whole
         return room.fill(lambda size_bytes: _write_list(texts, size_bytes))
 
 
