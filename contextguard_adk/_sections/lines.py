@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
-from contextguard_adk._history.credentials import hide_secrets, without_secrets
+from contextguard_adk._history.credentials import hide_secrets
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import PlacedPart, walk_parts
 from contextguard_adk._measuring.tokens import text_bytes
@@ -178,7 +178,7 @@ def _is_left_out(placed: PlacedPart) -> bool:
 def _read_part(history: History, placed: PlacedPart) -> list[str]:
     """Returns the lines of a part, without those that another plugin has added."""
     payload = payload_of(placed.part)
-    lines = read_lines(placed.text if payload is None else without_secrets(payload))
+    lines = read_lines(placed.text if payload is None else payload)
     original = history.original(placed.content_index)
     if original is history.contents[placed.content_index]:
         # No plugin has changed the content.

@@ -15,6 +15,15 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from contextguard_adk._history.cards import without_card
+from contextguard_adk._history.credentials import (
+    MAX_DEPTH,
+    hide_secrets,
+    is_credential,
+    is_nested,
+)
+from contextguard_adk._history.field_names import Names, name_field
+
 MIN_LINE_CHARS = 16
 """A shorter line is not read: it hardly tells anything by itself."""
 
@@ -47,8 +56,8 @@ SIGN_WEIGHT = 2.0
 LEAST_PLAIN_RATIO = 0.05
 """A line keeps at least this part of its points, however many signs it has."""
 
-_MAX_DEPTH = 20
-"""Objects and lists that are nested deeper are not read."""
+LEAST_NEW_RATIO = 0.25
+"""A line is noise if the part of its words that are no repeats is less than this."""
 
 _PLAIN_FIELDS = frozenset(["result", "text", "content", "output", "stdout"])
 """A text in one of these fields is not written with the name of the field."""
@@ -82,30 +91,47 @@ class LineForm(NamedTuple):
 def read_lines(payload: object) -> list[str]:
     """Returns the lines of a payload, or of a text, in their order.
 
-    A short text in a field is a line with the name of the field: "note: …".
+    A short text in a field is a line with the name of the field: "note: …". The fields
+    that hold credentials are left out, and so are lines of noise.
     """
-    texts = _walk_texts(payload, name="", depth=0)
+    texts = _walk_texts(payload, {}, (), depth=0)
     lines = itertools.chain.from_iterable(_split_text(text) for text in texts)
-    return list(itertools.islice(lines, MAX_LINES))
+    first_lines = itertools.islice(lines, MAX_LINES)
+    return [line for line in first_lines if read_form(line).words]
 
 
-def _walk_texts(value: object, name: str, depth: int) -> Iterator[str]:
+def _walk_texts(
+    value: object, walked: dict[int, object], names: Names, depth: int
+) -> Iterator[str]:
     """Yields the texts in a payload.
 
     Args:
         value: The payload, or a value that is nested in the payload.
-        name: The name of the field with the value; "" for none.
+        walked: The objects and lists that were walked so far, by their `id`. None of
+            them is walked again, because a payload may contain itself.
+        names: The names of the fields around `value`, the outermost one first.
         depth: How many objects and lists are around the value.
     """
     if isinstance(value, str):
-        is_named = name and name not in _PLAIN_FIELDS and "\n" not in value
-        yield f"{name}: {value}" if is_named else value
-    elif isinstance(value, dict) and depth < _MAX_DEPTH:
+        if is_credential(names, value):
+            return
+        name = names[-1] if names else ""
+        text = without_card(value, names)
+        is_named = name and name not in _PLAIN_FIELDS and "\n" not in text
+        yield f"{name}: {text}" if is_named else text
+        return
+
+    if not is_nested(value) or depth >= MAX_DEPTH or id(value) in walked:
+        return
+    # The value is kept as well, so that no other object gets the same `id`.
+    walked[id(value)] = value
+    if isinstance(value, dict):
         for key, item in value.items():
-            yield from _walk_texts(item, str(key), depth + 1)
-    elif isinstance(value, list | tuple) and depth < _MAX_DEPTH:
+            item_names = name_field(value, names, key)
+            yield from _walk_texts(item, walked, item_names, depth + 1)
+    elif isinstance(value, list | tuple):
         for item in value:
-            yield from _walk_texts(item, name, depth + 1)
+            yield from _walk_texts(item, walked, names, depth + 1)
 
 
 def _split_text(text: str) -> Iterator[str]:
@@ -114,13 +140,26 @@ def _split_text(text: str) -> Iterator[str]:
     Only the first `MAX_TEXT_CHARS` characters are read.
     """
     for line in text[:MAX_TEXT_CHARS].splitlines():
-        rest = line.strip()
-        while len(rest) > MAX_LINE_CHARS:
-            end = _find_end(rest)
-            yield rest[:end].rstrip()
-            rest = rest[end:].lstrip()
-        if len(rest) >= MIN_LINE_CHARS:
-            yield rest
+        if len(line) > MAX_LINE_CHARS:
+            yield from _split_line(line)
+        elif len(line.strip()) >= MIN_LINE_CHARS:
+            yield line.strip()
+
+
+def _split_line(line: str) -> Iterator[str]:
+    """Yields the pieces of a line that is too long.
+
+    A piece is left out if the whole line shows that a word of the piece is a
+    credential: the name "password" may stand in the piece before.
+    """
+    shown = hide_secrets(line)
+    rest = line.strip()
+    while len(rest) >= MIN_LINE_CHARS:
+        end = _find_end(rest) if len(rest) > MAX_LINE_CHARS else len(rest)
+        piece = rest[:end].rstrip()
+        if piece in shown:
+            yield piece
+        rest = rest[end:].lstrip()
 
 
 def _find_end(line: str) -> int:
@@ -139,7 +178,11 @@ def read_form(line: str) -> LineForm:
     if _NOISE.search(line):
         return LineForm(frozenset(), 0, 0.0)
 
-    spellings = set(_WORD.findall(line))
+    all_words = _WORD.findall(line)
+    spellings = set(all_words)
+    if len(spellings) < LEAST_NEW_RATIO * len(all_words):
+        return LineForm(frozenset(), 0, 0.0)
+
     name_count = sum(1 for word in spellings if _NAME.search(word))
     words = frozenset(_DIGITS.sub("0", word.lower()) for word in spellings)
     sign_ratio = len(_SIGN.findall(line)) / len(line)
