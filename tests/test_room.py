@@ -14,7 +14,6 @@ from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk._history.history import History
 from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk._turn import room
-from contextguard_adk._turn.facts import Size
 from contextguard_adk._turn.room import Room, Rooms, measure_stored
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.testing import SimulatedLlm
@@ -103,24 +102,17 @@ def test_a_text_that_never_fits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_list_far_below_its_first_guess_gets_shorter() -> None:
-    """A list has few entries, but its quotes take many bytes in state."""
-    entries = ['a "quoted" entry\n'] * 20
+    """The list has fewer bytes than the guess, and slightly too many in state."""
+    entries = ['"' * 14 + "\n"] * 20
 
     def write(size_bytes: int) -> str:
         count = size_bytes // len(entries[0])
         return "".join(entries[:count])
 
-    own = Room(9_000, 300, turn_of())
+    own = Room(9_000, 1_150, turn_of())
     assert not own.holds("".join(entries))
     text = own.fill(write)
-    assert text
-    assert own.holds(text)
-
-    # So dense that the first guess is far too high, in tokens.
-    dense = replace(turn_of(), size=Size(8_500, 8_500, 0, 40.0))
-    own = Room(1_000, 90_000, dense)
-    text = own.fill(write)
-    assert text
+    assert len(text) > 200
     assert own.holds(text)
 
 
