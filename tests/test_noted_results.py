@@ -255,19 +255,23 @@ async def test_what_is_shortened_twice_has_its_notes_once(shape: str) -> None:
         assert sent.count("not_shown") == 1
 
 
-async def test_a_summarizer_is_not_shown_the_names_of_items() -> None:
-    """The guard lists values itself, so they are no part of what is summarized."""
+async def test_a_summarizer_reads_whole_items() -> None:
+    """Not what the agent was shown: the values stand in the text, and only there."""
     llm = SimulatedLlm(script=[call("read", n=1), "Read.", "Done."])
     agent = {"tools": [queued_tool("read", [mcp(text_item(TEXT))])]}
-    chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0), agent=agent)
+    settings: Any = {"context_window": WINDOW, "summarizer_context_window": 100_000}
+    chat = guarded_chat(llm, Threshold(**settings), agent=agent)
     await chat.say("Read.")
+    assert "truncated" in llm.requests[-1].text
     assert "ord_48213" in llm.requests[-1].text
 
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     [asked] = summary_requests(llm)
-    assert "truncated" in asked.text
-    assert "ord_48213" not in asked.text
+    assert "truncated" not in asked.text
+    assert asked.text.count("ord_48213") == TEXT.count("ord_48213")
+    is_whole = json.dumps(TEXT)[1:-1] in asked.text
+    assert is_whole
 
 
 async def test_a_tools_own_line_is_taken_for_no_note() -> None:

@@ -26,8 +26,8 @@ from tests.chats import DEMAND, Changing, guarded_chat, summary_requests, words
 from tests.noted import note
 
 WINDOW = 16_000
-MOST = int(0.05 * WINDOW)
-"""What a result may take by default."""
+MOST = 800
+"""What a result may take by default, unless the window is large."""
 
 HANDLE = "recall_item"
 FACTS = [f"the key of host-{n} is key-{n}{n}{n}-gamma" for n in range(3)]
@@ -217,7 +217,8 @@ SHOWN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "none": (REPORT, {"preview_tokens": False}, None),  # TOML has no None.
     "observing": (REPORT, {"observe": True}, None),
     # Of 5/4 of the trigger, whatever the window.
-    "automatic trigger": (LONGER, LARGE, 2_000),
+    "automatic trigger": (LONGER, {**LARGE, "preview_tokens": 0.05}, 2_000),
+    "a large window": (LONGER, {"context_window": 60_000}, 1_500),
     "a small window": (REPORT, {"context_window": 8_000}, 800),
 }
 
@@ -272,18 +273,22 @@ async def test_names_are_of_the_whole_result_where_it_is_shortened_twice() -> No
     assert note(shown, "not_shown").split(", ") == PATHS
 
 
-async def test_a_summarizer_is_not_shown_the_names() -> None:
-    """The guard lists values itself; a tool's own field of that name is shown."""
+async def test_a_summarizer_reads_the_whole_of_what_was_shown_in_part() -> None:
+    """Each value stands once, in the result; a tool's own field `not_shown` is read."""
     results = [LISTING, {"not_shown": "my own field"}]
     llm = SimulatedLlm(script=[call("read", n=1), call("read", n=2), "Read.", "Done."])
     agent = {"tools": [queued_tool("read", results)]}
-    chat = guarded_chat(llm, Threshold(context_window=WINDOW, keep=0), agent=agent)
+    settings: Any = {"context_window": WINDOW, "summarizer_context_window": 100_000}
+    chat = guarded_chat(llm, Threshold(**settings), agent=agent)
     await chat.say("Read.")
+    assert "truncated" in llm.requests[-1].text
+    assert LISTING not in llm.requests[-1].text
     assert PATHS[7] in llm.requests[-1].text
 
     await chat.set_state(DEMAND)
     await chat.say("And now?")
     [asked] = summary_requests(llm)
-    assert "truncated" in asked.text
-    assert PATHS[7] not in asked.text
+    assert "truncated" not in asked.text
+    assert all(asked.text.count(path) == 1 for path in PATHS)
+    assert LISTING in asked.text.replace("\n  ", "\n")
     assert "my own field" in asked.text

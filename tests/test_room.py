@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.genai import types
 
+from contextguard_adk import Pipeline, SlidingWindow, Threshold
 from contextguard_adk._history.history import History
+from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk._turn import room
 from contextguard_adk._turn.room import Room, Rooms, measure_stored
 from contextguard_adk._turn.turn import Turn
-from tests.builders import model
+from contextguard_adk.testing import SimulatedLlm
+from tests.builders import call, model, response, user
+from tests.chats import (
+    DEMAND,
+    EXACT,
+    agent_requests,
+    guarded_chat,
+    seed,
+    summary_requests,
+)
 from tests.test_decide import turn_of
 
 
@@ -86,3 +99,110 @@ def test_a_text_that_never_fits_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert Room(10, 10_000, turn_of()).fill(write) == ""
     assert 0 < len(asked) <= room._MOST_GUESSES
+
+
+def test_a_list_far_below_its_first_guess_gets_shorter() -> None:
+    """The list has fewer bytes than the guess, and slightly too many in state."""
+    entries = ['"' * 14 + "\n"] * 20
+
+    def write(size_bytes: int) -> str:
+        count = size_bytes // len(entries[0])
+        return "".join(entries[:count])
+
+    own = Room(9_000, 1_150, turn_of())
+    assert not own.holds("".join(entries))
+    text = own.fill(write)
+    assert len(text) > 200
+    assert own.holds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "is_shown"),
+    [
+        ("A-1", "Order A-1, as agreed.", True),
+        ("A-1", "Order A-12.", False),
+        ("A-1", "Orders A-12 and A-1", True),
+        ("A-1", "AA-1", False),
+        ("要确认", "先要确认。", True),
+    ],
+)
+def test_a_text_stands_beside_a_list_only_as_a_whole(
+    text: str, beside: str, is_shown: bool
+) -> None:
+    """The beginning of another id is not the id."""
+    assert Room(100, 100, turn_of(), beside).shows(text) is is_shown
+
+
+REPLY = "The rules were noted, and all of the parts were looked up, one by one. " * 3
+
+
+def rows_of(step: int) -> str:
+    """A result with many ids, and many lines that tell something."""
+    lines = [
+        f"Part {step}-{n} of lot {n * 7919 + step} lies in hall H{n % 9}, shelf S-{n}."
+        for n in range(60)
+    ]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("rule_count", [1, 120])
+@pytest.mark.parametrize("kind", [Threshold, SlidingWindow, Pipeline])
+async def test_the_texts_beside_a_summary_have_one_budget(
+    kind: Any, rule_count: int
+) -> None:
+    """The user's words, values and lines together take at most `BESIDE_RATIO` of the
+    room, though each has a lot to say."""
+    window = 16_000
+    llm = SimulatedLlm(
+        context_window=window, token_ratio=1.0, summary_replies=lambda _: REPLY
+    )
+    chat = guarded_chat(llm, kind(context_window=window))
+    contents: list[types.Content] = []
+    for step in range(12):
+        wish = " ".join(f"Mind rule {step}.{n}, it is new." for n in range(rule_count))
+        contents += [
+            user(wish),
+            call("look", f"c{step}"),
+            response("look", rows_of(step), f"c{step}"),
+            model(f"Step {step} is done, and part {step * 31} is at the gate now."),
+        ]
+    await seed(chat, *contents, state=EXACT | DEMAND)
+    await chat.say("Go on.")
+
+    text = agent_requests(llm)[-1].text
+    start = text.index("[Previous conversation summary]")
+    beside = text[start : text.index("[End of summary")]
+    for heading in ("[The user's messages", "[Values of", "[Lines of"):
+        assert heading in beside
+    shared = re.sub(r"\n\[Already done.*?(?=\n\n|\n\[|$)", "", beside, flags=re.DOTALL)
+    # The texts also use their budget.
+    most_tokens = room.BESIDE_RATIO * 0.8 * window
+    assert 0.4 * most_tokens < len(shared) / 4 < 1.03 * most_tokens
+
+
+async def test_a_summary_of_tool_calls_has_half_the_budget() -> None:
+    """A summary of a chat gets the whole budget."""
+    window = 16_000
+    wish = user("The task.")
+    chat_contents: list[types.Content] = []
+    tool_contents: list[types.Content] = []
+    for step in range(12):
+        chat_contents += [user(f"Tell {step}."), model(rows_of(step))]
+        tool_contents += [
+            call("look", f"c{step}"),
+            response("look", rows_of(step), f"c{step}"),
+        ]
+
+    asked_tokens: list[int] = []
+    for contents in (chat_contents, tool_contents):
+        llm = SimulatedLlm(
+            context_window=window, token_ratio=1.0, summary_replies=lambda _: REPLY
+        )
+        chat = guarded_chat(llm, Threshold(context_window=window))
+        await seed(chat, wish, *contents, state=EXACT | DEMAND)
+        await chat.say("Go on.")
+        [asked] = summary_requests(llm)
+        asked_tokens.append(asked.config.max_output_tokens or 0)
+
+    whole_tokens = plan_budgets(window).summary_tokens
+    assert asked_tokens == [whole_tokens, whole_tokens // 2]

@@ -248,7 +248,9 @@ async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
 def read_tries(request: LlmRequest) -> dict[str, bool]:
     """The orders that a request names, and whether the last try of each has failed."""
     parts = [part for item in request.contents for part in item.parts or ()]
-    text = "\n".join(part.text or "" for part in parts)
+    whole_text = "\n".join(part.text or "" for part in parts)
+    # Among the lines word for word an order says nothing of its last try.
+    text = re.sub(r"\n\[Lines of .*?(?=\n\n|\n\[|$)", "", whole_text, flags=re.DOTALL)
     said = re.findall(r"ORD-\d+\)?(?: → [^;\n]*)?", text)
     has_failed = {each[:8]: "error" in each for each in said}
 

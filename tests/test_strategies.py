@@ -228,6 +228,7 @@ async def test_sliding_window_keeps_what_leaves_room(
 
 LARGE: dict[str, Any] = {"context_window": 20_000}
 ALONE: dict[str, Any] = {"tool_output": None, "summary": None}
+DEEP: dict[str, Any] = {"window": TokenWindow(budget_tokens=0.22)}
 BARE: dict[str, Any] = {"window": None, "tool_output": None}
 FITS = range(15_999)
 
@@ -235,8 +236,9 @@ FITS = range(15_999)
 @pytest.mark.parametrize(
     ("settings", "contents", "summaries", "sizes"),
     [
-        ({"user_messages": 0}, small_talk(100, 180), 0, range(4_000, 5_000)),
-        ({}, small_talk(100, 180), 0, range(6_000, 8_400)),
+        ({"user_messages": 0, **DEEP}, small_talk(100, 180), 0, range(4_000, 5_000)),
+        (DEEP, small_talk(100, 180), 0, range(6_000, 8_400)),
+        ({"user_messages": 0}, small_talk(100, 180), 0, range(1_800, 2_400)),
         ({"window": MessageWindow()}, small_talk(49, 340), 1, FITS),
         (BARE, small_talk(100, 190), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 180), 1, FITS),
@@ -245,8 +247,8 @@ FITS = range(15_999)
         ({"window": TokenWindow(budget_tokens=19_800)}, small_talk(45, 380), 1, FITS),
     ],
     ids=[
-        "deep", "beside the user's words", "too few messages", "above the trigger",
-        "no steps", "minima", "last tool result", "large budget",
+        "deep", "beside the user's words", "default", "too few messages",
+        "above the trigger", "no steps", "minima", "last tool result", "large budget",
     ],
 )  # fmt: skip
 async def test_no_preference_keeps_a_request_too_large(
@@ -271,7 +273,7 @@ async def test_a_summary_starts_from_the_originals() -> None:
     assert any("the needle" in request.text for request in summary_requests(done.llm))
 
 
-TALK = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
+TALK = [user("Task."), instruction("Rule."), *small_talk(60, 60)]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ TALK = [user("Task."), instruction("Rule."), *small_talk(60, 20)]
     [
         (
             {"window_size": 9},
-            small_talk(51, 20),
+            small_talk(51, 60),
             ["m0", *(f"m{n}" for n in range(43, 51))],
         ),
         ({"window_size": 5}, TALK, ["Task.", "Rule.", "m57", "m58", "m59"]),

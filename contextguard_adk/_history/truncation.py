@@ -373,22 +373,6 @@ def name_rest(
     return {NAMES_KEY: quote_line(names)} if names else {}
 
 
-def without_names(shown: types.Content, whole: types.Content) -> types.Content:
-    """Returns a shortened content without the guard's note `NAMES_KEY`.
-
-    Returns the content itself if no result has this note from the guard.
-
-    Args:
-        shown: The shortened content.
-        whole: The same content before it was shortened.
-    """
-    unnamed_parts = [
-        _drop_names(part, whole_part)
-        for part, whole_part in zip(shown.parts or (), whole.parts or (), strict=True)
-    ]
-    return with_parts(shown, unnamed_parts)
-
-
 def _drop_names(part: types.Part, whole: types.Part) -> types.Part:
     """Returns a part without the guard's note `NAMES_KEY` in its result.
 

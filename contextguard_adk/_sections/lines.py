@@ -13,7 +13,7 @@ message among the contents of the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -102,7 +102,8 @@ class _Lines:
         self, source: Source, number: int, lines: Iterable[ReadLine], is_call: bool
     ) -> None:
         """Adds the lines of a source. The sources are added in their order."""
-        self.sources.append(source)
+        if source not in self.numbers:
+            self.sources.append(source)
         self.numbers[source] = number
         lines_of_kind = self.in_calls if is_call else self.in_others
         for line in lines:
@@ -175,15 +176,22 @@ def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
 
     numbers = {index: number for number, index in enumerate(indexes, 1)}
     oldest_index = find_oldest_read(history, indexes)
-    for placed in walk_parts(history.told, indexes, history.outputs):
+    sources: dict[Hashable, Source] = {}
+    placed_parts = walk_parts(history.told, indexes, history.outputs)
+    for part_number, placed in enumerate(placed_parts):
         if placed.content_index < oldest_index or _is_left_out(placed):
             continue
-        call = placed.part.function_call
+        # A call and its result are one source. Two calls may be equal, so the key is
+        # the object of the call.
+        call = placed.part.function_call or placed.call
+        source_key = id(call) if call else part_number
+        if source_key not in sources:
+            sources[source_key] = describe_source(history.memo, placed, call)
         lines.add(
-            describe_source(placed, call or placed.call),
+            sources[source_key],
             numbers[placed.content_index],
             _read_part(history, placed),
-            is_call=call is not None,
+            is_call=placed.part.function_call is not None,
         )
     return lines
 

@@ -15,6 +15,7 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.noise import drop_noise
 from contextguard_adk._history.text import PlacedPart, payload_text
 from contextguard_adk._measuring.budgets import excerpt
+from contextguard_adk._measuring.tokens import Memo
 
 USER = "user"
 """The origin of the user's messages."""
@@ -72,7 +73,9 @@ def find_oldest_read(history: History, indexes: Sequence[int]) -> int:
     return oldest_index
 
 
-def describe_source(placed: PlacedPart, call: types.FunctionCall | None) -> Source:
+def describe_source(
+    memo: Memo, placed: PlacedPart, call: types.FunctionCall | None
+) -> Source:
     """Describes the source of a part.
 
     - For a call or a result: the tool with the values of the call's arguments, such as
@@ -81,12 +84,24 @@ def describe_source(placed: PlacedPart, call: types.FunctionCall | None) -> Sour
     - For another part: the author of the message.
 
     Args:
+        memo: Remembers the labels of calls of earlier runs.
         placed: The part.
         call: The call in the part, or the call that the part answers; None for neither.
     """
     if call is None:
         is_output = placed.part.code_execution_result is not None
         return Source("code" if is_output else placed.author)
+
+    part = types.Part(function_call=call)
+    args_label = memo.remember(_label_args, part, (part,))
+    return Source(call.name or "?", args_label)
+
+
+def _label_args(part: types.Part) -> str:
+    """Returns the values of a call's arguments, such as "(notes/a.txt, utf-8)"."""
+    call = part.function_call
+    if call is None:
+        return ""
 
     args = without_secrets(call.args or {})
     texts = [
@@ -101,4 +116,4 @@ def describe_source(placed: PlacedPart, call: types.FunctionCall | None) -> Sour
         # `excerpt` shows the end of a text as well as its beginning. So the text before
         # the cut is taken away.
         shown = shown[:MAX_LABEL_BYTES]
-    return Source(call.name or "?", f"({excerpt(shown, MAX_LABEL_BYTES)})")
+    return f"({excerpt(shown, MAX_LABEL_BYTES)})"

@@ -53,6 +53,9 @@ SIGN_WEIGHT = 2.0
 LEAST_PLAIN_RATIO = 0.05
 """A line keeps at least this part of its points, however many signs it has."""
 
+MOST_REPEATS = 3
+"""A line is noise if its words stand in it more often than this on average."""
+
 _MAX_DEPTH = 20
 """Objects and lists that are nested deeper are not read."""
 
@@ -72,11 +75,16 @@ _NAME = re.compile(r"\d|_|[./:@#+-]\w|[a-z][A-Z]")
 
 _SIGN = re.compile(r"[()\[\]{}=<>|\\/*`~^&%$#@+\"',;]")
 
-_NOISE = re.compile(r"\w{60}|[\w+/=]{80}")
-"""So long a word is base64, a hash, or the like."""
+_LETTERS = re.compile(r"[^\W\d_]{3}")
+"""Three letters in a row. A line without them has only numbers and signs."""
 
-MOST_REPEATS = 3
-"""A line is noise if its words stand in it more often than this on average."""
+_LONG_WORD = re.compile(r"[a-zA-Z0-9]{60}|[a-zA-Z0-9+/=]{80}")
+"""So long a word is base64, or the like."""
+
+_BLOB = re.compile(r"[\w+/=]{24,}")
+"""A word that may be a piece of base64, or a hash."""
+
+_HEX = re.compile(r"(?:0x)?[0-9a-fA-F]+")
 
 
 class LineForm(NamedTuple):
@@ -118,31 +126,47 @@ class ReadLine(NamedTuple):
 def read_lines(payload: object) -> list[ReadLine]:
     """Returns the lines of a payload, or of a text, in their order.
 
-    A short text in a field is a line with the name of the field: "note: …".
+    A short text in a field is a line with the name of the field: "note: …". The fields
+    that hold credentials are left out, and so are lines of noise.
     """
-    lines = _walk_lines(payload, names=(), depth=0)
-    return list(itertools.islice(lines, MAX_LINES))
+    lines = _walk_lines(payload, walked={}, names=(), depth=0)
+    first_lines = itertools.islice(lines, MAX_LINES)
+    return [line for line in first_lines if read_form(line.text).words]
 
 
-def _walk_lines(value: object, names: Names, depth: int) -> Iterator[ReadLine]:
+def _walk_lines(
+    value: object, walked: dict[int, object], names: Names, depth: int
+) -> Iterator[ReadLine]:
     """Yields the lines of the texts in a payload.
 
     Args:
         value: The payload, or a value that is nested in the payload.
+        walked: The objects and lists that were walked so far, by their `id`. None of
+            them is walked again, because a payload may contain itself.
         names: The names of the fields around the value, the outermost one first.
         depth: How many objects, lists and texts with JSON are around the value.
     """
     if isinstance(value, str):
-        yield from _walk_text(value, names, depth)
-    elif isinstance(value, dict) and depth < _MAX_DEPTH:
+        yield from _walk_text(value, walked, names, depth)
+        return
+
+    if depth >= _MAX_DEPTH or id(value) in walked:
+        return
+    if isinstance(value, dict):
+        # The value is kept as well, so that no other object gets the same `id`.
+        walked[id(value)] = value
         for key, item in value.items():
-            yield from _walk_lines(item, name_field(value, names, key), depth + 1)
-    elif isinstance(value, list | tuple) and depth < _MAX_DEPTH:
+            item_names = name_field(value, names, key)
+            yield from _walk_lines(item, walked, item_names, depth + 1)
+    elif isinstance(value, list | tuple):
+        walked[id(value)] = value
         for item in value:
-            yield from _walk_lines(item, names, depth + 1)
+            yield from _walk_lines(item, walked, names, depth + 1)
 
 
-def _walk_text(text: str, names: Names, depth: int) -> Iterator[ReadLine]:
+def _walk_text(
+    text: str, walked: dict[int, object], names: Names, depth: int
+) -> Iterator[ReadLine]:
     """Yields the lines of a text; of a text with JSON, those of the parsed JSON.
 
     The arguments are those of `_walk_lines`.
@@ -151,7 +175,7 @@ def _walk_text(text: str, names: Names, depth: int) -> Iterator[ReadLine]:
     if looks_like_json and depth < _MAX_JSON_DEPTH:
         # A text that only looks like JSON is read as any other text below.
         with contextlib.suppress(ValueError, RecursionError):
-            yield from _walk_lines(json.loads(text), names, depth + 1)
+            yield from _walk_lines(json.loads(text), walked, names, depth + 1)
             return
 
     read_text = text[:MAX_TEXT_CHARS]
@@ -173,18 +197,34 @@ def _split_text(text: str, names: Names) -> Iterator[ReadLine]:
     """
     before = ""
     for line in text.splitlines():
-        context = f"{before}\n{line.rstrip()}"
+        stripped = line.strip()
+        if len(stripped) > MAX_LINE_CHARS:
+            yield from _split_line(stripped, names)
+        elif len(stripped) >= MIN_LINE_CHARS:
+            yield ReadLine(stripped, f"{before}\n{line.rstrip()}", names)
         before = line[-MAX_LINE_CHARS:]
-        rest = line.strip()
-        while len(rest) > MAX_LINE_CHARS:
-            end = _find_end(rest)
-            # A credential may stand at the end of a piece, and its name before it.
-            piece = rest[:end].rstrip()
-            yield ReadLine(piece, piece, names)
-            rest = rest[end:].lstrip()
-            context = f"{piece}\n{rest}"
-        if len(rest) >= MIN_LINE_CHARS:
-            yield ReadLine(rest, context, names)
+
+
+def _split_line(line: str, names: Names) -> Iterator[ReadLine]:
+    """Yields the pieces of a line that is too long.
+
+    The context of a piece also has what stands before the piece: the name of a
+    credential may stand there.
+
+    Args:
+        line: The line, without white space at its ends.
+        names: The names of the fields around the text.
+    """
+    start = 0
+    while len(line) - start >= MIN_LINE_CHARS:
+        rest = line[start : start + MAX_LINE_CHARS + 1]
+        length = _find_end(rest) if len(rest) > MAX_LINE_CHARS else len(rest)
+        piece = rest[:length].strip()
+        context_start = max(0, start - MAX_LINE_CHARS)
+        context = line[context_start : start + length].rstrip()
+        if len(piece) >= MIN_LINE_CHARS:
+            yield ReadLine(piece, context, names)
+        start += length
 
 
 def _find_end(line: str) -> int:
@@ -203,7 +243,7 @@ def read_form(line: str) -> LineForm:
     all_words = _WORD.findall(line)
     spellings = set(all_words)
     is_repetitive = len(all_words) > MOST_REPEATS * len(spellings)
-    if is_repetitive or _NOISE.search(line):
+    if is_repetitive or _is_noise(line):
         return LineForm(frozenset(), 0, 0.0)
 
     name_count = sum(1 for word in spellings if _NAME.search(word))
@@ -211,6 +251,24 @@ def read_form(line: str) -> LineForm:
     sign_ratio = len(_SIGN.findall(line)) / len(line)
     plain_ratio = max(LEAST_PLAIN_RATIO, 1 - SIGN_WEIGHT * sign_ratio)
     return LineForm(words, name_count, plain_ratio)
+
+
+def _is_noise(line: str) -> bool:
+    """Whether a line is made of base64, of hexadecimal digits, or of numbers alone."""
+    if _LETTERS.search(line) is None or _LONG_WORD.search(line) is not None:
+        return True
+
+    blobs = [word for word in _BLOB.findall(line) if _is_blob(word)]
+    return 2 * sum(len(word) for word in blobs) > len(line)
+
+
+def _is_blob(word: str) -> bool:
+    """Whether a long word looks like a piece of base64 or of hexadecimal digits."""
+    if not any(char.isdigit() for char in word):
+        return False
+    is_hex = _HEX.fullmatch(word) is not None
+    has_both_cases = not word.islower() and not word.isupper()
+    return is_hex or (has_both_cases and "_" not in word)
 
 
 def score_lines(lines: Collection[str]) -> dict[str, float]:

@@ -263,7 +263,7 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
         call = placed.part.function_call or placed.call
         source_key = id(call) if call else (placed.content_index, part_number)
         if source_key not in sources:
-            sources[source_key] = describe_source(placed, call)
+            sources[source_key] = describe_source(history.memo, placed, call)
         source = sources[source_key]
 
         message_number = message_numbers[placed.content_index]

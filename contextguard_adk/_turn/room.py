@@ -75,8 +75,21 @@ class Room:
     beside: str = ""
 
     def shows(self, text: str) -> bool:
-        """Returns whether a text stands in the summary, or in a text beside it."""
-        return text in self.beside
+        """Returns whether a text stands in the summary, or in a text beside it.
+
+        The id A-1 does not stand in A-12.
+        """
+        position = self.beside.find(text)
+        while position >= 0:
+            end = position + len(text)
+            goes_on_before = _is_one_word(
+                self.beside[max(0, position - 1) : position + 1]
+            )
+            goes_on_after = _is_one_word(self.beside[end - 1 : end + 1])
+            if not goes_on_before and not goes_on_after:
+                return True
+            position = self.beside.find(text, position + 1)
+        return False
 
     def holds(self, text: str) -> bool:
         """Returns whether a text fits."""
@@ -112,6 +125,11 @@ class Room:
             written_bytes = min(guess_bytes, text_bytes(text))
             guess_bytes = int(_GUESS_MARGIN * written_bytes / ratio)
         return ""
+
+
+def _is_one_word(pair: str) -> bool:
+    """Whether two characters belong to one word; they do not at the end of a text."""
+    return len(pair) == 2 and pair.isascii() and pair.isalnum()
 
 
 class Rooms:
