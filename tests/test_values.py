@@ -408,3 +408,19 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
         assert "ref_secret_1" not in head
         assert "ref_now_3" not in head
         assert "ref_now_3" in continuation
+
+
+async def test_the_todo_list_is_not_repeated() -> None:
+    """Its tool only stores what stands in the list; of another tool all is listed."""
+    for name, is_listed in (("todos", False), ("tasks", True)):
+        llm = SimulatedLlm(context_window=8_000, summary_replies=["Nothing of note."])
+        chat = guarded_chat(llm, Threshold(context_window=8_000, user_messages=0))
+        task = {"content": "ring zebra-17", "status": "pending"}
+        stored = call(name, {"list": [task]}, {"result": "1 todos are stored."})
+        said = [user("Plan."), *stored, model(words(3_000))]
+        await seed(chat, *said, state={"todos": [task], **DEMAND})
+        await chat.say("And now?")
+
+        text = agent_requests(llm)[-1].text
+        assert "- [pending] ring zebra-17" in text
+        assert (f"- {name}(" in text.partition(VALUES)[2]) == is_listed

@@ -13,9 +13,10 @@ message among the contents of the request.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.credentials import hide_secrets, without_secrets
 from contextguard_adk._history.history import History
@@ -26,7 +27,6 @@ from contextguard_adk._sections.sources import (
     Source,
     describe_source,
     find_oldest_read,
-    find_repeating_tools,
 )
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
@@ -110,8 +110,7 @@ class Lines(Section):
         """Returns the list; "" for no line."""
         history = turn.history
         read_indexes = covered if history.is_whole else covered - history.covered
-        unread_tools = find_repeating_tools(turn)
-        lines = _gather(history, sorted(read_indexes), known, unread_tools)
+        lines = _gather(history, sorted(read_indexes), known)
         newest_calls = list(reversed(lines.in_calls))
         telling_others = _rank_others(lines)
 
@@ -124,12 +123,7 @@ class Lines(Section):
         return room.fill(write_list)
 
 
-def _gather(
-    history: History,
-    indexes: Sequence[int],
-    known: str,
-    unread_tools: Collection[str],
-) -> _Lines:
+def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
     """Reads the lines of some messages, and of an older list.
 
     Args:
@@ -137,7 +131,6 @@ def _gather(
         indexes: The indexes of the messages, in rising order.
         known: The list of older messages, of which the history may lack some; "" for
             none.
-        unread_tools: The tools of which no lines are listed.
     """
     lines = _Lines()
     for source, known_lines in _read_known(known).items():
@@ -146,8 +139,7 @@ def _gather(
     numbers = {index: number for number, index in enumerate(indexes, 1)}
     oldest_index = find_oldest_read(history, indexes)
     for placed in walk_parts(history.told, indexes, history.outputs):
-        is_too_old = placed.content_index < oldest_index
-        if is_too_old or _is_left_out(placed, unread_tools):
+        if placed.content_index < oldest_index or _is_left_out(placed):
             continue
         call = placed.part.function_call
         lines.add(
@@ -172,15 +164,15 @@ def _read_known(known: str) -> dict[Source, list[str]]:
     return lines_by_source
 
 
-def _is_left_out(placed: PlacedPart, unread_tools: Collection[str]) -> bool:
+def _is_left_out(placed: PlacedPart) -> bool:
     """Whether no lines of a part are listed.
 
-    The user's messages have a section of their own.
+    The user's messages have a section of their own. The recall tool repeats messages.
     """
     tool = placed.part.function_call or placed.part.function_response
     if tool is None:
         return placed.author == USER
-    return tool.name in unread_tools
+    return tool.name == RECALL_TOOL
 
 
 def _read_part(history: History, placed: PlacedPart) -> list[str]:
@@ -249,17 +241,9 @@ class _Choice:
 
             if cost_bytes > free_bytes:
                 misses += 1
-            elif not self._is_shown(line) and hide_secrets(line) == line:
+            elif not self._room.shows(line) and hide_secrets(line) == line:
                 self.listed.setdefault(source, []).append(line)
                 self._left_bytes -= cost_bytes
-
-    def _is_shown(self, line: str) -> bool:
-        """Whether a line stands in the summary, or in a text beside it.
-
-        The lists of calls have "name=value" for the line "name: value".
-        """
-        in_calls = line.replace(": ", "=", 1)
-        return self._room.shows(line) or self._room.shows(in_calls)
 
 
 def _write_list(

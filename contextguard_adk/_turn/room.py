@@ -79,12 +79,11 @@ class Room:
         """Returns whether a text stands in the summary, or in a text beside it.
 
         The quoted request is a text beside it, too. A text within a longer word does
-        not count: "INV-1" does not stand in "INV-12".
+        not count: "INV-1" does not stand in "INV-12". The lists of calls have
+        "name=value" for "name: value".
         """
-        # The quick test comes first, because the pattern is slow.
-        if text not in self.beside:
-            return False
-        return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", self.beside) is not None
+        in_calls = text.replace(": ", "=", 1)
+        return _stands_in(text, self.beside) or _stands_in(in_calls, self.beside)
 
     def holds(self, text: str) -> bool:
         """Returns whether a text fits."""
@@ -120,6 +119,14 @@ class Room:
             written_bytes = min(guess_bytes, text_bytes(text))
             guess_bytes = int(_GUESS_MARGIN * written_bytes / ratio)
         return ""
+
+
+def _stands_in(text: str, beside: str) -> bool:
+    """Whether a text stands in another one by itself, not within a longer word."""
+    # The quick test comes first, because the pattern is slow.
+    if text not in beside:
+        return False
+    return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", beside) is not None
 
 
 class Rooms:
