@@ -180,10 +180,11 @@ KEY = "sk-proj-" + "aB3dE5gH7jK9mN1pQ2rS4tU6"
         (KEY, f"export OPENAI_API_KEY={KEY}"),
         (KEY, {"note": f"The key of the service is {KEY} until May."}),
         ("hunter2-hunter2", {"password": "hunter2-hunter2 is long enough"}),
+        ("staple-4471", {"password": "correct horse battery\nand staple-4471 too"}),
         ("s3cr3tpassw0rd", "postgres://app:s3cr3tpassw0rd@db.example.org/main"),
         ("4111 1111 1111 1111", "paid with card 4111 1111 1111 1111 in March"),
     ],
-    ids=["variable", "sentence", "field", "address", "card"],
+    ids=["variable", "sentence", "field", "lines of a field", "address", "card"],
 )
 async def test_a_line_with_a_credential_is_not_listed(
     secret: str, result: str | dict[str, Any]
@@ -293,11 +294,14 @@ async def test_without_user_messages_no_line_is_of_the_user() -> None:
 async def test_the_list_stays_within_its_part_of_the_window() -> None:
     """A tenth of the window, however much there is to tell."""
     rng = random.Random(2)
-    rows = [f"row {rng.random()} of /srv/part-{n} is {n * 7}" for n in range(900)]
+    syllables = ["ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu"]
+    names = ["".join(rng.choices(syllables, k=4)) for _ in range(4_000)]
+    rows = [" ".join(rng.sample(names, 6)) for _ in range(1_000)]
+    tables = [use("read", "\n".join(rows), path=f"{n}.txt") for n in range(2)]
 
-    text = await list_lines(*use("read", "\n".join(rows), path="a.csv"))
+    text = await list_lines(*(content for pair in tables for content in pair))
 
-    assert 0.04 * WINDOW < len(text.encode()) / 4 < 0.1 * WINDOW
+    assert 0.05 * WINDOW < len(text.encode()) / 4 < 0.1 * WINDOW
 
 
 async def test_the_list_does_not_change_between_compactions() -> None:

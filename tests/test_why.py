@@ -219,7 +219,7 @@ def approve(what: str) -> None:
     [
         (
             call_part("todos", todos=[{"content": "ring the zebra keeper"}]),
-            ["the todo list"],
+            ["the todo list", "the lines beside the summary"],
         ),
         (
             call_part("approve", what="ring the zebra keeper"),
