@@ -206,3 +206,15 @@ async def test_a_summary_of_tool_calls_has_half_the_budget() -> None:
 
     whole_tokens = plan_budgets(window).summary_tokens
     assert asked_tokens == [whole_tokens, whole_tokens // 2]
+
+
+def test_a_text_within_a_longer_word_does_not_count_as_shown() -> None:
+    """A list beside the summary still has the shorter one."""
+    rooms = Rooms(turn_with(model("x")), frozenset([0]), "See INV-12.", "Pay ORD-7!")
+    rooms.show("- get(A-34): B-5")
+    room_of_next = rooms.give(100, 1.0)
+
+    shown = [text for text in ("INV-12", "ORD-7", "B-5") if room_of_next.shows(text)]
+    hidden = [text for text in ("INV-1", "RD-7", "A-3") if room_of_next.shows(text)]
+    assert shown == ["INV-12", "ORD-7", "B-5"]
+    assert hidden == []

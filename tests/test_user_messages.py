@@ -787,8 +787,8 @@ async def test_a_rewind_changes_no_byte_where_messages_are_stamped() -> None:
 
 
 @pytest.mark.parametrize("is_stamped", [False, True])
-async def test_a_summary_is_shorter_for_words_that_stay(is_stamped: bool) -> None:
-    """They stay in any case, also where another plugin stamps each message."""
+async def test_a_summary_is_as_long_beside_words_that_stay(is_stamped: bool) -> None:
+    """The user's words take no room of it, also where a plugin stamps each message."""
     window = 32_000
     found = list[int]()
     for user_messages in (0.0, 0.2):
@@ -804,7 +804,7 @@ async def test_a_summary_is_shorter_for_words_that_stay(is_stamped: bool) -> Non
         asked = f"{request.config.system_instruction} {request.text}"
         found.append(int(re.findall(r"(\d[\d,]*) words", asked)[0].replace(",", "")))
 
-    assert found[1] < 0.7 * found[0]
+    assert found[1] == found[0] > 500
 
 
 def test_a_line_of_a_list_keeps_what_forbids_it() -> None:

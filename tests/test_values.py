@@ -26,6 +26,7 @@ from contextguard_adk._support.phrases import VALUES
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import model, user
 from tests.chats import (
+    CONTINUATION_BEGIN,
     DEMAND,
     Changing,
     agent_requests,
@@ -233,7 +234,8 @@ def test_the_newest_values_go_before_those_that_are_not_loaded() -> None:
 
     text = list_values(history, {0, 1}, 400, older)
 
-    assert "- read(b_1): c_2" in text
+    assert text.splitlines()[-1].startswith("- read(")
+    assert text.endswith("; (b_1): c_2")
     assert 0 < text.count("old_") < 100
     assert len(text.encode()) <= 400
 
@@ -321,7 +323,8 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
         listed = text.partition(VALUES)[2].partition("\n\n")[0]
         sizes.append((asked.config.max_output_tokens or 0, len(listed)))
 
-    assert sizes[0][0] == 800
+    # Most of the history is a result, so the summary takes half of its usual size.
+    assert sizes[0][0] == 400
     assert sizes[1][0] < 300
     assert sizes[1][1] < 0.7 * sizes[0][1]
 
@@ -376,7 +379,8 @@ def test_of_a_long_history_old_results_are_not_read() -> None:
 
 
 async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> None:
-    """Not those that another plugin masks or adds; the list stays as it is."""
+    """Not those that another plugin masks or adds, nor those that stand elsewhere
+    beside the summary; the list stays as it is."""
     times = itertools.count(10)
 
     def mask(request: LlmRequest) -> None:
@@ -397,5 +401,26 @@ async def test_an_agent_has_the_values_of_what_was_left_out_and_no_others() -> N
         await chat.say("And ref_now_3?")
     found = [r.text.partition(VALUES)[2] for r in agent_requests(llm)]
     lists = {text.partition("\n[")[0].strip() for text in found}
-    lines = ["user: ref_open_2", "model: INV-7731", "user: ref_now_3"]
-    assert lists == {"\n".join(f"- {line}" for line in lines)}
+    assert lists == {"- model: INV-7731"}
+    for request in agent_requests(llm):
+        head, _, continuation = request.text.partition(CONTINUATION_BEGIN)
+        assert head.count("ref_open_2") == 1
+        assert "ref_secret_1" not in head
+        assert "ref_now_3" not in head
+        assert "ref_now_3" in continuation
+
+
+async def test_the_todo_list_is_not_repeated() -> None:
+    """Its tool only stores what stands in the list; of another tool all is listed."""
+    for name, is_listed in (("todos", False), ("tasks", True)):
+        llm = SimulatedLlm(context_window=8_000, summary_replies=["Nothing of note."])
+        chat = guarded_chat(llm, Threshold(context_window=8_000, user_messages=0))
+        task = {"content": "ring zebra-17", "status": "pending"}
+        stored = call(name, {"list": [task]}, {"result": "1 todos are stored."})
+        said = [user("Plan."), *stored, model(words(3_000))]
+        await seed(chat, *said, state={"todos": [task], **DEMAND})
+        await chat.say("And now?")
+
+        text = agent_requests(llm)[-1].text
+        assert "- [pending] ring zebra-17" in text
+        assert (f"- {name}(" in text.partition(VALUES)[2]) == is_listed

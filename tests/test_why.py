@@ -215,21 +215,21 @@ def approve(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "holder"),
+    ("asked", "holders"),
     [
         (
             call_part("todos", todos=[{"content": "ring the zebra keeper"}]),
-            "the todo list",
+            ["the todo list"],
         ),
         (
             call_part("approve", what="ring the zebra keeper"),
-            "the list of calls that had no answer yet",
+            ["the list of values", "the list of calls that had no answer yet"],
         ),
     ],
     ids=["todo list", "open calls"],
 )
 async def test_words_beside_the_summary_are_found(
-    asked: types.Part, holder: str, tmp_path: Path, capsys: Output
+    asked: types.Part, holders: list[str], tmp_path: Path, capsys: Output
 ) -> None:
     """Whatever the section they stand in, it is named."""
     replies: list[Reply] = [asked, *["Noted."] * 30]
@@ -251,7 +251,7 @@ async def test_words_beside_the_summary_are_found(
     found = await asyncio.to_thread(main, ["why", source, *arguments])
     assert found == 0
     last = json.loads(capsys_out(capsys))["calls"][-1]
-    assert last["holders"] == [holder]
+    assert last["holders"] == holders
 
 
 def test_words_are_found_in_another_spelling(tmp_path: Path, capsys: Output) -> None:

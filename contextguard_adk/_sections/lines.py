@@ -13,11 +13,10 @@ message among the contents of the request.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import PlacedPart, walk_parts
@@ -27,6 +26,7 @@ from contextguard_adk._sections.sources import (
     Source,
     describe_source,
     find_oldest_read,
+    find_repeating_tools,
 )
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
@@ -139,7 +139,9 @@ class Lines(Section):
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no line."""
         history = turn.history
-        lines = _gather(history, sorted(_find_read(history, covered)), known)
+        unread_tools = find_repeating_tools(turn)
+        indexes = sorted(_find_read(history, covered))
+        lines = _gather(history, indexes, known, unread_tools)
         newest_calls = list(reversed(lines.in_calls.values()))
         telling_others = _rank_others(lines)
 
@@ -161,7 +163,12 @@ def _find_read(history: History, covered: frozenset[int]) -> frozenset[int]:
     return covered if history.is_whole else covered - history.covered
 
 
-def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
+def _gather(
+    history: History,
+    indexes: Sequence[int],
+    known: str,
+    unread_tools: Collection[str],
+) -> _Lines:
     """Reads the lines of some messages, and of an older list.
 
     Args:
@@ -169,6 +176,7 @@ def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
         indexes: The indexes of the messages, in rising order.
         known: The list of older messages, of which the history may lack some; "" for
             none.
+        unread_tools: The tools of which no lines are listed.
     """
     lines = _Lines()
     for source, known_lines in _read_known(known).items():
@@ -179,7 +187,8 @@ def _gather(history: History, indexes: Sequence[int], known: str) -> _Lines:
     sources: dict[Hashable, Source] = {}
     placed_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, placed in enumerate(placed_parts):
-        if placed.content_index < oldest_index or _is_left_out(placed):
+        is_too_old = placed.content_index < oldest_index
+        if is_too_old or _is_left_out(placed, unread_tools):
             continue
         # A call and its result are one source. Two calls may be equal, so the key is
         # the object of the call.
@@ -210,15 +219,15 @@ def _read_known(known: str) -> dict[Source, list[ReadLine]]:
     return lines_by_source
 
 
-def _is_left_out(placed: PlacedPart) -> bool:
+def _is_left_out(placed: PlacedPart, unread_tools: Collection[str]) -> bool:
     """Whether no lines of a part are listed.
 
-    The user's messages have a section of their own. The recall tool repeats messages.
+    The user's messages have a section of their own.
     """
     tool = placed.part.function_call or placed.part.function_response
     if tool is None:
         return placed.author == USER
-    return tool.name == RECALL_TOOL
+    return tool.name in unread_tools
 
 
 def _read_part(history: History, placed: PlacedPart) -> list[ReadLine]:

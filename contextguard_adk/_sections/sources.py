@@ -10,12 +10,16 @@ from dataclasses import dataclass
 
 from google.genai import types
 
+from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.credentials import hide_secrets, without_secrets
 from contextguard_adk._history.history import History
 from contextguard_adk._history.noise import drop_noise
 from contextguard_adk._history.text import PlacedPart, payload_text
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._sections.todos import TOOL_NAME as TODOS_TOOL
+from contextguard_adk._sections.todos import read_todos
+from contextguard_adk._turn.turn import Turn
 
 USER = "user"
 """The origin of the user's messages."""
@@ -49,6 +53,18 @@ class Source:
     def label(self) -> str:
         """The name of the source, such as "read_file(src/a.py)" or "user"."""
         return self.origin + self.args
+
+
+def find_repeating_tools(turn: Turn) -> frozenset[str]:
+    """Returns the names of the tools of which nothing is listed.
+
+    Their calls and results only repeat messages, or the todo list. A tool of the user's
+    may be named like that of the todo list. So this name counts only if there are
+    todos.
+    """
+    if read_todos(turn.state):
+        return frozenset([RECALL_TOOL, TODOS_TOOL])
+    return frozenset([RECALL_TOOL])
 
 
 def find_oldest_read(history: History, indexes: Sequence[int]) -> int:

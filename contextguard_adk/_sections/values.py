@@ -27,6 +27,7 @@ from contextguard_adk._sections.sources import (
     Source,
     describe_source,
     find_oldest_read,
+    find_repeating_tools,
 )
 from contextguard_adk._support.phrases import VALUES, quote_line
 from contextguard_adk._turn.room import Room
@@ -183,7 +184,8 @@ class Values(Section):
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
         listed_indexes = _find_listed(turn.history, covered)
-        ranked = _rank_values(turn.history, listed_indexes, known)
+        unread_tools = find_repeating_tools(turn)
+        ranked = _rank_values(turn.history, listed_indexes, known, unread_tools)
         # A value that stands beside the list already is not listed again.
         missing = [
             (text, source) for text, source in ranked.values if not room.shows(text)
@@ -213,7 +215,12 @@ class _Ranked(NamedTuple):
     sources: list[Source]
 
 
-def _rank_values(history: History, covered: Collection[int], known: str) -> _Ranked:
+def _rank_values(
+    history: History,
+    covered: Collection[int],
+    known: str,
+    unread_tools: Collection[str] = (RECALL_TOOL,),
+) -> _Ranked:
     """Reads the values of covered messages and of an older list, and ranks them.
 
     Args:
@@ -221,8 +228,9 @@ def _rank_values(history: History, covered: Collection[int], known: str) -> _Ran
         covered: The indexes of the covered messages.
         known: The list of older messages, of which the history may lack some; "" for
             none.
+        unread_tools: The tools of which no values are listed.
     """
-    gathered = _gather(history, sorted(covered))
+    gathered = _gather(history, sorted(covered), unread_tools)
     older_sources = _add_known(known, gathered.values)
     ranked_values = [
         (text, gathered.values[text].source) for text in _rank(gathered.values)
@@ -237,12 +245,15 @@ class _Gathered(NamedTuple):
     sources: list[Source]
 
 
-def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
+def _gather(
+    history: History, indexes: Sequence[int], unread_tools: Collection[str]
+) -> _Gathered:
     """Reads the values of some messages, and counts the uses of each value.
 
     Args:
         history: The history of the request.
         indexes: The indexes of the messages, in rising order.
+        unread_tools: The tools whose values are not read.
     """
     values: dict[str, _Value] = {}
     sources: dict[Hashable, Source] = {}
@@ -252,10 +263,10 @@ def _gather(history: History, indexes: Sequence[int]) -> _Gathered:
     placed_parts = walk_parts(history.told, indexes, history.outputs)
     for part_number, placed in enumerate(placed_parts):
         tool = placed.part.function_call or placed.part.function_response
-        only_repeats_values = tool is not None and tool.name == RECALL_TOOL
+        is_unread = tool is not None and tool.name in unread_tools
         is_call = placed.part.function_call is not None
         is_too_old = not is_call and placed.content_index < oldest_index
-        if only_repeats_values or is_too_old:
+        if is_unread or is_too_old:
             continue
 
         # A call and its result have one source. Any other part has its own source. Two

@@ -118,7 +118,7 @@ def place_stored(turn: Turn, stored: StoredSummary) -> Outcome:
     """
     history = turn.history.with_summary(stored)
     draft = replace(turn, history=history).draft
-    rooms = Rooms(turn, draft.covered, stored.text)
+    rooms = Rooms(turn, draft.covered, stored.text, stored.request_excerpt)
     beside = dict(stored.beside)
     for section in _sections.SECTIONS:
         if section.is_briefed:
@@ -298,7 +298,7 @@ def _add_sections(turn: Turn, draft: Draft, bare: StoredSummary) -> StoredSummar
         draft: The draft.
         bare: The record of the draft without any section.
     """
-    rooms = Rooms(turn, draft.covered, bare.text)
+    rooms = Rooms(turn, draft.covered, bare.text, bare.request_excerpt)
     beside: dict[str, str] = {}
     for section in _sections.SECTIONS:
         is_left_out = section.goes_at is not None and draft.shrink >= section.goes_at

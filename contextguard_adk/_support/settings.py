@@ -343,7 +343,7 @@ def _describe_default(field: FieldInfo) -> str:
     - "required" for a setting without a default
     - "default Threshold()" for a default that a function or a class makes
     - "default 'write'" for a plain value
-    - "default TokenWindow(budget_tokens=0.22)" for a pydantic model. The values that
+    - "default TokenWindow(budget_tokens=0.1)" for a pydantic model. The values that
       the model was made with are named, but not its own defaults.
     """
     if field.is_required():

@@ -25,15 +25,15 @@ events.
 """
 
 BESIDE_RATIO = 0.28
-"""A summary and the texts that share its room take at most this part of the tokens that
-instruction and tools leave below the threshold.
+"""The texts beside a summary that share a room take at most this part of the tokens
+that instruction and tools leave below the threshold. The summary does not share it.
 
 On recorded sessions, a larger part led to more compactions, and a smaller one lost what
 later calls needed.
 """
 
 LEAST_BESIDE_TOKENS = 400
-"""The texts that share a room may take this together, however long the summary is."""
+"""The texts that share a room may take this together, however little room is left."""
 
 EVENT_BYTES = 300
 """An event takes at least this in a session, beside its content."""
@@ -66,7 +66,8 @@ class Room:
         tokens: The most that the text may take in the request, in tokens of the model.
         state_bytes: The most that the text may take in session state, as JSON.
         turn: The model call, which counts tokens.
-        beside: The summary, and the texts beside it that are written already.
+        beside: The summary, the quoted request, and the texts beside it that are
+            written already.
     """
 
     tokens: float
@@ -77,19 +78,12 @@ class Room:
     def shows(self, text: str) -> bool:
         """Returns whether a text stands in the summary, or in a text beside it.
 
-        The id A-1 does not stand in A-12.
+        The quoted request is a text beside it, too. A text within a longer word does
+        not count: "INV-1" does not stand in "INV-12". The lists of calls have
+        "name=value" for "name: value".
         """
-        position = self.beside.find(text)
-        while position >= 0:
-            end = position + len(text)
-            goes_on_before = _is_one_word(
-                self.beside[max(0, position - 1) : position + 1]
-            )
-            goes_on_after = _is_one_word(self.beside[end - 1 : end + 1])
-            if not goes_on_before and not goes_on_after:
-                return True
-            position = self.beside.find(text, position + 1)
-        return False
+        in_calls = text.replace(": ", "=", 1)
+        return _stands_in(text, self.beside) or _stands_in(in_calls, self.beside)
 
     def holds(self, text: str) -> bool:
         """Returns whether a text fits."""
@@ -127,6 +121,19 @@ class Room:
         return ""
 
 
+def _stands_in(text: str, beside: str) -> bool:
+    """Whether a text stands in another one by itself, not within a longer word."""
+    position = beside.find(text)
+    while position >= 0:
+        end = position + len(text)
+        goes_on_before = _is_one_word(beside[max(0, position - 1) : position + 1])
+        goes_on_after = _is_one_word(beside[end - 1 : end + 1])
+        if not goes_on_before and not goes_on_after:
+            return True
+        position = beside.find(text, position + 1)
+    return False
+
+
 def _is_one_word(pair: str) -> bool:
     """Whether two characters belong to one word; they do not at the end of a text."""
     return len(pair) == 2 and pair.isascii() and pair.isalnum()
@@ -135,16 +142,19 @@ def _is_one_word(pair: str) -> bool:
 class Rooms:
     """Divides the room beside a summary: gives each text what the others have left."""
 
-    def __init__(self, turn: Turn, covered: frozenset[int], summary: str) -> None:
+    def __init__(
+        self, turn: Turn, covered: frozenset[int], summary: str, request: str = ""
+    ) -> None:
         """Finds the room that a summary leaves, in the request and in session state.
 
         Args:
             turn: The model call.
             covered: Indexes of the messages that the summary replaces.
             summary: The text of the summary.
+            request: What is quoted of the current request; "" for nothing.
         """
         self._turn = turn
-        self._beside = summary
+        self._beside = f"{summary}\n{request}"
         most_tokens = BESIDE_RATIO * turn.room_tokens
         self._left_tokens = max(LEAST_BESIDE_TOKENS, most_tokens)
 

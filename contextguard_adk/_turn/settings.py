@@ -40,7 +40,11 @@ NEWEST_KEPT_RATIO = 0.5
 """The newest results of `keep_tools` may take this part of the window."""
 
 KEEP_RATIO = 0.0
-"""`keep="auto"` stands for this part of the window if a tool has been called."""
+"""`keep="auto"` stands for this part of the window if a tool has been called.
+
+What the model has not seen yet stays in any case. Of the other steps, lines and values
+stand beside the summary.
+"""
 
 KEEP_CHAT_RATIO = 0.2
 """`keep="auto"` stands for this part of the window if no tool has been called."""
@@ -50,7 +54,8 @@ LEAST_PREVIEW_TOKENS = 800
 
 In recorded sessions of coding agents with a window of 8,000 tokens, previews of 400
 tokens hid values that the next calls needed. Previews of 800 tokens hid none of these,
-and cost a fifth more.
+and cost a fifth more. In windows of less than 32,000 tokens the default ratio gives
+less, so that this size applies.
 """
 
 Recall = Literal["auto"] | bool
@@ -89,7 +94,8 @@ class StrategySettings(Settings):
         description="A tool result that takes more than this is shown with head and "
         "tail only, and with a handle, from its first request on: tokens as an int, at "
         "least 100, or a part of the context window as a float, more than 0 and less "
-        "than 1. The default is at least 800 tokens, or a fifth of a smaller window. "
+        "than 1. The default is at least 800 tokens, but at most a fifth of a window "
+        "below 4,000. "
         "The agent reads the rest with `recall_history`, so the default applies only "
         "to agents that are offered that tool; a value that you set applies to all. "
         "None (false in a file): results are shown whole.",
@@ -112,17 +118,20 @@ class StrategySettings(Settings):
         "steps of its own turn are, it is quoted after the summary. Results that the "
         "model has not seen yet always stay, shortened where they are too large. Other "
         "calls of the turn are listed beside the summary. "
-        '"auto": a tenth of the window, and a fifth while no tool has been called: '
-        "what people say in a chat is short, and a summary tells less of it.",
+        '"auto": nothing but what the model has not seen yet, because lines and values '
+        "of the rest stand beside the summary; a fifth of the window while no tool has "
+        "been called: what people say in a chat is short, and a summary tells less of "
+        "it.",
     )
     user_messages: Annotated[int | float, size(0)] = Field(
         default=0.2,
         description="What the user's messages may take word for word beside a "
         "summary, newest first: tokens as an int, at least 0, or a part of the context "
-        "window as a float, at least 0 and less than 1; at most 20,000 tokens, and a "
-        "third of what instruction and tools leave below the threshold. Where not all "
-        "have room, half of it is for the most telling sentences of the others. What "
-        "stands there word for word makes the summary shorter, down to a third.",
+        "window as a float, at least 0 and less than 1; at most 20,000 tokens, and 0.7 "
+        "of the room of the texts beside a summary, which is 28 % of what instruction "
+        "and tools leave below the threshold. Where not all have room, half of it is "
+        "for the most telling sentences of the others. The size of the summary does "
+        "not depend on it.",
     )
     keep_tools: tuple[str, ...] = Field(
         default=(),

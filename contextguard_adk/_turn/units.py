@@ -60,9 +60,8 @@ class Section:
             request, unless `most_tokens` says otherwise.
         state_ratio: The part of the bytes left in session state that the text may
             take; from 0 to 1.
-        token_ratio: The part of the tokens that the summary and the texts before leave
-            which the text may take, from 0 to 1; None for a text that is too important
-            to share them.
+        token_ratio: The part of the tokens that the texts before leave which the text
+            may take, from 0 to 1; None for a text that is too important to share them.
         own_state_bytes: The most that the text may take in session state if it does not
             share the room of the other texts; 0 if it does.
         is_briefed: Whether the summarizer is given the text of `brief`.

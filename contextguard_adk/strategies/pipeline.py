@@ -99,10 +99,10 @@ class Pipeline(Strategy):
     """
 
     window: MessageWindow | TokenWindow | None = Field(
-        default=TokenWindow(budget_tokens=0.10),
+        default=TokenWindow(budget_tokens=0.1),
         description="Drops old messages: a `MessageWindow` or a `TokenWindow`. The "
-        "default keeps the newest that take 0.22 of the context window. None (false in "
-        "a file): this step drops nothing.",
+        "default keeps the newest that take a tenth of the context window. None (false "
+        "in a file): this step drops nothing.",
     )
     tool_output: ToolOutputTruncation | None = Field(
         default=ToolOutputTruncation(
