@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -215,7 +216,7 @@ async def test_limits_in_session_state_are_ignored(learned: object) -> None:
     llm = SimulatedLlm(
         context_window=WINDOW, token_ratio=1.0, summary_replies=["A summary."] * 2
     )
-    chat, calls = open_chat(llm)
+    chat, calls = open_chat(llm, partial(Threshold, user_messages=0))
     await seed(chat, user("The task."), model(words(2_000, "OLD")), state=DEMAND)
     await talk(chat, 1)
     assert llm.summaries == 1

@@ -500,7 +500,7 @@ async def test_a_cache_is_assumed_where_one_was_recorded(
     session = with_cache if has_cache else recorded[0]
     usages = [read_usage(event.usage_metadata) for event in session.events]
     # In a larger window, the question has room behind the conversation.
-    default = Threshold(context_window=6_500)
+    default = Threshold(context_window=7_500)
     settings = ReplaySettings(PluginSettings(default=default))
     replayed = await replay_session(session, settings)
     cached = replayed.without_guard.usage.cached_tokens

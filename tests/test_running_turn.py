@@ -225,12 +225,12 @@ async def test_a_call_that_is_too_large_itself_does_not_stay() -> None:
 @pytest.mark.parametrize("text", ["7f3a-90817263-5544 ", "押して", "The gate. "])
 async def test_what_is_left_of_a_turn_that_is_refused_twice(text: str) -> None:
     """Whatever the density of its text, the user's request stays."""
-    results = [f"A{text * (2_000 // len(text))}Z"]
+    results = [f"A{text * (4_000 // len(text))}Z"]
     refusal = ContextOverflowError("prompt is too long: 9000 tokens > 8000 maximum")
     llm = SimulatedLlm(context_window=200_000)
     shipped: list[Reply] = [call("ship", order=order) for order in ORDERS]
     llm.script = [*shipped, refusal, refusal, "Done."]
-    strategy = Threshold(context_window=200_000, preview_tokens=None)
+    strategy = Threshold(context_window=200_000, preview_tokens=None, keep=0.1)
     chat = guarded_chat(llm, strategy, agent={"tools": [Ship(results)]})
     assert builders.answer_text(await chat.say("Ship all of them.")) == "Done."
     assert llm.violations == 0

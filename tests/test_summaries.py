@@ -517,6 +517,7 @@ async def test_what_the_user_said_outlives_many_compactions() -> None:
         assert "Mind every detail." in head
         assert "\n- No,\n    wait.\tStop.\n" in head
         assert "in French." in head
-        assert len(head.encode()) < 3 * 4_000 + 250
+        users = head[head.index("[The user's messages") :].partition("\n\n[")[0]
+        assert len(users.encode()) < 4 * 4_000 + 250
 
     assert [name for name in names if f"{name} " not in head] == []

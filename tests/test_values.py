@@ -324,7 +324,7 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
         sizes.append((asked.config.max_output_tokens or 0, len(listed)))
 
     # Most of the history is a result, so the summary takes half of its usual size.
-    assert sizes[0][0] == 400
+    assert sizes[0][0] == 320
     assert sizes[1][0] < 300
     assert sizes[1][1] < 0.7 * sizes[0][1]
 
