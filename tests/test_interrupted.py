@@ -121,7 +121,7 @@ async def open_twice(
     [
         ("memory", SHIFT, 0),
         ("file", SHIFT, 0),
-        ("memory", SHIFT.model_copy(update={"ahead": 0.7}), 3),
+        ("memory", SHIFT.model_copy(update={"ahead": 0.7}), 4),
     ],
     ids=["memory", "file", "ahead"],
 )

@@ -159,8 +159,7 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     The lists of values and lines beside a summary tell most of what tools have
     returned. So a summary gets its usual budget only if at least half of what no
     summary has replaced yet are the words of the user and of the model. With fewer
-    words its budget is lower, down to `LEAST_SUMMARY_RATIO` of the usual one. A summary
-    never gets more than half of what it replaces.
+    words its budget is lower, down to `LEAST_SUMMARY_RATIO` of the usual one.
     """
     history = turn.history
     new_contents = [
@@ -171,11 +170,9 @@ def summary_tokens(turn: Turn, covered: frozenset[int]) -> int:
     words_ratio = turn.measure_alone(word_contents) / new_tokens
     ratio = min(1.0, max(LEAST_SUMMARY_RATIO, 2 * words_ratio))
 
-    previous_tokens = turn.count(history.stored.text) if history.stored else 0
-    most_tokens = (new_tokens + previous_tokens) // 2
     usual_tokens = turn.summary_tokens
     least_tokens = min(usual_tokens, LEAST_SUMMARY_TOKENS)
-    return max(least_tokens, min(most_tokens, int(usual_tokens * ratio)))
+    return max(least_tokens, int(usual_tokens * ratio))
 
 
 def expect_tokens(turn: Turn, covered: frozenset[int]) -> int:
