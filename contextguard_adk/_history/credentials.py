@@ -209,24 +209,24 @@ def without_secrets(value: Any, names: Names = (), depth: int = 0) -> Any:
         depth: How many objects and lists are around `value`. From 20 on, objects and
             lists come back empty.
     """
+    if not is_nested(value):
+        return without_card(value, names)
+
     if isinstance(value, dict):
-        fields: dict[Any, Any] = {}
-        if depth < MAX_DEPTH:
-            for name, item in value.items():
-                item_names = name_field(value, names, name)
-                if is_nested(item) or not is_credential(item_names, item):
-                    fields[name] = without_secrets(item, item_names, depth + 1)
-        return fields
+        fields = value if depth < MAX_DEPTH else {}
+        named = {name: name_field(fields, names, name) for name in fields}
+        return {
+            name: without_secrets(item, named[name], depth + 1)
+            for name, item in fields.items()
+            if is_nested(item) or not is_credential(named[name], item)
+        }
 
-    if isinstance(value, list | tuple):
-        items: list[Any] = []
-        if depth < MAX_DEPTH:
-            for item in value:
-                if is_nested(item) or not is_credential(names, item):
-                    items.append(without_secrets(item, names, depth + 1))
-        return items
-
-    return without_card(value, names)
+    items = value if depth < MAX_DEPTH else []
+    return [
+        without_secrets(item, names, depth + 1)
+        for item in items
+        if is_nested(item) or not is_credential(names, item)
+    ]
 
 
 def is_nested(value: object) -> bool:

@@ -281,13 +281,7 @@ def find_names_of_object(fields: Mapping[Any, Any]) -> list[str]:
     heads = {key: key.lower() for key in fields if isinstance(key, str)}
     names: list[object] = []
     for key, head in heads.items():
-        item = fields[key]
-        if _is_name_head(head) and isinstance(item, str):
-            names.append(item)
-        elif (head in _LIST_KEYS and isinstance(item, list | tuple)) or (
-            head in _MAP_KEYS and isinstance(item, dict)
-        ):
-            names += item
+        names += _find_names_of_field(head, fields[key])
 
     if _describes_one(fields, heads):
         names += [fields[key] for key, head in heads.items() if head in _UNSURE_HEADS]
@@ -295,6 +289,22 @@ def find_names_of_object(fields: Mapping[Any, Any]) -> list[str]:
         # {"status": "text", "city": "varchar(40)"}
         names += heads
     return [name for name in names if isinstance(name, str) and is_schema_name(name)]
+
+
+def _find_names_of_field(head: str, item: object) -> list[object]:
+    """Returns what may be names of a schema in a field.
+
+    Args:
+        head: The name of the field in lower case.
+        item: The value of the field.
+    """
+    if _is_name_head(head) and isinstance(item, str):
+        return [item]
+    if head in _LIST_KEYS and isinstance(item, list | tuple):
+        return list(item)
+    if head in _MAP_KEYS and isinstance(item, dict):
+        return list(item)
+    return []
 
 
 def _is_name_head(head: str) -> bool:
@@ -420,18 +430,26 @@ def _read_columns(sql: str) -> Iterator[str]:
     if not body.startswith("("):
         return
 
+    for item in _split_items(body):
+        column = _FIRST_NAME.match(item)
+        if column and not _NO_COLUMN.match(item):
+            yield column["name"]
+
+
+def _split_items(body: str) -> Iterator[str]:
+    """Yields the items between the first bracket of a text and the one that closes it.
+
+    A comma within inner brackets, as in "numeric(8, 2)", ends no item.
+    """
     depth = 0
     item_begin = 1
     for match in re.finditer(r"[(),]", body):
         mark = match.group()
         if mark == "(":
             depth += 1
-        is_end = (mark == "," and depth == 1) or (mark == ")" and depth == 1)
-        if is_end:
-            item = body[item_begin : match.start()].strip()
-            column = _FIRST_NAME.match(item)
-            if column and not _NO_COLUMN.match(item):
-                yield column["name"]
+            continue
+        if depth == 1:
+            yield body[item_begin : match.start()].strip()
             item_begin = match.end()
         if mark == ")":
             depth -= 1
@@ -465,16 +483,17 @@ def _read_tables(text: str, separator: str) -> Iterator[str]:
             name_indexes = name_indexes if is_rule else []
             continue
 
-        cells = [
-            cell.strip(" \t`*\"'") for cell in line.strip().strip("|").split(separator)
-        ]
-        heads = [cell.lower() for cell in cells]
-        if not name_indexes:
-            name_indexes = _find_name_columns(heads)
-            continue
-        for index in name_indexes:
-            if index < len(cells):
-                yield cells[index]
+        cells = _split_row(line, separator)
+        if name_indexes:
+            yield from [cells[index] for index in name_indexes if index < len(cells)]
+        else:
+            name_indexes = _find_name_columns([cell.lower() for cell in cells])
+
+
+def _split_row(line: str, separator: str) -> list[str]:
+    """Returns the cells of a row, without bars, blanks and quotes around them."""
+    row = line.strip().strip("|")
+    return [cell.strip(" \t`*\"'") for cell in row.split(separator)]
 
 
 def _find_name_columns(heads: Sequence[str]) -> list[int]:

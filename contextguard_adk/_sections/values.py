@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -303,18 +303,26 @@ def _add_known(known: str, values: dict[str, _Value]) -> list[Source]:
         if match is None:
             # This is the heading.
             continue
-        for group_text in match["groups"].split(f"{_NEXT_GROUP}("):
-            has_bracket = group_text.startswith(("(", ":")) or not group_text
-            group = _GROUP.match(group_text if has_bracket else f"({group_text}")
-            if group is None:
-                continue
-            source = Source(match["origin"], group["args"] or "")
+        for args, values_text in _split_groups(match["groups"]):
+            source = Source(match["origin"], args)
             sources.append(source)
-            texts = group["values"] or source.args.strip("()")
-            for text in texts.split(", "):
-                if text:
-                    values.setdefault(text, _Value(TELLING, "", source))
+            texts = (values_text or args.strip("()")).split(", ")
+            for text in filter(None, texts):
+                values.setdefault(text, _Value(TELLING, "", source))
     return sources
+
+
+def _split_groups(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the arguments and the values of each group in a line of the list.
+
+    For example, "(1): A-1, B-2; (7): C-3" yields "(1)" with "A-1, B-2", and "(7)" with
+    "C-3". Either may be "".
+    """
+    first_group, *next_groups = text.split(f"{_NEXT_GROUP}(")
+    for group_text in [first_group, *[f"({group}" for group in next_groups]]:
+        group = _GROUP.match(group_text)
+        if group is not None:
+            yield group["args"] or "", group["values"] or ""
 
 
 def _read_part(history: History, placed: PlacedPart) -> list[tuple[str, float, str]]:
