@@ -73,6 +73,7 @@ def _warn_of_size(turn: Turn, index: int) -> None:
     group = sorted(turn.history.pairs.group_of(index) | {index})
     contents = [turn.history.contents[each] for each in group]
     result_tokens = turn.measure_alone(contents)
+
     message = (
         "`keep_tools` cannot keep a result of %s word for word: with its call "
         "it takes %s tokens, and there is room for %s beside instruction, tools, the "

@@ -182,6 +182,7 @@ def find_values(text: str, names: Names = ()) -> Iterator[str]:
     without_vectors = drop_vectors(text[:MAX_TEXT_CHARS])
     without_credentials = hide_named(without_vectors, names)
     without_noise = _drop_noise(without_credentials, names)
+
     may_be_random = is_id(names, text)
     searched_text = _LINE_NUMBER.sub("", without_noise)
     for token in _TOKEN.findall(searched_text):
@@ -360,6 +361,7 @@ def is_value(word: str, may_be_random: bool = False) -> bool:
     """
     # Most words have letters alone, for which the quick `isalpha` is enough.
     has_digit = not word.isalpha() and any(char.isdigit() for char in word)
+
     if has_digit:
         is_exact = len(word) >= 4 or not word.isdigit()
     else:

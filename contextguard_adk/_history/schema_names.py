@@ -356,6 +356,7 @@ def _find_written(text: str) -> Iterator[str]:
     elif "table" in lowered or "dtype: " in text:
         yield from _read_listed(text)
         yield from _read_described(text)
+
     if "column_name" in lowered:
         yield from _read_tables(text, ",")
     if "|" in text:
@@ -513,13 +514,17 @@ def _read_blocks(text: str) -> Iterator[str]:
         yield match["name"]
         end = text.find("}", match.end(), match.end() + MAX_BODY_CHARS)
         body = text[match.end() - 1 : end] if end >= 0 else ""
-        patterns = [_BLOCK_FIELD, _SPACED_FIELD]
-        if match["kind"] == "message":
-            patterns = [_NUMBERED_FIELD]
-        elif match["kind"] in ("interface", "input"):
-            patterns = [_BLOCK_FIELD]
-        for pattern in patterns:
+        for pattern in _choose_field_patterns(match["kind"]):
             yield from _names(pattern, body)
+
+
+def _choose_field_patterns(kind: str) -> list[re.Pattern[str]]:
+    """Returns the patterns of fields in a block of this kind."""
+    if kind == "message":
+        return [_NUMBERED_FIELD]
+    if kind in ("interface", "input"):
+        return [_BLOCK_FIELD]
+    return [_BLOCK_FIELD, _SPACED_FIELD]
 
 
 def _read_classes(text: str) -> Iterator[str]:

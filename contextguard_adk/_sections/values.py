@@ -232,6 +232,7 @@ def _rank_values(
     """
     gathered = _gather(history, sorted(covered), unread_tools)
     older_sources = _add_known(known, gathered.values)
+
     ranked_values = [
         (text, gathered.values[text].source) for text in _rank(gathered.values)
     ]

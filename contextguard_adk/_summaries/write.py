@@ -119,6 +119,7 @@ def render_messages(
         required: Indexes of messages whose entries are never dropped for lack of room.
     """
     history = turn.history
+
     # A handle is the name under which the recall tool finds a part. The handle is a
     # digest of the part before redaction. If the agent has no recall tool, the entries
     # have no handles.
