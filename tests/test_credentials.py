@@ -136,6 +136,9 @@ HIDDEN: list[tuple[Any, str]] = [
     ("private_key: -----BEGIN KEY-----\nMIIEa91/x\n-----END KEY-----", "MIIEa91"),
     ("Set-Cookie: sid=ab12cd36; Path=/", "ab12cd36"),
     ("card 4012 8888 8888 1881", "1881"),
+    ("<password>hunter17</password>", "hunter17"),
+    ("password: |\n  hunter18", "hunter18"),
+    ("card 4012\u00a08888\u00a08888\u00a01881", "1881"),
     # JSON that was cut.
     ('{"body": "{\\"password\\": \\"hunter15\\", ', "hunter15"),
     ({"secrets": {"fields": ["hunter16"]}}, "hunter16"),

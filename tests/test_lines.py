@@ -20,7 +20,16 @@ from contextguard_adk._tools.cli import main
 from contextguard_adk.config import CONFIG_VARIABLE
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import RecordedRequest, SimulatedLlm
-from tests.builders import Chat, call, guarded_agent, model, queued_tool, response, user
+from tests.builders import (
+    Chat,
+    call,
+    call_part,
+    guarded_agent,
+    model,
+    queued_tool,
+    response,
+    user,
+)
 from tests.chats import DEMAND, agent_requests, guarded_chat, seed, words
 from tests.recordings import save
 
@@ -362,3 +371,22 @@ async def test_why_finds_words_among_the_lines(
 
     last: dict[str, Sequence[str]] = json.loads(capsys.readouterr().out)["calls"][-1]
     assert last["holders"] == ["the lines beside the summary"]
+
+
+async def test_a_long_name_of_a_field_is_not_written_before_each_text() -> None:
+    """A page may have a name of many lines around thousands of short texts."""
+    page = {"\n" * 45_000: ["ab"] * 4_000, "note": TELLING}
+    assert TELLING in await list_lines(*use("read", page))
+
+
+@pytest.mark.parametrize("note", ["recall_item", "not_shown", "attachments_left_out"])
+async def test_a_long_line_that_looks_like_a_note_is_shortened(note: str) -> None:
+    """Such a line is a text of the tool, whatever it looks like."""
+    llm = SimulatedLlm(context_window=20_000)
+    page = f"{words(400)}\n[{note}: {words(9_000)}]"
+    llm.script = [call_part("read", step=0), "Done."]
+    strategy = Threshold(context_window=20_000)
+    chat = guarded_chat(llm, strategy, agent={"tools": [queued_tool("read", [page])]})
+    await chat.say("Read the page.")
+    assert llm.summaries == 0
+    assert len(agent_requests(llm)[-1].text) < 8_000

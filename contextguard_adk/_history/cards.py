@@ -18,8 +18,8 @@ _BEFORE_CARD_CHARS = 32
 
 _CARD = re.compile(
     # In the number of a bank account, "DE89 3704 0044 ...", no card begins.
-    r"(?<!\d)(?<![A-Z]{2}\d{2}[ -])"
-    r"(?:\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
+    r"(?<!\d)(?<![A-Z]{2}\d{2}[ \u00a0\u202f\u2011\u2013-])"
+    r"(?:\d{4}(?P<gap>[ \u00a0\u202f\u2011\u2013-])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}|"
     r"\d{6}(?P=gap)\d{5})|\d{13,19})(?!\d)"
 )
 """Numbers like those of payment cards: 4242 4242 4242 4242, 3782-822463-10005."""

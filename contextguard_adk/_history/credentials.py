@@ -57,14 +57,16 @@ _HEAD = re.compile(
     # A name and a separator: "api_key = ", "API key: ", "\"token\": ".
     r"(?P<name>(?:(?:api|access|auth|client|private|refresh|secret|session)[ ])?"
     r"[\w-]*?(?:pass|pwd|secret|token|key|auth|cred|cookie|cvv|cvc)[\w-]{0,24})"
-    r"[\\\"']{0,4}[ \t]{0,4}(?P<separator>:=|=>|==?|:)[ \t]{0,4}(?:\r?\n[ \t]{1,16})?|"
+    r"[\\\"']{0,4}[ \t]{0,4}(?P<separator>:=|=>|==?|:|>)[ \t]{0,4}"
+    # The text may begin in the next line: "password: |" in YAML.
+    r"(?:(?:[|>][+-]?)?\r?\n[ \t]{1,16})?|"
     # "Basic 5f2a93bc"
     rf"(?P<scheme>{_SCHEME}))",
     re.IGNORECASE,
 )
 """What may stand before a credential in a text."""
 
-_KEY_FILE = r"-----BEGIN[^-]{1,40}-----[^-]{1,8000}"
+_KEY_FILE = r"-----BEGIN[^-]{1,40}-----(?:[^-]|-(?!----)){1,8000}"
 _AFTER_HEAD = re.compile(
     # An object is no credential, but may have one: {"secrets": {"password": "x"}}.
     r"(?!\{[\s\"'])"

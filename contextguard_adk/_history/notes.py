@@ -35,6 +35,13 @@ _LINES = {FILES_KEY: FILES_NOTE, NAMES_KEY: NAMES_NOTE, HANDLE_KEY: HANDLE_NOTE}
 _MAX_HANDLE_CHARS = 100
 """A longer value of `HANDLE_KEY` is one of the tool, and no handle."""
 
+_MAX_VALUE_CHARS = {
+    FILES_KEY: 4_000,
+    NAMES_KEY: 16_000,
+    HANDLE_KEY: _MAX_HANDLE_CHARS,
+}
+"""The longest value of each note. A longer line is a text of the tool."""
+
 
 def add_notes(result: dict[str, Any], notes: Mapping[str, str]) -> dict[str, Any]:
     """Returns a copy of a result with notes; the result itself without notes."""
@@ -156,7 +163,10 @@ def _split_lines(text: str) -> tuple[str, dict[str, str]]:
     for name in reversed(_LINES):
         opening, _, closing = _LINES[name].partition("{}")
         before, _, last_line = rest.rpartition("\n")
-        if last_line.startswith(opening) and last_line.endswith(closing):
-            notes[name] = last_line[len(opening) : -len(closing)]
+        is_note = last_line.startswith(opening) and last_line.endswith(closing)
+        value = last_line[len(opening) : -len(closing)]
+        # A longer line is a text of the tool that only looks like a note.
+        if is_note and len(value) <= _MAX_VALUE_CHARS[name]:
+            notes[name] = value
             rest = before
     return rest, notes

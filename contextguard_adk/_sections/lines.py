@@ -31,6 +31,7 @@ from contextguard_adk._sections.sources import (
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
     ReadLine,
+    has_credential,
     read_form,
     read_lines,
     score_lines,
@@ -72,6 +73,9 @@ LABEL_BYTES = 4
 
 MAX_MISSES = 40
 """After so many lines that do not fit, no more lines are tried."""
+
+MAX_UNLISTABLE = 2_000
+"""After so many lines that may not be listed, no more lines are tried."""
 
 
 class _Placed(NamedTuple):
@@ -283,10 +287,13 @@ class _Choice:
         """
         reserved_bytes = int(self._left_bytes * (1 - ratio))
         misses = 0
+        unlistable_count = 0
         for line, source in ranked:
             free_bytes = self._left_bytes - reserved_bytes
-            if free_bytes < MIN_LINE_CHARS or misses > MAX_MISSES:
+            is_full = free_bytes < MIN_LINE_CHARS or misses > MAX_MISSES
+            if is_full or unlistable_count > MAX_UNLISTABLE:
                 return
+
             cost_bytes = text_bytes(line.text) + MARGIN_BYTES
             if source not in self.listed:
                 cost_bytes += text_bytes(source.label) + LABEL_BYTES
@@ -296,13 +303,15 @@ class _Choice:
             elif self._is_listable(line):
                 self.listed.setdefault(source, []).append(line.text)
                 self._left_bytes -= cost_bytes
+            else:
+                unlistable_count += 1
 
     def _is_listable(self, line: ReadLine) -> bool:
         """Whether a line may be listed, if it fits."""
         is_noise = not read_form(line.text).words
         if is_noise or self._room.shows(line.text):
             return False
-        return not line.has_credential
+        return not has_credential(line)
 
 
 def _write_list(

@@ -30,6 +30,9 @@ MAX_LINE_CHARS = 240
 MAX_TEXT_CHARS = 100_000
 """Only this many characters of a text are split into lines."""
 
+MAX_NAME_CHARS = 80
+"""Only this many characters of the name of a field are written before its text."""
+
 MAX_LINES = 5_000
 """Only this many lines of one payload are read."""
 
@@ -115,12 +118,13 @@ class ReadLine(NamedTuple):
     context: str
     names: Names
 
-    @property
-    def has_credential(self) -> bool:
-        """Whether a credential, or the number of a card, stands in the line."""
-        if is_credential(self.names, self.text):
-            return True
-        return not hide_secrets(self.context, self.names).endswith(self.text)
+
+@lru_cache(maxsize=16_384)  # Each attempt to write a list asks for the same lines.
+def has_credential(line: ReadLine) -> bool:
+    """Whether a credential, or the number of a card, stands in a line."""
+    if is_credential(line.names, line.text):
+        return True
+    return not hide_secrets(line.context, line.names).endswith(line.text)
 
 
 def read_lines(payload: object) -> list[ReadLine]:
@@ -183,7 +187,8 @@ def _walk_text(
         # The lines of a key do not look like credentials by themselves.
         read_text = hide_secrets(read_text)
 
-    name = names[-1] if names else ""
+    # The name stands in each line, and may be as long as a text.
+    name = " ".join(names[-1][:MAX_NAME_CHARS].split()) if names else ""
     is_named = bool(name) and name not in _PLAIN_FIELDS and "\n" not in read_text
     yield from _split_text(f"{name}: {read_text}" if is_named else read_text, names)
 
@@ -202,7 +207,8 @@ def _split_text(text: str, names: Names) -> Iterator[ReadLine]:
             yield from _split_line(stripped, names)
         elif len(stripped) >= MIN_LINE_CHARS:
             yield ReadLine(stripped, f"{before}\n{line.rstrip()}", names)
-        before = line[-MAX_LINE_CHARS:]
+        if stripped:
+            before = line[-MAX_LINE_CHARS:]
 
 
 def _split_line(line: str, names: Names) -> Iterator[ReadLine]:
