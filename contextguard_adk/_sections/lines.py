@@ -55,6 +55,9 @@ KNOWN_RATIO = 4 / 3
 are not loaded. `Room.fill` guesses three bytes for a token; the list has about four.
 """
 
+MAX_LINES_TOKENS = 4_000
+"""The list takes at most this, however large the window is: it stands in the state."""
+
 CALLS_RATIO = 0.7
 """Lines of calls take at most this part of the list.
 
@@ -138,7 +141,8 @@ class Lines(Section):
             # The list before stands for messages that are not loaded.
             known_tokens = turn.count(history.stored.beside.get(self.name, ""))
             covered_tokens += known_tokens * KNOWN_RATIO
-        return min(turn.budgets.working_tokens * LINES_RATIO, covered_tokens)
+        window_tokens = turn.budgets.working_tokens * LINES_RATIO
+        return min(window_tokens, covered_tokens, MAX_LINES_TOKENS)
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no line."""

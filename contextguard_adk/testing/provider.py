@@ -82,7 +82,7 @@ all blocks have: "<transcript-7f3a>" -> "7f3a"."""
 _LISTED = re.compile(
     r"(?ms)^\[(?:The user's messages up|Values of what).*?(?=^$|^\[)"
     r'|,"not_shown":"(?:[^"\\]|\\.)*"'
-    r'|\[not_shown: [^\n]*?\](?=$|\\n|")'
+    r'|\[not_shown: [^\n\[\]]*\](?=$|\\n|")'
 )
 """Finds lists beside an earlier summary. The guard keeps these lists itself, so that no
 summarizer has to copy them."""
