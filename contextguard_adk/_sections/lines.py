@@ -26,7 +26,9 @@ from contextguard_adk._sections.sources import (
     Source,
     describe_source,
     find_oldest_read,
+    find_read,
     find_repeating_tools,
+    limit_by_covered,
 )
 from contextguard_adk._sections.telling import (
     MIN_LINE_CHARS,
@@ -43,17 +45,6 @@ from contextguard_adk._turn.units import Section
 
 LINES_RATIO = 0.10
 """The list takes at most this part of `Budgets.working_tokens`."""
-
-COVERED_RATIO = 0.25
-"""The list takes at most this part of the tokens of the covered messages.
-
-Otherwise a summary of a short history would save hardly any tokens.
-"""
-
-KNOWN_RATIO = 4 / 3
-"""The list before may take this much of its own tokens, if it stands for messages that
-are not loaded. `Room.fill` guesses three bytes for a token; the list has about four.
-"""
 
 MAX_LINES_TOKENS = 4_000
 """The list takes at most this, however large the window is: it stands in the state."""
@@ -133,22 +124,16 @@ class Lines(Section):
     token_ratio = 1.0
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
-        """Returns the smaller one of the limits by the window and the messages."""
-        history = turn.history
-        contents = [history.shown[i] for i in _find_read(history, covered)]
-        covered_tokens = turn.measure_alone(contents) * COVERED_RATIO
-        if history.stored is not None and not history.is_whole:
-            # The list before stands for messages that are not loaded.
-            known_tokens = turn.count(history.stored.beside.get(self.name, ""))
-            covered_tokens += known_tokens * KNOWN_RATIO
+        """Returns the smallest of the limits by the window and the messages."""
         window_tokens = turn.budgets.working_tokens * LINES_RATIO
+        covered_tokens = limit_by_covered(turn, covered, self.name)
         return min(window_tokens, covered_tokens, MAX_LINES_TOKENS)
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no line."""
         history = turn.history
         unread_tools = find_repeating_tools(turn)
-        indexes = sorted(_find_read(history, covered))
+        indexes = sorted(find_read(history, covered))
         lines = _gather(history, indexes, known, unread_tools)
         newest_calls = list(reversed(lines.in_calls.values()))
         telling_others = _rank_others(lines)
@@ -160,15 +145,6 @@ class Lines(Section):
             return _write_list(lines.sources, chosen.listed)
 
         return room.fill(write_list)
-
-
-def _find_read(history: History, covered: frozenset[int]) -> frozenset[int]:
-    """Returns the indexes of the messages whose lines are read for a new list.
-
-    If the session is loaded in part, the list before stands for all messages of the
-    summary before. So the new list does not depend on how many of these are loaded.
-    """
-    return covered if history.is_whole else covered - history.covered
 
 
 def _gather(

@@ -37,6 +37,17 @@ Of older messages only the calls are read.
 """
 
 
+COVERED_RATIO = 0.25
+"""A list of values or lines takes at most this part of the tokens of what it is read
+from.
+"""
+
+KNOWN_RATIO = 4 / 3
+"""The list before may take this much of its own tokens, if it stands for messages that
+are not loaded. `Room.fill` guesses three bytes for a token, and a list has about four.
+"""
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """A call with its result, or a message. Each object is another source.
@@ -65,6 +76,34 @@ def find_repeating_tools(turn: Turn) -> frozenset[str]:
     if read_todos(turn.state):
         return frozenset([RECALL_TOOL, TODOS_TOOL])
     return frozenset([RECALL_TOOL])
+
+
+def find_read(history: History, covered: frozenset[int]) -> frozenset[int]:
+    """Returns the indexes of the messages that are read for a new list.
+
+    If the session is loaded in part, the list before stands for all messages of the
+    summary before. So the new list does not depend on how many of these are loaded.
+    """
+    return covered if history.is_whole else covered - history.covered
+
+
+def limit_by_covered(turn: Turn, covered: frozenset[int], name: str) -> float:
+    """Returns the most tokens of a list, by the size of what it is read from.
+
+    Args:
+        turn: The model call.
+        covered: Indexes of the messages that the new summary replaces.
+        name: The name of the list's section.
+    """
+    history = turn.history
+    contents = [history.shown[index] for index in find_read(history, covered)]
+    most_tokens = turn.measure_alone(contents) * COVERED_RATIO
+    if history.stored is None or history.is_whole:
+        return most_tokens
+
+    # The list before stands for messages that are not loaded.
+    known_tokens = turn.count(history.stored.beside.get(name, ""))
+    return most_tokens + known_tokens * KNOWN_RATIO
 
 
 def find_oldest_read(history: History, indexes: Sequence[int]) -> int:

@@ -1,10 +1,10 @@
 """The list of values in the messages that a summary replaces.
 
 A value is a text that names something exactly: an id, a number, a path, a name. The
-list has a line for each source of values, such as "- grep(main, src): src/a.py, 4711".
-A source is a call with its result, or a message. "Covered" messages are those that the
-summary replaces. An index is the position of a message among the contents of the
-request.
+list has a line for each tool and each author. The line of a tool has a group for each
+source: "- grep(main, src): src/a.py, 4711; (TODO, docs): docs/b.md". A source is a call
+with its result, or a message. "Covered" messages are those that the summary replaces.
+An index is the position of a message among the contents of the request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.extraction import NAMING, TELLING, read_fields
 from contextguard_adk._history.history import History
@@ -27,7 +26,9 @@ from contextguard_adk._sections.sources import (
     Source,
     describe_source,
     find_oldest_read,
+    find_read,
     find_repeating_tools,
+    limit_by_covered,
 )
 from contextguard_adk._support.phrases import VALUES, quote_line
 from contextguard_adk._turn.room import Room
@@ -41,19 +42,6 @@ ROOM_RATIO = 0.25
 """The list takes at most this part of `Turn.room_tokens`.
 
 `Turn.room_tokens` is the threshold less the tokens of instruction and tools.
-"""
-
-COVERED_RATIO = 0.25
-"""The list takes at most this part of the tokens of the covered calls and results."""
-
-LEAST_TOKENS = 300
-"""The list may take this beside its part of the covered calls and results, so that the
-values of short results have room. But it takes no larger part of all covered messages.
-"""
-
-KNOWN_RATIO = 4 / 3
-"""The list before may take this much of its own tokens, if it stands for calls that are
-not loaded. `Room.fill` guesses three bytes for a token, and the list has about four.
 """
 
 MAX_VALUES_TOKENS = 8_000
@@ -166,24 +154,17 @@ class Values(Section):
     shows_tool_use = True
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
-        """Returns the smallest of the limits by the window, the room and the calls."""
-        history = turn.history
-        contents = [history.shown[i] for i in _find_listed(history, covered)]
-        covered_tokens = turn.measure_alone(contents) * COVERED_RATIO
-        if history.stored is not None and not history.is_whole:
-            # The list before stands for calls that are not loaded.
-            known_tokens = turn.count(history.stored.beside.get(self.name, ""))
-            covered_tokens += known_tokens * KNOWN_RATIO
+        """Returns the smallest limit: by the window, the room or the messages."""
         return min(
             turn.budgets.working_tokens * VALUES_RATIO,
             turn.room_tokens * ROOM_RATIO,
-            covered_tokens,
+            limit_by_covered(turn, covered, self.name),
             MAX_VALUES_TOKENS,
         )
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""
-        listed_indexes = _find_listed(turn.history, covered)
+        listed_indexes = find_read(turn.history, covered)
         unread_tools = find_repeating_tools(turn)
         ranked = _rank_values(turn.history, listed_indexes, known, unread_tools)
         # A value that stands beside the list already is not listed again.
@@ -192,15 +173,6 @@ class Values(Section):
         ]
         to_list = _Ranked(missing, ranked.sources)
         return room.fill(lambda size_bytes: _write_list(to_list, size_bytes))
-
-
-def _find_listed(history: History, covered: frozenset[int]) -> frozenset[int]:
-    """Returns the indexes of the messages whose values are read for a new list.
-
-    If the session is loaded in part, the list before stands for all messages of the
-    summary before. So the new list does not depend on how many of these are loaded.
-    """
-    return covered if history.is_whole else covered - history.covered
 
 
 class _Ranked(NamedTuple):
@@ -219,7 +191,7 @@ def _rank_values(
     history: History,
     covered: Collection[int],
     known: str,
-    unread_tools: Collection[str] = (RECALL_TOOL,),
+    unread_tools: Collection[str],
 ) -> _Ranked:
     """Reads the values of covered messages and of an older list, and ranks them.
 
