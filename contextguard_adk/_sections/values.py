@@ -16,6 +16,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.contents import content_text, payload_of
 from contextguard_adk._history.extraction import NAMING, TELLING, read_fields
 from contextguard_adk._history.history import History
@@ -191,7 +192,7 @@ def _rank_values(
     history: History,
     covered: Collection[int],
     known: str,
-    unread_tools: Collection[str],
+    unread_tools: Collection[str] = (RECALL_TOOL,),
 ) -> _Ranked:
     """Reads the values of covered messages and of an older list, and ranks them.
 
