@@ -104,12 +104,12 @@ async def test_a_conversation_stays_inside_the_window(
         summary_replies=_summarize_briefly if window_tokens > 8_000 else None,
     )
 
-    # With the default previews, some of the conversations fit into a large window.
-    previews = {"preview_tokens": 0.05} if window_tokens > 16_000 else {}
+    # With the default of 0.025, some of the conversations fit into a large window.
+    preview_tokens = 0.05 if window_tokens > 16_000 else 0.025
     caplog.set_level(logging.ERROR, "contextguard_adk")
     played = await play(
         conversation,
-        strategy(context_window=window_tokens, **previews),
+        strategy(context_window=window_tokens, preview_tokens=preview_tokens),
         llm,
         is_streaming=is_streaming,
         session_service=KeptSessions(),
