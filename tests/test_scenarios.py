@@ -104,12 +104,11 @@ async def test_a_conversation_stays_inside_the_window(
         summary_replies=_summarize_briefly if window_tokens > 8_000 else None,
     )
 
-    # With the default of 0.025, some of the conversations fit into a large window.
-    preview_tokens = 0.05 if window_tokens > 16_000 else 0.025
     caplog.set_level(logging.ERROR, "contextguard_adk")
     played = await play(
         conversation,
-        strategy(context_window=window_tokens, preview_tokens=preview_tokens),
+        # With smaller previews, some of the conversations fit into the window.
+        strategy(context_window=window_tokens, preview_tokens=0.1),
         llm,
         is_streaming=is_streaming,
         session_service=KeptSessions(),
