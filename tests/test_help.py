@@ -42,7 +42,7 @@ def test_help_names_defaults() -> None:
     without settings."""
     said = " ".join((cg.Pipeline.__doc__ or "").split())
     assert "max_compaction_attempts (default 3): " in said
-    assert "window (default TokenWindow(budget_tokens=0.1)): " in said
+    assert "window (default TokenWindow(budget_tokens='auto')): " in said
     assert "summary (default SummaryCompaction()): " in said
     assert "budget_tokens (required): " in (strategies.TokenWindow.__doc__ or "")
     assert "Settings:" not in (strategies.Reducer.__doc__ or "")

@@ -65,9 +65,8 @@ MISTAKES: dict[str, str] = {
         "table of settings or false is expected. Did you mean TokenWindow(…)?"
     ),
     "Pipeline(window={'budget_tokens': -1})": (
-        "Pipeline: window.budget_tokens = -1: tokens as an int, at least 100, "
-        "or a part of the window as a float, more than 0 and less than 1, are "
-        "expected"
+        "Pipeline: window.budget_tokens = -1: tokens as an int, at least 100, a part "
+        'of the window as a float, more than 0 and less than 1, or "auto" are expected'
     ),
     "Pipeline(reducers=(1,))": (
         "Pipeline: reducers.0 = 1: a Reducer, or a table with `reducer`, its "

@@ -238,7 +238,7 @@ FITS = range(15_999)
     [
         ({"user_messages": 0, **DEEP}, small_talk(100, 180), 0, range(4_000, 5_000)),
         (DEEP, small_talk(100, 180), 0, range(6_000, 8_400)),
-        ({"user_messages": 0}, small_talk(100, 180), 0, range(1_800, 2_400)),
+        ({"user_messages": 0}, small_talk(100, 180), 0, range(4_500, 5_500)),
         ({"window": MessageWindow()}, small_talk(49, 340), 1, FITS),
         (BARE, small_talk(100, 190), 1, FITS),
         ({"summary": None, **BARE}, small_talk(100, 180), 1, FITS),
@@ -261,6 +261,36 @@ async def test_no_preference_keeps_a_request_too_large(
     done = await send(Pipeline(**LARGE, **settings), contents)
     assert (len(done.told), done.llm.summaries) == (1, summaries)
     assert done.tokens in sizes
+
+
+@pytest.mark.parametrize(
+    ("uses_tools", "least_ratio", "most_ratio"), [(False, 0.2, 0.25), (True, 0, 0.05)]
+)
+async def test_a_chat_keeps_more_of_the_newest_messages(
+    uses_tools: bool, least_ratio: float, most_ratio: float
+) -> None:
+    """At the first and at each later compaction; one call is enough to end a chat."""
+    window = 8_000
+    llm = SimulatedLlm(context_window=window, token_ratio=1.0)
+    tap = RequestTap()
+    told = list[CompactionRecord]()
+    strategy = Pipeline(context_window=window, user_messages=0)
+    chat = guarded_chat(
+        llm, strategy, guard={"on_compaction": told.append}, plugins=[tap]
+    )
+    if uses_tools:
+        await seed(chat, user("Look."), call("look", "c1"), response("look", "x", "c1"))
+    kept_tokens = []
+    for number in range(90):
+        compactions_before = len(told)
+        await chat.say(words(150, f"m{number}"))
+        if len(told) > compactions_before:
+            kept = without_head(tap.contents[-1])
+            kept_tokens.append(sum(len(text_of(content)) for content in kept) // 4)
+
+    assert len(kept_tokens) >= 2
+    for tokens in kept_tokens:
+        assert least_ratio * window <= tokens <= most_ratio * window
 
 
 async def test_a_summary_starts_from_the_originals() -> None:

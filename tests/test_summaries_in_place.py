@@ -10,6 +10,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from contextguard_adk import SlidingWindow, Threshold
+from contextguard_adk._measuring.budgets import plan_budgets
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import (
     ContextOverflowError,
@@ -109,6 +110,23 @@ async def test_a_summary_is_asked_for_at_the_end_of_the_conversation() -> None:
     # The ledger and the current request do not depend on how it was asked for.
     shown = (SUMMARY, "Question 0.", "Question 4.")
     assert all(text in agent[-1].text for text in shown)
+
+
+async def test_a_summary_in_place_may_be_a_little_shorter() -> None:
+    """Where the window has no room for the whole budget, and nearly all of it."""
+    window = 4_000
+    llm = make_llm()
+    llm.context_window = window
+    chat = make_chat(llm, Threshold(context_window=window))
+    for turn in range(60):
+        await chat.say(f"Question {turn}. " + "Tell more. " * 30)
+
+    *_, last = summary_requests(llm)
+    assert is_at_end(last)
+    whole_tokens = plan_budgets(window).summary_tokens
+    most_tokens = last.config.max_output_tokens or 0
+    assert 0.75 * whole_tokens <= most_tokens < whole_tokens
+    assert last.prompt_tokens + most_tokens <= window
 
 
 async def test_what_is_no_history_does_not_stand_before_the_question() -> None:

@@ -323,8 +323,8 @@ async def test_instruction_and_tools_leave_less_room_for_it() -> None:
         listed = text.partition(VALUES)[2].partition("\n\n")[0]
         sizes.append((asked.config.max_output_tokens or 0, len(listed)))
 
-    # Most of the history is a result, so the summary takes half of its usual size.
-    assert sizes[0][0] == 320
+    # Most of the history is a result, so the summary is as short as it may be.
+    assert sizes[0][0] == 200
     assert sizes[1][0] < 300
     assert sizes[1][1] < 0.7 * sizes[0][1]
 

@@ -49,7 +49,7 @@ LINES_RATIO = 0.10
 MAX_LINES_TOKENS = 4_000
 """The list takes at most this, however large the window is: it stands in the state."""
 
-CALLS_RATIO = 0.7
+CALLS_RATIO = 0.75
 """Lines of calls take at most this part of the list.
 
 On recorded sessions of coding agents, most lines that a later call repeated were the

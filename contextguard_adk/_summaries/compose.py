@@ -87,7 +87,7 @@ A shorter quote would hardly save tokens, and would lose the point of the reques
 MAX_EXCERPT_BYTES = 1_000
 """The most of a quoted request that is stored, for sessions that are loaded in part."""
 
-LEAST_SUMMARY_RATIO = 0.4
+LEAST_SUMMARY_RATIO = 0.25
 """A summary of tool calls and results may take at least this part of its usual budget.
 """
 
@@ -451,12 +451,9 @@ def without_recall(stored: StoredSummary) -> StoredSummary:
 
 
 def shows_tool_use(stored: StoredSummary) -> bool:
-    """Returns whether a summary replaces tool calls, by the values of its sections.
-
-    It is True if a section with `shows_tool_use` has a value.
-    """
+    """Returns whether a summary replaces tool calls, by the texts of its sections."""
     return any(
-        section.shows_tool_use and stored.beside.get(section.name)
+        section.shows_tool_use(stored.beside.get(section.name, ""))
         for section in _sections.SECTIONS
     )
 

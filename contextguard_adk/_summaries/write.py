@@ -56,6 +56,9 @@ PREVIOUS_RATIO = 0.4
 REQUEST_RATIO = 0.15
 """The current request takes at most this part of a prompt."""
 
+LEAST_IN_PLACE_RATIO = 0.75
+"""A summary is asked for in place if it may take at least this part of its budget."""
+
 SMALL_TALK_RATIO = 0.05
 """An answer that takes less than this part of its budget may be small talk."""
 
@@ -275,24 +278,31 @@ async def write_in_place(
         conversation: The agent's request.
 
     Returns:
-        The summary; "" if conversation, question and answer do not fit into the window.
+        The summary; "" if beside conversation and question the window has no room for
+        `LEAST_IN_PLACE_RATIO` of the budget.
 
     Raises:
         SummaryError: The model has written no summary.
     """
     output = model.divide_output(task.budget_tokens, model.config)
-    text_tokens = output.text_tokens
-    prompt = closing_prompt(text_tokens, model.instruction, task.briefs, task.focus)
+
+    def write_prompt(text_tokens: int) -> str:
+        return closing_prompt(text_tokens, model.instruction, task.briefs, task.focus)
+
     count = token_counter(task.correction or DEFAULT_CORRECTION)
-    room_tokens = model.window_tokens - task.conversation_tokens - count(prompt)
+    prompt_tokens = count(write_prompt(output.text_tokens))
+    room_tokens = model.window_tokens - task.conversation_tokens - prompt_tokens
 
     # Thoughts rarely take all that they may take, so room for a quarter of them is
     # enough. But the tokens that the agent's request asks for must have room.
     asked_tokens = thinking_tokens(model.llm, model.config)
     least_thought_tokens = max(asked_tokens, output.thought_tokens // 4)
-    if room_tokens < text_tokens + least_thought_tokens:
+    # A summary that is a little shorter costs less than a transcript in a new prompt.
+    text_tokens = min(output.text_tokens, room_tokens - least_thought_tokens)
+    if text_tokens < LEAST_IN_PLACE_RATIO * output.text_tokens:
         return ""
 
+    prompt = write_prompt(text_tokens)
     output_tokens = min(text_tokens + output.thought_tokens, room_tokens)
     answer = await ask_in_place(model, conversation, prompt, text_tokens, output_tokens)
 

@@ -39,15 +39,12 @@ KEEP_TOOLS_RATIO = 0.10
 NEWEST_KEPT_RATIO = 0.5
 """The newest results of `keep_tools` may take this part of the window."""
 
-KEEP_RATIO = 0.0
-"""`keep="auto"` stands for this part of the window if a tool has been called.
+KEEP_RATIO = 0.05
+"""`keep="auto"` stands for this part of the window.
 
-What the model has not seen yet stays in any case. Of the other steps, lines and values
-stand beside the summary.
+On recorded sessions, this kept most of the lines that the next call repeated. A larger
+part led to more compactions; of older steps, lines and values stand beside the summary.
 """
-
-KEEP_CHAT_RATIO = 0.2
-"""`keep="auto"` stands for this part of the window if no tool has been called."""
 
 LEAST_PREVIEW_TOKENS = 800
 """Unless `preview_tokens` is set, results of up to this size are shown whole.
@@ -118,17 +115,15 @@ class StrategySettings(Settings):
         "steps of its own turn are, it is quoted after the summary. Results that the "
         "model has not seen yet always stay, shortened where they are too large. Other "
         "calls of the turn are listed beside the summary. "
-        '"auto": nothing but what the model has not seen yet, because lines and values '
-        "of the rest stand beside the summary; a fifth of the window while no tool has "
-        "been called: what people say in a chat is short, and a summary tells less of "
-        "it.",
+        '"auto": a twentieth of the window, because lines and values of the rest stand '
+        "beside the summary.",
     )
     user_messages: Annotated[int | float, size(0)] = Field(
         default=0.2,
         description="What the user's messages may take word for word beside a "
         "summary, newest first: tokens as an int, at least 0, or a part of the context "
         "window as a float, at least 0 and less than 1; at most 20,000 tokens, and 0.7 "
-        "of the room of the texts beside a summary, which is 28 % of what instruction "
+        "of the room of the texts beside a summary, which is 25 % of what instruction "
         "and tools leave below the threshold. Where not all have room, half of it is "
         "for the most telling sentences of the others. The size of the summary does "
         "not depend on it.",
@@ -266,17 +261,14 @@ class StrategySettings(Settings):
             )
         return self
 
-    def keep_tokens(self, window_tokens: int, is_chat: bool = False) -> int:
+    def keep_tokens(self, window_tokens: int) -> int:
         """Returns the setting `keep` in tokens.
 
         Args:
             window_tokens: The size to which a ratio applies.
-            is_chat: Whether no tool has been called.
         """
-        if self.keep == "auto":
-            auto_ratio = KEEP_CHAT_RATIO if is_chat else KEEP_RATIO
-            return resolve_size(auto_ratio, window_tokens)
-        return resolve_size(self.keep, window_tokens)
+        keep = KEEP_RATIO if self.keep == "auto" else self.keep
+        return resolve_size(keep, window_tokens)
 
     def trigger_tokens(self, window_tokens: int) -> int | None:
         """Returns the setting `trigger` in tokens; None if it is not set.

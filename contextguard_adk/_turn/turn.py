@@ -430,6 +430,16 @@ class Turn:
         return replace(draft, truncation=stored.truncation, truncated_upto=last_index)
 
     @cached_property
+    def is_chat(self) -> bool:
+        """Whether no tool was called in the session, as far as the guard knows.
+
+        Of a session that is loaded in part, the stored summary tells the rest.
+        """
+        history = self.history
+        has_tools = any(has_tool(history.contents[index]) for index in history.indexes)
+        return not has_tools and not self.has_used_tools
+
+    @cached_property
     def kept(self) -> KeptSteps:
         """The newest steps, which stay word for word; `KeptSteps` explains a step.
 
@@ -440,13 +450,7 @@ class Turn:
         if self.reason == "requested":
             keep_tokens = 0
         else:
-            # A conversation is a chat if no tool was called: neither in the compactable
-            # messages nor in those that the stored summary replaces.
-            contents = self.history.contents
-            has_tools = any(has_tool(contents[index]) for index in self.compactable)
-            is_chat = not has_tools and not self.has_used_tools
-            working_tokens = self.budgets.working_tokens
-            keep_tokens = self.settings.keep_tokens(working_tokens, is_chat)
+            keep_tokens = self.settings.keep_tokens(self.budgets.working_tokens)
         return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:

@@ -51,7 +51,6 @@ class Section:
         stands_alone: Whether the text of `brief` is also sent if there is no summary.
         needs_recall: Whether the text names the recall tool. Such a text is left out of
             requests that do not declare the tool.
-        shows_tool_use: Whether a stored text means that tools were called.
         listed_tools: Tools whose calls no other section needs to list, because the text
             of this section shows what the calls have done.
         held_ratio: The part of `Budgets.working_tokens` that is reserved for the text
@@ -75,7 +74,6 @@ class Section:
     goes_at: int | None = 2
     stands_alone: bool = False
     needs_recall: bool = False
-    shows_tool_use: bool = False
     listed_tools: tuple[str, ...] = ()
     held_ratio: float = 0.0
     window_ratio: float = 1.0
@@ -110,6 +108,15 @@ class Section:
             room: The most that the text may take.
         """
         raise NotImplementedError
+
+    def shows_tool_use(self, text: str) -> bool:
+        """Returns whether a stored text of this section means that tools were called.
+
+        Args:
+            text: The text; "" for none. Session state is untrusted, so it may be any
+                text.
+        """
+        return False
 
     def brief(self, turn: Turn) -> str:
         """Returns the text that the summarizer is given; "" for none."""

@@ -99,10 +99,11 @@ class Pipeline(Strategy):
     """
 
     window: MessageWindow | TokenWindow | None = Field(
-        default=TokenWindow(budget_tokens=0.1),
+        default=TokenWindow(budget_tokens="auto"),
         description="Drops old messages: a `MessageWindow` or a `TokenWindow`. The "
-        "default keeps the newest that take a tenth of the context window. None (false "
-        "in a file): this step drops nothing.",
+        "default keeps the newest that take a twentieth of the context window, or a "
+        "quarter while no tool has been called. None (false in a file): this step "
+        "drops nothing.",
     )
     tool_output: ToolOutputTruncation | None = Field(
         default=ToolOutputTruncation(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from contextguard_adk._support.settings import (
     Settings,
     size,
 )
+from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.reduction import Reduction, StrategyResult
 
 _TIGHT_RATIO = 0.25
@@ -27,6 +28,14 @@ _TIGHT_RATIO = 0.25
 
 _MIN_TIGHT_CHARS = 1_000
 """While lengths are relaxed, a `max_length` is not reduced below this."""
+
+_AUTO_RATIO = 0.05
+"""`budget_tokens="auto"` stands for this part of the window if a tool has been called.
+"""
+
+_AUTO_CHAT_RATIO = 0.25
+"""`budget_tokens="auto"` stands for this part of the window if no tool has been called.
+"""
 
 _MAX_BESIDE_RATIO = 0.3
 """Once fewer messages than usual are kept, everything beside the summary may take this
@@ -145,10 +154,12 @@ class MessageWindow(_Window):
 class TokenWindow(_Window):
     """Keeps as many of the newest messages as fit a budget of tokens."""
 
-    budget_tokens: Annotated[int | float, size(100)] = Field(
+    budget_tokens: Annotated[int | float | Literal["auto"], size(100, "auto")] = Field(
         description="What the messages that stay may take: tokens as an int, at least "
         "100, at 4 bytes a token, or a part of the context window as a float, more "
-        "than 0 and less than 1, as the model counts."
+        'than 0 and less than 1, as the model counts. "auto": a twentieth of the '
+        "window, and a quarter while no tool has been called, because values and lines "
+        "tell less of a chat.",
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
@@ -159,12 +170,18 @@ class TokenWindow(_Window):
         # as an int. A budget that is a part of the window needs the window's size in
         # heuristic tokens.
         heuristic_window_tokens = turn.budgets.working_tokens / turn.correction
-        budget_tokens = resolve_size(self.budget_tokens, heuristic_window_tokens)
+        budget_tokens = resolve_size(self._choose_budget(turn), heuristic_window_tokens)
         if sum(token_counts.values()) <= budget_tokens:
             return StrategyResult.NO_CHANGE
 
         preserved = self._list_preserved(reduction)
         return _drop_oldest(reduction, preserved, token_counts, budget_tokens)
+
+    def _choose_budget(self, turn: Turn) -> int | float:
+        """Returns the setting `budget_tokens` as a size."""
+        if self.budget_tokens != "auto":
+            return self.budget_tokens
+        return _AUTO_CHAT_RATIO if turn.is_chat else _AUTO_RATIO
 
 
 def _drop_oldest(
