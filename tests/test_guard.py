@@ -14,7 +14,7 @@ from google.genai import types
 
 from contextguard_adk import CallRecord, ContextGuardPlugin, SlidingWindow, Threshold
 from contextguard_adk.testing import Reply, SimulatedLlm, call
-from tests import chats
+from tests import builders, chats
 from tests.builders import (
     Chat,
     RequestTap,
@@ -22,6 +22,7 @@ from tests.builders import (
     guarded_agent,
     model,
     queued_tool,
+    response,
     user,
 )
 from tests.chats import (
@@ -275,3 +276,28 @@ async def test_the_newest_messages_stay_beside_a_summary() -> None:
         assert (texts == kept) is is_kept
         assert (len(texts) == 1) is not is_kept
         assert llm.rejections == llm.violations == 0
+
+
+@pytest.mark.parametrize(
+    ("answer_tokens", "has_tools", "is_kept"),
+    [(2_000, False, True), (2_000, True, True), (4_500, False, False)],
+)
+async def test_the_last_answer_stays_beside_a_summary(
+    answer_tokens: int, has_tools: bool, is_kept: bool
+) -> None:
+    """By default, although it takes more than a twentieth of the window."""
+    llm = SimulatedLlm(**TWENTY, summary_replies=["They talked."])
+    chat = chats.guarded_chat(llm, Threshold(context_window=20_000))
+    answer = words(answer_tokens, "Three:")
+    said = [user(words(14_000)), model("Yes."), user("Offer three."), model(answer)]
+    if has_tools:
+        said[1:2] = [builders.call("look", "c1"), response("look", "A kite.", "c1")]
+    await seed(chat, *said, state=EXACT)
+    await chat.say("Change the second one.")
+
+    contents = take_apart(llm.requests[-1].contents)
+    assert text_of(contents[0]).startswith(SUMMARY_BEGINS)
+    texts = [text_of(content) for content in contents[1:]]
+    assert (texts == [answer, "Change the second one."]) is is_kept
+    assert (answer in texts) is is_kept
+    assert llm.rejections == llm.violations == 0

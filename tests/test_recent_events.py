@@ -18,8 +18,9 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
-from contextguard_adk import CompactionRecord, ContextGuardPlugin, Threshold
+from contextguard_adk import CompactionRecord, ContextGuardPlugin, Pipeline, Threshold
 from contextguard_adk.sessions import load_recent
+from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import Reply, SimulatedLlm, call
 from tests.builders import SUMMARY_END, Chat, model, user
 from tests.chats import seed, slow, words
@@ -67,6 +68,7 @@ async def play(
     service: BaseSessionService | None = None,
     guard: dict[str, Any] | None = None,
     old: int = 20,
+    kind: type[Strategy] = Threshold,
     **agent: Any,
 ) -> tuple[SimulatedLlm, list[CompactionRecord], list[int], Chat]:
     """Plays turns of a session that is loaded in part as soon as it may be.
@@ -79,7 +81,7 @@ async def play(
     llm.summary_replies = [f"Summary {number}." for number in range(99)]
     guard = {"recent_events": True, **(guard or {})}
     guard["on_compaction"] = compactions.append
-    strategy = Threshold(context_window=WINDOW)
+    strategy = kind(context_window=WINDOW)
     place = {"session_service": service}
     agent = {"tools": [look_up], **agent}
     chat = guarded_chat(llm, strategy, guard=guard, chat=place, **agent)
@@ -143,13 +145,16 @@ async def test_databases_load_no_less(
 
 
 @pytest.mark.parametrize("until", [0, 5, *slow(1_000)], ids=["chat", "mixed", "tools"])
-async def test_requests_are_those_of_the_whole_session(until: int) -> None:
+@pytest.mark.parametrize("kind", [Threshold, Pipeline])
+async def test_requests_are_those_of_the_whole_session(
+    kind: type[Strategy], until: int
+) -> None:
     """Byte for byte, those to the summarizer as well, over several compactions."""
-    whole, compactions, _, _ = await play(until, 12, False, old=30)
-    part, _, loaded, chat = await play(until, 12, True, old=30)
+    whole, compactions, _, _ = await play(until, 12, False, old=30, kind=kind)
+    part, _, loaded, chat = await play(until, 12, True, old=30, kind=kind)
     assert sent(part) == sent(whole)
-    assert len(compactions) >= 3
-    assert len(loaded) > 10
+    assert len(compactions) >= (3 if kind is Threshold else 2)
+    assert len(loaded) > 6
     assert max(loaded) < 0.7 * len(await chat.events())
     assert part.rejections == part.violations == 0
 

@@ -35,7 +35,6 @@ from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._summaries.compose import (
     render,
     shape,
-    shows_tool_use,
     without_recall,
 )
 from contextguard_adk._support.log import warn_once
@@ -95,7 +94,6 @@ def build_turn(call: Call, bounds: Bounds, is_settled: bool = False) -> Turn:
         reason=reason,
         focus=focus or "",
         has_recall=has_recall,
-        has_used_tools=stored is not None and shows_tool_use(stored),
         is_observed=call.is_observed,
         is_settled=is_settled,
         is_writing=call.memory.pending.is_under_way,

@@ -141,6 +141,8 @@ class StoredSummary(_Stored):
         has_recall: Whether the compacted request declared the recall tool.
         has_older: Whether the summary also replaces all contents before those of
             `covered`.
+        has_tools: Whether a tool was called in the agent's history when the summary was
+            made.
         left_tokens: The tokens of the request once the summary was in place.
         edits: The value of `AgentRecord.edits` when the summary was made.
     """
@@ -162,6 +164,7 @@ class StoredSummary(_Stored):
     truncated_upto: str = ""
     has_recall: bool = False
     has_older: bool = False
+    has_tools: bool = False
     left_tokens: Length = 0
     edits: Length = 0
 

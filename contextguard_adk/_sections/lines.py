@@ -44,7 +44,14 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Section
 
 LINES_RATIO = 0.10
-"""The list takes at most this part of `Budgets.working_tokens`."""
+"""The list takes at most this part of `Budgets.working_tokens` if a tool was called."""
+
+CHAT_LINES_RATIO = 0.05
+"""The list takes at most this part of `Budgets.working_tokens` if no tool was called.
+
+There a summary has its whole budget. On recorded chats, longer lists cost more than
+what they kept was worth.
+"""
 
 MAX_LINES_TOKENS = 4_000
 """The list takes at most this, however large the window is: it stands in the state."""
@@ -125,7 +132,8 @@ class Lines(Section):
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
         """Returns the smallest of the limits by the window and the messages."""
-        window_tokens = turn.budgets.working_tokens * LINES_RATIO
+        ratio = CHAT_LINES_RATIO if turn.is_chat else LINES_RATIO
+        window_tokens = turn.budgets.working_tokens * ratio
         covered_tokens = limit_by_covered(turn, covered, self.name)
         return min(window_tokens, covered_tokens, MAX_LINES_TOKENS)
 

@@ -51,9 +51,6 @@ MAX_VALUES_TOKENS = 8_000
 _LINE = re.compile(r"- (?P<origin>[^(:]*)(?P<groups>.*)$")
 """A line of the list: the name of a tool, or an author, and its groups of values."""
 
-_TOOL_LINE = re.compile(r"^- [^(:]+\(", re.MULTILINE)
-"""The beginning of the line of a tool. An author has no brackets."""
-
 _GROUP = re.compile(r"(?P<args>\(.*?\))?(?:: (?P<values>.+))?$")
 """A group of a line: the arguments of a call, and the values that they do not have."""
 
@@ -164,10 +161,6 @@ class Values(Section):
             limit_by_covered(turn, covered, self.name),
             MAX_VALUES_TOKENS,
         )
-
-    def shows_tool_use(self, text: str) -> bool:
-        """Returns whether a list has a line of a tool; the others are of authors."""
-        return _TOOL_LINE.search(text) is not None
 
     def write(self, turn: Turn, covered: frozenset[int], known: str, room: Room) -> str:
         """Returns the list; "" for no value."""

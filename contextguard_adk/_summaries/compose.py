@@ -247,6 +247,7 @@ def describe_draft(turn: Turn, draft: Draft) -> StoredSummary:
         truncated_upto=history.name_content(draft.truncated_upto),
         has_recall=turn.has_recall,
         has_older=has_older,
+        has_tools=not turn.is_chat,
         edits=turn.record.edits,
     )
 
@@ -448,14 +449,6 @@ def without_recall(stored: StoredSummary) -> StoredSummary:
         if section.needs_recall:
             beside.pop(section.name, None)
     return stored.model_copy(update={"beside": beside, "has_recall": False})
-
-
-def shows_tool_use(stored: StoredSummary) -> bool:
-    """Returns whether a summary replaces tool calls, by the texts of its sections."""
-    return any(
-        section.shows_tool_use(stored.beside.get(section.name, ""))
-        for section in _sections.SECTIONS
-    )
 
 
 def _storable(text: str) -> str:

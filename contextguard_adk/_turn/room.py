@@ -24,7 +24,7 @@ STATE_RATIO = 0.2
 events.
 """
 
-BESIDE_RATIO = 0.25
+BESIDE_RATIO = 0.28
 """The texts beside a summary that share a room take at most this part of the tokens
 that instruction and tools leave below the threshold. The summary does not share it.
 

@@ -46,6 +46,11 @@ On recorded sessions, this kept most of the lines that the next call repeated. A
 part led to more compactions; of older steps, lines and values stand beside the summary.
 """
 
+KEEP_ANSWER_RATIO = 0.2
+"""With `keep="auto"`, the last answer and the request after it stay within this part of
+the window.
+"""
+
 LEAST_PREVIEW_TOKENS = 800
 """Unless `preview_tokens` is set, results of up to this size are shown whole.
 
@@ -116,14 +121,15 @@ class StrategySettings(Settings):
         "model has not seen yet always stay, shortened where they are too large. Other "
         "calls of the turn are listed beside the summary. "
         '"auto": a twentieth of the window, because lines and values of the rest stand '
-        "beside the summary.",
+        "beside the summary; up to a fifth where that keeps the last answer before the "
+        "user's request.",
     )
     user_messages: Annotated[int | float, size(0)] = Field(
         default=0.2,
         description="What the user's messages may take word for word beside a "
         "summary, newest first: tokens as an int, at least 0, or a part of the context "
         "window as a float, at least 0 and less than 1; at most 20,000 tokens, and 0.7 "
-        "of the room of the texts beside a summary, which is 25 % of what instruction "
+        "of the room of the texts beside a summary, which is 28 % of what instruction "
         "and tools leave below the threshold. Where not all have room, half of it is "
         "for the most telling sentences of the others. The size of the summary does "
         "not depend on it.",

@@ -38,6 +38,7 @@ from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import (
+    KEEP_ANSWER_RATIO,
     KEEP_TOOLS_RATIO,
     NEWEST_KEPT_RATIO,
     StrategySettings,
@@ -97,8 +98,6 @@ class Turn:
         focus: The words of the user on what a summary should keep above all; "" for
             none.
         has_recall: Whether the agent can read back messages that are left out.
-        has_used_tools: Whether the stored summary replaces tool calls, as far as the
-            sections beside it tell.
         keep_count: How many of the newest messages `kept` may have. With 0 nothing is
             kept, not even results that the model has not seen.
         is_observed: Whether the guard only watches.
@@ -125,7 +124,6 @@ class Turn:
     reason: Reason = "tokens"
     focus: str = ""
     has_recall: bool = False
-    has_used_tools: bool = False
     keep_count: int = sys.maxsize
     is_observed: bool = False
     is_settled: bool = False
@@ -431,13 +429,14 @@ class Turn:
 
     @cached_property
     def is_chat(self) -> bool:
-        """Whether no tool was called in the session, as far as the guard knows.
+        """Whether no tool was called in the agent's history.
 
-        Of a session that is loaded in part, the stored summary tells the rest.
+        What is not loaded of the session was read when the stored summary was made.
         """
         history = self.history
-        has_tools = any(has_tool(history.contents[index]) for index in history.indexes)
-        return not has_tools and not self.has_used_tools
+        if history.stored is not None and history.stored.has_tools:
+            return False
+        return not any(has_tool(history.contents[index]) for index in history.indexes)
 
     @cached_property
     def kept(self) -> KeptSteps:
@@ -451,6 +450,8 @@ class Turn:
             keep_tokens = 0
         else:
             keep_tokens = self.settings.keep_tokens(self.budgets.working_tokens)
+            if self.settings.keep == "auto":
+                keep_tokens = max(keep_tokens, _measure_last_answer(self))
         return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
@@ -571,6 +572,31 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     kept_steps = KeptSteps(frozenset(kept), frozenset(pending))
     contents = [history.shown[index] for index in kept]
     return _shorten_kept(turn, kept_steps, contents, keep_tokens, room_tokens)
+
+
+def _measure_last_answer(turn: Turn) -> int:
+    """Returns the tokens of the last answer and of the request after it.
+
+    A request such as "change the second one" needs the answer word for word. The result
+    is 0 in three cases:
+
+    - The newest message is not the user's request: the model has read the answer.
+    - The message before the request is no answer.
+    - Both take more than `KEEP_ANSWER_RATIO` of the window.
+    """
+    history = turn.history
+    steps = _split_into_steps(turn)
+    if len(steps) < 2 or steps[-1] != [history.request_index]:
+        return 0
+
+    answer = [history.shown[index] for index in steps[-2]]
+    if answer[0].role != "model" or any(has_tool(content) for content in answer):
+        return 0
+
+    request = [history.shown[index] for index in steps[-1]]
+    tokens = turn.measure_alone(answer) + turn.measure_alone(request)
+    most_tokens = KEEP_ANSWER_RATIO * turn.budgets.working_tokens
+    return tokens if tokens <= most_tokens else 0
 
 
 def _split_into_steps(turn: Turn) -> list[list[int]]:

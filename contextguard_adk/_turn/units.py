@@ -109,15 +109,6 @@ class Section:
         """
         raise NotImplementedError
 
-    def shows_tool_use(self, text: str) -> bool:
-        """Returns whether a stored text of this section means that tools were called.
-
-        Args:
-            text: The text; "" for none. Session state is untrusted, so it may be any
-                text.
-        """
-        return False
-
     def brief(self, turn: Turn) -> str:
         """Returns the text that the summarizer is given; "" for none."""
         raise NotImplementedError

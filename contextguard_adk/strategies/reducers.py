@@ -158,8 +158,8 @@ class TokenWindow(_Window):
         description="What the messages that stay may take: tokens as an int, at least "
         "100, at 4 bytes a token, or a part of the context window as a float, more "
         'than 0 and less than 1, as the model counts. "auto": a twentieth of the '
-        "window, and a quarter while no tool has been called, because values and lines "
-        "tell less of a chat.",
+        "window, and a quarter while no tool has been called: no summary tells the "
+        "rest of a chat.",
     )
 
     async def reduce(self, reduction: Reduction) -> StrategyResult:
