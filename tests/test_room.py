@@ -145,7 +145,7 @@ def rows_of(step: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("rule_count", [1, 100])
+@pytest.mark.parametrize("rule_count", [1, 120])
 @pytest.mark.parametrize("kind", [Threshold, SlidingWindow, Pipeline])
 async def test_the_texts_beside_a_summary_have_one_budget(
     kind: Any, rule_count: int

@@ -446,12 +446,7 @@ class Turn:
         requested keeps at most the last step, and only if the model has not seen the
         results of this step.
         """
-        if self.reason == "requested":
-            keep_tokens = 0
-        else:
-            keep_tokens = self.settings.keep_tokens(self.budgets.working_tokens)
-            if self.settings.keep == "auto":
-                keep_tokens = max(keep_tokens, _measure_last_answer(self))
+        keep_tokens = _choose_keep_tokens(self)
         return _find_kept_steps(self, keep_tokens, _estimate_room_tokens(self))
 
     def older_than(self, keep_count: int) -> frozenset[int]:
@@ -572,6 +567,16 @@ def _find_kept_steps(turn: Turn, keep_tokens: int, room_tokens: int) -> KeptStep
     kept_steps = KeptSteps(frozenset(kept), frozenset(pending))
     contents = [history.shown[index] for index in kept]
     return _shorten_kept(turn, kept_steps, contents, keep_tokens, room_tokens)
+
+
+def _choose_keep_tokens(turn: Turn) -> int:
+    """Returns how many tokens of the newest steps a compaction leaves word for word."""
+    if turn.reason == "requested":
+        return 0
+    set_tokens = turn.settings.keep_tokens(turn.budgets.working_tokens)
+    if turn.settings.keep != "auto":
+        return set_tokens
+    return max(set_tokens, _measure_last_answer(turn))
 
 
 def _measure_last_answer(turn: Turn) -> int:
