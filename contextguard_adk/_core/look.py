@@ -21,6 +21,7 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.history import History
+from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
@@ -315,8 +316,13 @@ def _get_history(
     history.redactor = call.guard.redactor
     preview = call.strategy.preview(window_tokens, has_recall)
     if preview is not None:
-        # The way in which the client writes JSON decides the size of a result.
-        history.preview = replace(preview, form=call.memo.form)
+        skill_tools = find_skill_tools(call.request.tools_dict)
+        history.preview = replace(
+            preview,
+            # The way in which the client writes JSON decides the size of a result.
+            form=call.memo.form,
+            exclude_tools=(*preview.exclude_tools, *skill_tools),
+        )
     call.history = history
     return history
 

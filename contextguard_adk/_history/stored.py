@@ -22,8 +22,9 @@ VERSION = 2
 MAX_RECORD_CHARS = 256 * 1024
 """The most characters of a stored record, as JSON.
 
-The guard itself writes smaller records: the texts beside a summary take at most 64 KB,
-and a record has at most about 20 KB for the rest.
+The guard itself writes smaller records. The texts beside a summary take at most 164 KB:
+48 KB each for the user's messages and for skills, 4 KB for what is pinned, and 64 KB
+for all others. The rest of a record takes at most about 20 KB.
 """
 
 MAX_SUMMARY_CHARS = 256 * 1024
@@ -35,6 +36,9 @@ summarizer is shortened before it is stored.
 
 MAX_TODOS = 1_000
 """The most tasks of a todo list."""
+
+MAX_SKILLS = 1_000
+"""The most active skills of an agent."""
 
 Reason = Literal["tokens", "requested", "overflow", "turns"]
 """Why a history is compacted; `turns` means too many messages."""
@@ -210,7 +214,8 @@ class AgentRecord(_Stored):
 class StateValues(_Stored):
     """The values under an agent's keys in session state.
 
-    A value that exceeds one of these limits is ignored.
+    Some stand under keys of an app or of ADK. A value that exceeds one of these limits
+    is ignored.
     """
 
     summary: str = Field(default="", max_length=MAX_SUMMARY_CHARS)
@@ -220,3 +225,5 @@ class StateValues(_Stored):
     last_heuristic: float = Field(default=1, ge=1, le=2**53)
     scopes: list[Annotated[str, Field(max_length=64)]] = Field([], max_length=1_024)
     todos: list[Any] = Field([], max_length=MAX_TODOS)
+    active_skills: list[Any] = Field([], max_length=MAX_SKILLS)
+    skill_lifecycles: dict[str, Any] = Field({}, max_length=MAX_SKILLS)

@@ -7,6 +7,7 @@ from contextguard_adk._sections.lines import Lines
 from contextguard_adk._sections.open_calls import OpenCalls
 from contextguard_adk._sections.pins import Pins
 from contextguard_adk._sections.recall_note import RecallNote
+from contextguard_adk._sections.skills import Skills
 from contextguard_adk._sections.todos import Todos
 from contextguard_adk._sections.user_messages import UserMessages
 from contextguard_adk._sections.values import Values
@@ -14,6 +15,7 @@ from contextguard_adk._turn.units import Section
 
 _BEFORE_CALLS: tuple[Section, ...] = (
     Pins(),
+    Skills(),
     UserMessages(),
     Todos(),
     Values(),

@@ -14,9 +14,11 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.credentials import hide_secrets, without_secrets
 from contextguard_adk._history.history import History
 from contextguard_adk._history.noise import drop_noise
+from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.text import PlacedPart, payload_text
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._sections.skills import has_used_skills
 from contextguard_adk._sections.todos import TOOL_NAME as TODOS_TOOL
 from contextguard_adk._sections.todos import read_todos
 from contextguard_adk._turn.turn import Turn
@@ -69,13 +71,16 @@ class Source:
 def find_repeating_tools(turn: Turn) -> frozenset[str]:
     """Returns the names of the tools of which nothing is listed.
 
-    Their calls and results only repeat messages, or the todo list. A tool of the user's
-    may be named like that of the todo list. So this name counts only if there are
-    todos.
+    Their calls and results only repeat messages, the todo list or skills. A tool of the
+    user's may be named like that of the todo list, or like those of skills. So these
+    names count only if there are todos, or if ADK has counted a skill as active.
     """
+    tools = {RECALL_TOOL}
     if read_todos(turn.state):
-        return frozenset([RECALL_TOOL, TODOS_TOOL])
-    return frozenset([RECALL_TOOL])
+        tools.add(TODOS_TOOL)
+    if has_used_skills(turn):
+        tools.update(find_skill_tools(turn.request.tools_dict))
+    return frozenset(tools)
 
 
 def find_read(history: History, covered: frozenset[int]) -> frozenset[int]:

@@ -332,7 +332,7 @@ def _write_section(
         known = turn.history.redactor.redact_text(stored_text)
     text = _storable(section.write(turn, covered, known, room))
     if text:
-        rooms.show(text)
+        rooms.show(text, takes_tokens=not section.has_own_room)
     if text and not section.own_state_bytes:
         rooms.take(text)
     return {section.name: text} if text else {}
@@ -385,12 +385,13 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
             alone[section.name] = _storable(brief)
 
     if stored is not None:
+        fresh = refresh(turn, stored)
         for step in range(MAX_SHRINK + 1):
             shrunk = _shrink(turn, stored.text, step)
             update = {
                 "text": shrunk.text,
                 "request_chars": shrunk.request_chars,
-                "beside": _keep_sections(stored, step) | alone,
+                "beside": _keep_sections(fresh, step) | alone,
             }
             yield stored.model_copy(update=update)
 
@@ -491,8 +492,23 @@ def render(
         for index in range(summary_index, len(contents))
         if index not in covered
     ]
-    head = render_head(history, stored, covered, turn.media_mover)
+    fresh = refresh(turn, stored)
+    head = render_head(history, fresh, covered, turn.media_mover)
     return [*before, *join_messages([head], after)]
+
+
+def refresh(turn: Turn, stored: StoredSummary) -> StoredSummary:
+    """Returns a summary whose sections' texts are as this request shows them.
+
+    Session state may have changed since a text was written.
+    """
+    fresh: dict[str, str] = {}
+    for section in _sections.SECTIONS:
+        text = stored.beside.get(section.name, "")
+        fresh_text = section.refresh(text, turn) if text else ""
+        if fresh_text:
+            fresh[section.name] = fresh_text
+    return stored.model_copy(update={"beside": fresh})
 
 
 def render_head(

@@ -35,6 +35,10 @@ SYSTEM = _register("[System:| ")
 SUMMARY_BEGIN = _register("[Previous conversation summary|]")
 SUMMARY_END = _register("[End of summary| — conversation continues below]")
 NO_SUMMARY = _register("[Older messages were left out|; they are not summarized.]")
+SKILLS = _register(
+    "[Skills| that are active, word for word; load one again if a part is left out]"
+)
+SKILL = _register("[Active skill:| {}]", _NOTICES)
 USER_MESSAGES = _register(
     "[The user's messages| up to here, in order; … marks a gap, some are left out]"
 )

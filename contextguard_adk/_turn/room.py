@@ -189,10 +189,16 @@ class Rooms:
         """Takes the room in session state of a text that was written."""
         self._left_bytes = max(0, self._left_bytes - measure_stored(text))
 
-    def show(self, text: str) -> None:
-        """Takes the tokens of a text that was written; later texts can look into it."""
-        left_tokens = self._left_tokens - self._turn.count(text)
-        self._left_tokens = max(0, left_tokens)
+    def show(self, text: str, takes_tokens: bool = True) -> None:
+        """Lets later texts look into a text that was written.
+
+        Args:
+            text: The text.
+            takes_tokens: Whether the tokens of the text are taken from the later texts.
+        """
+        if takes_tokens:
+            left_tokens = self._left_tokens - self._turn.count(text)
+            self._left_tokens = max(0, left_tokens)
         self._beside += f"\n{text}"
 
 

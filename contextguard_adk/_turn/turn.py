@@ -24,6 +24,7 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
+from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.stored import AgentRecord, Draft, Reason
 from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, resolve_size
@@ -228,6 +229,15 @@ class Turn:
     def count(self, text: str) -> int:
         """Estimates a text, in tokens of the model."""
         return token_counter(self.correction)(text)
+
+    @cached_property
+    def whole_tools(self) -> tuple[str, ...]:
+        """The tools whose results are not shortened while they stay in the request.
+
+        They are those of `keep_tools`, and those that return documents of skills.
+        """
+        skill_tools = find_skill_tools(self.request.tools_dict)
+        return (*self.settings.keep_tools, *skill_tools)
 
     @cached_property
     def newest_results(self) -> dict[str, int]:
@@ -684,8 +694,8 @@ def _shorten_kept(
     if unshortened_tokens <= target_tokens:
         return replace(kept, tokens=unshortened_tokens)
 
-    # The first try leaves results of `keep_tools` whole, the second try shortens all.
-    for whole_tools in (turn.settings.keep_tools, ()):
+    # The first try leaves results of some tools whole, the second try shortens all.
+    for whole_tools in (turn.whole_tools, ()):
         truncation, short_tokens = fit_results(
             contents, target_tokens, turn.measure_alone, turn.has_recall, whole_tools
         )

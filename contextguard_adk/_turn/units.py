@@ -63,6 +63,7 @@ class Section:
             may take, from 0 to 1; None for a text that is too important to share them.
         own_state_bytes: The most that the text may take in session state if it does not
             share the room of the other texts; 0 if it does.
+        has_own_room: Whether the text takes no tokens from the texts after it.
         is_briefed: Whether the summarizer is given the text of `brief`.
         is_told_anew: Whether the text of `tell_left_out` takes the place of the stored
             text if messages are left out without a summary.
@@ -80,6 +81,7 @@ class Section:
     state_ratio: float = 1.0
     token_ratio: float | None = None
     own_state_bytes: int = 0
+    has_own_room: bool = False
     is_briefed: bool = False
     is_told_anew: bool = False
 
@@ -108,6 +110,16 @@ class Section:
             room: The most that the text may take.
         """
         raise NotImplementedError
+
+    def refresh(self, text: str, turn: Turn) -> str:
+        """Returns a stored text as a request shows it; the text itself by default.
+
+        Args:
+            text: The text, as `write` returned it. Session state is untrusted, so it
+                may be any text.
+            turn: The model call.
+        """
+        return text
 
     def brief(self, turn: Turn) -> str:
         """Returns the text that the summarizer is given; "" for none."""

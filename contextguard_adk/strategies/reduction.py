@@ -174,10 +174,10 @@ class Reduction:
     def truncate(self, truncation: Truncation, upto: int) -> StrategyResult:
         """Shortens the tool results of all messages up to the index `upto`, included.
 
-        The results of the tools in `keep_tools` stay as they are. Returns `NO_CHANGE`
-        if the draft shortens the same results in the same way already.
+        The results of `Turn.whole_tools` stay as they are. Returns `NO_CHANGE` if the
+        draft shortens the same results in the same way already.
         """
-        excluded_tools = {*truncation.exclude_tools, *self.turn.settings.keep_tools}
+        excluded_tools = {*truncation.exclude_tools, *self.turn.whole_tools}
         new_draft = replace(
             self._draft,
             truncation=replace(truncation, exclude_tools=tuple(sorted(excluded_tools))),
