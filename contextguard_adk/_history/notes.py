@@ -18,7 +18,12 @@ from typing import Any
 
 from contextguard_adk._history.item_lists import item_text, join_items
 from contextguard_adk._history.text import payload_text
-from contextguard_adk._support.phrases import FILES_NOTE, HANDLE_NOTE, NAMES_NOTE
+from contextguard_adk._support.phrases import (
+    FILES_NOTE,
+    FULLNESS_NOTE,
+    HANDLE_NOTE,
+    NAMES_NOTE,
+)
 
 HANDLE_KEY = "recall_item"
 """The note with the handle of a shortened result, for the recall tool."""
@@ -29,7 +34,15 @@ NAMES_KEY = "not_shown"
 FILES_KEY = "attachments_left_out"
 """The note with descriptions of images and files that a result has lost."""
 
-_LINES = {FILES_KEY: FILES_NOTE, NAMES_KEY: NAMES_NOTE, HANDLE_KEY: HANDLE_NOTE}
+FULLNESS_KEY = "context_guard"
+"""The note that tells how full the window is. Only the newest result has it."""
+
+_LINES = {
+    FILES_KEY: FILES_NOTE,
+    NAMES_KEY: NAMES_NOTE,
+    HANDLE_KEY: HANDLE_NOTE,
+    FULLNESS_KEY: FULLNESS_NOTE,
+}
 """The line of each note, in the order of the lines."""
 
 _MAX_HANDLE_CHARS = 100
@@ -39,6 +52,7 @@ _MAX_VALUE_CHARS = {
     FILES_KEY: 4_000,
     NAMES_KEY: 16_000,
     HANDLE_KEY: _MAX_HANDLE_CHARS,
+    FULLNESS_KEY: 300,
 }
 """The longest value of each note. A longer line is a text of the tool."""
 

@@ -10,6 +10,7 @@ import re
 from contextguard_adk._history.contents import join_new_texts
 from contextguard_adk._providers.clients import Client
 from contextguard_adk._shapes.claude_thoughts import fit_claude
+from contextguard_adk._shapes.fullness import is_told, tell_fullness
 from contextguard_adk._shapes.media_limit import MediaLimit, limit_media, lower_limit
 from contextguard_adk._shapes.recalled_files import attach_recalled_files
 from contextguard_adk._shapes.refused_forms import (
@@ -119,6 +120,7 @@ SHAPES: tuple[Shape, ...] = (
         fit_claude,
         when=lambda turn, contents: Client.of(turn.model.llm).name == "AnthropicLlm",
     ),
+    Shape(tell_fullness, when=is_told),
 )
 """A request goes through the shapes in this order.
 

@@ -70,6 +70,7 @@ SHORTENED = _register("[… {} characters in all|, middle left out{} …]", _NOT
 NAMES_NOTE = _register("[not_shown:| {}]", _NOTICES)
 HANDLE_NOTE = _register("[recall_item:| {}]", _NOTICES)
 FILES_NOTE = _register("[attachments_left_out:| {}]", _NOTICES)
+FULLNESS_NOTE = _register("[context_guard:| {}]", _NOTICES)
 LEFT_OUT = _register("[{} earlier messages left out|{}]", _NOTICES)
 
 _BRACKETS = r"\[\uff3b\u3010\u3014\u3016\u3018\u301a\u27e6\u2045\u2772\ufe47"

@@ -161,6 +161,15 @@ class StrategySettings(Settings):
         'something was compacted or shortened. "auto": agents that have function tools '
         "and no built-in tool, output schema or forced tool choice.",
     )
+    tell_fullness: bool = Field(
+        default=False,
+        strict=True,
+        description="True tells the model in one line at the end of its newest message "
+        "or tool result how full its context window is, and when the history is "
+        "compacted. The line is in no later request, so a prompt cache serves all "
+        "before it; a cache whose breakpoint is the end of the newest message serves "
+        "less. A model whose thoughts are bound (`binds_thoughts`) is not told.",
+    )
     binds_thoughts: bool | None = Field(
         default=None,
         strict=True,
