@@ -12,6 +12,7 @@ from contextguard_adk.records import (
     CallRecord,
     CompactionRecord,
     PlannedCompaction,
+    PlannedSummary,
     PressureRecord,
 )
 from contextguard_adk.strategies import Pipeline, SlidingWindow, Threshold
@@ -28,6 +29,7 @@ __all__ = [
     "PinTool",
     "Pipeline",
     "PlannedCompaction",
+    "PlannedSummary",
     "PressureRecord",
     "SlidingWindow",
     "Threshold",

@@ -30,6 +30,7 @@ from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_setting
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.observers import (
+    AfterSummary,
     BeforeCompaction,
     Listener,
     Listeners,
@@ -90,6 +91,9 @@ class ContextGuardPlugin(GuardPlugin):
         on_call: A function, sync or async, told of every answered model call.
         before_compaction: A function, sync or async, asked before a compaction is paid
             for. It returns None, a focus for the summarizer, or False to put it off.
+        after_summary: A function, sync or async, shown each summary before it is used.
+            It returns None, a text in its place, or False, which has excerpts take its
+            place.
         redact: A sync function that takes a text and returns it without the secrets
             that must not reach a summarizer, session state, an artifact or a result of
             recall.
@@ -131,6 +135,7 @@ class ContextGuardPlugin(GuardPlugin):
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
         before_compaction: BeforeCompaction | None = None,
+        after_summary: AfterSummary | None = None,
         redact: Callable[[str], str] | None = None,
         name: str = "context_guard",
         strict: bool = False,
@@ -163,6 +168,7 @@ class ContextGuardPlugin(GuardPlugin):
             on_compaction=on_compaction,
             on_call=on_call,
             before_compaction=before_compaction,
+            after_summary=after_summary,
         )
         self._start()
 
@@ -206,6 +212,7 @@ class ContextGuardPlugin(GuardPlugin):
         on_compaction: Listener[CompactionRecord] | None = None,
         on_call: Listener[CallRecord] | None = None,
         before_compaction: BeforeCompaction | None = None,
+        after_summary: AfterSummary | None = None,
         redact: Callable[[str], str] | None = None,
         name: str = "context_guard",
     ) -> Self:
@@ -226,6 +233,7 @@ class ContextGuardPlugin(GuardPlugin):
             on_compaction=on_compaction,
             on_call=on_call,
             before_compaction=before_compaction,
+            after_summary=after_summary,
             redact=redact,
             name=name,
         )

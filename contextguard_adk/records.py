@@ -103,6 +103,30 @@ class PlannedCompaction(Origin):
 
 
 @dataclass(frozen=True)
+class PlannedSummary(Origin):
+    """A summary that is about to be used: the argument of `after_summary`.
+
+    Attributes:
+        text: What a model has written, and what stands in the request from now on. The
+            texts beside a summary, such as the user's messages, are not part of it.
+        messages: Copies of the messages that are left out for it, oldest first, without
+            those that an earlier summary covers. The text tells of these as well.
+        model: The model that has written the text.
+        reason: `tokens`, `turns` (too many messages), `requested` or `overflow`.
+        summary_tokens: The most tokens that the text should take.
+        is_ahead: Whether the summary is written in the background, so that no model
+            call waits for it.
+    """
+
+    text: str
+    messages: tuple[types.Content, ...]
+    model: str
+    reason: str
+    summary_tokens: int
+    is_ahead: bool = False
+
+
+@dataclass(frozen=True)
 class CompactionRecord(Origin):
     """One compaction.
 
@@ -122,8 +146,8 @@ class CompactionRecord(Origin):
         waited_seconds: How long the model call was held up by this compaction.
         was_ahead: Whether the summary was written in the background, while the agent
             went on; `duration_seconds` is then the time of the writing.
-        failure: Why no model wrote the summary, in one word; "" if a model wrote it, or
-            none was needed.
+        failure: Why no model wrote the summary, in one word, such as "refused" if
+            `after_summary` has refused it; "" if a model wrote it, or none was needed.
     """
 
     # In `Origin` this field is a keyword with a default. Here it is required, and may

@@ -179,8 +179,8 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 
 PUBLIC = """
 CallRecord CompactTool CompactionRecord ConfigError ContextGuardError ContextGuardPlugin
-Costs ModelRegistry PinTool Pipeline PlannedCompaction PressureRecord SlidingWindow
-Threshold TodosTool
+Costs ModelRegistry PinTool Pipeline PlannedCompaction PlannedSummary PressureRecord
+SlidingWindow Threshold TodosTool
 pin request_compaction unpin
 """
 

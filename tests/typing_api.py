@@ -90,6 +90,17 @@ def before_compaction(planned: cg.PlannedCompaction) -> str | None:
     return "names" if planned.tokens > planned.threshold_tokens else None
 
 
+def after_summary(planned: cg.PlannedSummary) -> str | None:
+    """Is shown a summary."""
+    assert_type(planned.messages, tuple[types.Content, ...])
+    return planned.text.upper() if planned.model else None
+
+
+async def refuse(planned: cg.PlannedSummary) -> Literal[False]:
+    """Refuses every summary."""
+    return False
+
+
 async def put_off(planned: cg.PlannedCompaction) -> Literal[False]:
     """Puts every compaction off."""
     return False
@@ -208,6 +219,7 @@ def make_app(model: BaseLlm) -> App:
         on_compaction=on_compaction,
         on_call=on_call,
         before_compaction=before_compaction,
+        after_summary=after_summary,
         name="guard",
     )
 
@@ -223,6 +235,7 @@ def make_app(model: BaseLlm) -> App:
         on_compaction=OwnRegistry().told,
         on_call=on_call,
         before_compaction=put_off,
+        after_summary=refuse,
         name="guard",
     )
 
@@ -277,6 +290,7 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.ContextGuardPlugin(state_keys="flat")  # type: ignore[arg-type]
     cg.ContextGuardPlugin(default=before_compaction)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(before_compaction=on_call)  # type: ignore[arg-type]
+    cg.ContextGuardPlugin(after_summary=put_off)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
     cg.Threshold(context_window="8k")  # type: ignore[arg-type]
     cg.Threshold(window=8_000)  # type: ignore[call-arg]

@@ -129,7 +129,7 @@ async def _write(payer: Payer, turn: Turn, threshold_tokens: int) -> None:
         # `before_compaction` has put the compaction off.
         return
 
-    written = await payer.write(allowed_turn)
+    written = await payer.write(allowed_turn, is_ahead=True)
     draft = written.draft
     if draft is None:
         # The strategy leaves the request as it is.

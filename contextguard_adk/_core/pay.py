@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from contextguard_adk import _listeners
+from contextguard_adk._core.review import review_summary
 from contextguard_adk._history.contents import keep_pairs_whole
 from contextguard_adk._history.stored import Draft, StoredSummary
 from contextguard_adk._runtime.memory import AgentMemory, ReadySummary
@@ -166,16 +167,23 @@ class Payer:
         # `log_failures` has caught an error.
         return None
 
-    async def write(self, turn: Turn) -> Written:
+    async def write(self, turn: Turn, is_ahead: bool = False) -> Written:
         """Lets the strategy compact, and tells the listeners of its summary calls.
 
-        If the strategy fails, the listeners are told all the same, because the calls
-        before the failure are paid for. Then the error is raised.
+        The user's `after_summary` may change or refuse the summary. If the strategy
+        fails, the listeners are told all the same, because the calls before the failure
+        are paid for. Then the error is raised.
+
+        Args:
+            turn: The model call.
+            is_ahead: Whether the summary is written before it is due.
         """
         started_seconds = time.monotonic()
         ask = Ask(turn, self.agent, self.memory, self.guard)
         try:
             draft = await self.strategy.compact(turn, ask)
+            if draft is not None:
+                draft = await review_summary(self.guard, turn, ask, draft, is_ahead)
         finally:
             facts = ask.store_costs()
             event = Summarized(turn.origin, facts)

@@ -27,6 +27,9 @@ INTERNAL_CALLS = frozenset(
 )
 """The names of ADK's own calls. ADK shows such calls to no agent."""
 
+COMPACT_TOOL = "compact_history"
+"""The name of the tool by which an agent has its own history summarized."""
+
 RECALL_TOOL = "recall_history"
 """The name of the guard's own tool. Its results are copies of compacted history."""
 

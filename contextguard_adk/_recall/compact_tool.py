@@ -8,6 +8,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
+from contextguard_adk._history.adk_events import COMPACT_TOOL
 from contextguard_adk._runtime.state import request_compaction
 from contextguard_adk._turn.units import declare
 from contextguard_adk.records import METADATA_KEY
@@ -23,7 +24,7 @@ class CompactTool(BaseTool):
 
     def __init__(self, focus: str = "") -> None:
         super().__init__(
-            name="compact_history",
+            name=COMPACT_TOOL,
             description="Replaces the conversation so far by a summary, to make room "
             "when a part of the work is finished. focus: what the summary must keep in "
             "detail.",

@@ -23,6 +23,7 @@ from contextguard_adk.records import (
     CallRecord,
     CompactionRecord,
     PlannedCompaction,
+    PlannedSummary,
     PressureRecord,
 )
 
@@ -42,6 +43,13 @@ BeforeCompaction = Callable[[PlannedCompaction], Awaitable[Plan] | Plan]
 It returns a focus (str), which says what the summary should keep above all; False,
 which puts the compaction off; or None, which changes nothing."""
 
+Review = str | Literal[False] | None
+AfterSummary = Callable[[PlannedSummary], Awaitable[Review] | Review]
+"""A function, sync or async, that is shown a summary before it is used.
+
+It returns a text (str), which takes the place of the summary; False, which has excerpts
+take its place; or None, which changes nothing."""
+
 # The most late calls that are remembered. The oldest is forgotten first: its listener
 # may then be called again before the late call ends.
 _MAX_LATE_CALLS = 1_024
@@ -55,17 +63,19 @@ class Listeners:
     on_compaction: Listener[CompactionRecord] | None = None
     on_call: Listener[CallRecord] | None = None
     before_compaction: BeforeCompaction | None = None
+    after_summary: AfterSummary | None = None
 
 
 class _LateKey(NamedTuple):
     """Names a group of calls: while a late call of the group goes on, no other is made.
 
-    `before_compaction` answers for one session, so each session has a group of its own.
-    The other listeners have one group each.
+    `before_compaction` and `after_summary` answer for one session, so each session has
+    groups of its own. The other listeners have one group each.
 
     Attributes:
         kind: The class of the record.
-        session_id: The session of a `PlannedCompaction`; "" for all other records.
+        session_id: The session of a `PlannedCompaction` or a `PlannedSummary`; "" for
+            all other records.
     """
 
     kind: type
@@ -86,6 +96,7 @@ class Observers:
             CompactionRecord: self.listeners.on_compaction,
             CallRecord: self.listeners.on_call,
             PlannedCompaction: self.listeners.before_compaction,
+            PlannedSummary: self.listeners.after_summary,
         }
         self.listener_timeout_seconds = listener_timeout_seconds
         self._tasks = SummaryTasks()
@@ -109,7 +120,9 @@ class Observers:
         if listener is None:
             return None
 
-        session_id = record.session_id if isinstance(record, PlannedCompaction) else ""
+        session_id = ""
+        if isinstance(record, PlannedCompaction | PlannedSummary):
+            session_id = record.session_id
         late_key = _LateKey(kind, session_id)
         late_call = self._late_calls.get(late_key)
         if late_call is not None and not late_call.is_over:

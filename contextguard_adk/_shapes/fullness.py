@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from google.genai import types
 
+from contextguard_adk._history.adk_events import COMPACT_TOOL
 from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.notes import FULLNESS_KEY, add_notes
 from contextguard_adk._history.text import payload_text
@@ -19,7 +20,6 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.thinkers import Thinker
-from contextguard_adk._recall.compact_tool import CompactTool
 from contextguard_adk._support.phrases import FULLNESS_NOTE
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents
@@ -100,7 +100,6 @@ def _describe_fullness(turn: Turn, contents: Contents) -> str:
         f"context: {percent} % of {window_tokens:,} tokens; "
         f"compaction at {due_percent} %"
     )
-    for name, tool in turn.request.tools_dict.items():
-        if isinstance(tool, CompactTool):
-            return f"{words}; call {name} to compact earlier, when a part is finished"
-    return words
+    if COMPACT_TOOL not in turn.request.tools_dict:
+        return words
+    return f"{words}; call {COMPACT_TOOL} to compact earlier, when a part is finished"

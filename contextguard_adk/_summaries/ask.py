@@ -93,11 +93,15 @@ class Ask:
         attempts: How many summaries were asked for. Mechanical ones count as well.
         failures: The error of the summarizer, or nothing. After a failure, the
             summarizer is not asked again in this compaction.
+        has_written: Whether a model has written a summary in this compaction.
+        is_refused: Whether the user has refused what a model has written.
     """
 
     def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
         self.attempts = 0
         self.failures: list[SummaryError] = []
+        self.has_written = False
+        self.is_refused = False
         # A strategy may call a method with a copy of this turn that has, for example,
         # another `keep_count`. So these methods have an argument `turn`.
         self._turn = turn
@@ -134,6 +138,7 @@ class Ask:
         if not text:
             return _summarize_mechanically(turn, replaced)
 
+        self.has_written = True
         draft = Draft(
             text,
             covered=replaced,
@@ -172,6 +177,23 @@ class Ask:
 
         # `squeeze` shortens the draft if the request still does not fit.
         return compose.squeeze(turn, draft).draft
+
+    def refuse(self, turn: Turn, draft: Draft) -> Draft:
+        """Returns a draft of excerpts in place of one whose summary the user refuses.
+
+        Args:
+            turn: The model call.
+            draft: The draft with the summary.
+        """
+        self.is_refused = True
+        for_reason = replace(turn, reason=draft.reason)
+        excerpts = _summarize_mechanically(for_reason, draft.covered)
+        return compose.squeeze(turn, excerpts).draft
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model that was asked for summaries; "" if none was."""
+        return "" if self._model is None else self._model.llm.model
 
     def outcome(self, turn: Turn, draft: Draft) -> Outcome:
         """Returns the request with a draft in place, and its estimate."""
@@ -222,13 +244,14 @@ class Ask:
         """Whether no model has written a summary now, but the next try may succeed.
 
         - If the setting `summaries` forbids new summaries: False.
+        - If the user has refused the summary: False. The excerpts are wanted.
         - If a model was asked and failed: True, unless the model took too long. The
           next try might make the user wait for just as long.
         - If a summary was needed, but no model was asked: True. A model that has failed
           before may be asked again soon.
         - Otherwise: False.
         """
-        if self._turn.settings.summaries == "stored":
+        if self._turn.settings.summaries == "stored" or self.is_refused:
             return False
         if self.failures:
             is_timeout = isinstance(self.failures[-1].__cause__, TimeoutError)
@@ -244,12 +267,11 @@ class Ask:
         Returns:
             The fields of the `CompactionRecord` that tell about the summaries.
         """
+        name = self.model_name
         if self._model is None:
-            name = ""
             usage = Usage()
             cost: float | None = 0.0
         else:
-            name = self._model.llm.model
             usage = sum(self._model.usages, Usage())
             stated_prices = self._guard.settings.prices
             prices = resolve_costs(name, stated_prices, self._guard.registry)
@@ -263,6 +285,8 @@ class Ask:
         if self.failures:
             first_error = self.failures[0]
             failure = name_error(first_error.__cause__ or first_error)
+        elif self.is_refused:
+            failure = "refused"
         elif self._is_choice_made and self._model is None:
             failure = "not_asked"
         else:
