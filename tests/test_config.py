@@ -156,7 +156,8 @@ OF_THRESHOLD = (
     "Known here: ahead, binds_thoughts, context_window, keep, keep_tools, "
     "max_compaction_attempts, preview_tokens, recall, recall_page_tokens, "
     "reuse_prompt_cache, summaries, summarizer, summarizer_context_window, "
-    "summary_instruction, summary_timeout_seconds, trigger, user_messages"
+    "summary_instruction, summary_timeout_seconds, tell_fullness, trigger, "
+    "user_messages"
 )
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
