@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from contextguard_adk import Costs
 from contextguard_adk._measuring.budgets import (
     buffer_tokens,
     plan_budgets,
@@ -22,6 +24,10 @@ from contextguard_adk._providers.registry import (
 )
 
 REAL = LitellmRegistry()
+LITELLM = importlib.util.find_spec("litellm")
+assert LITELLM
+assert LITELLM.origin
+TABLE = Path(LITELLM.origin).with_name("model_prices_and_context_window_backup.json")
 
 
 class FakeRegistry:
@@ -113,6 +119,74 @@ def test_order_of_lookup(tmp_path: Path) -> None:
     assert thinking == [True, False, False]
     thinking = [REAL.supports_reasoning(name) for name in ("openai/gpt-5", "gpt-4o")]
     assert thinking == [True, False]
+
+
+ALIASES = {
+    "m-9": chat(
+        90_000,
+        max_output_tokens=9_000,
+        input_cost_per_token=1e-6,
+        output_cost_per_token=8e-6,
+        supports_reasoning=True,
+    ),
+    "M.Fast-latest": {"alias_of": "m-9", "mode": "chat", "max_input_tokens": 5_000},
+    "cloud/m-fast-latest": {"alias_of": "M.Fast-latest"},
+    "m-lost-latest": {"alias_of": "m-10"},
+    "m-own-latest": {"alias_of": "m-10", "mode": "chat", "max_input_tokens": 5_000},
+    "m-round-latest": {"alias_of": "m-trip-latest"},
+    "m-trip-latest": {"alias_of": "m-round-latest"},
+    "m-self-latest": {"alias_of": "m-self-latest"},
+    "m-odd-latest": {"alias_of": ["m-9"]},
+}
+
+
+SPELLINGS = """m-fast-latest M-Fast-Latest m.fast-latest models/m-fast-latest
+    cloud/m-fast-latest proxy/cloud/m-fast-latest"""
+
+
+@pytest.mark.parametrize("model", SPELLINGS.split())
+def test_an_alias_has_the_facts_of_its_model(tmp_path: Path, model: str) -> None:
+    """Over other aliases, too; as in litellm, its own facts have no effect."""
+    registry = registry_of(tmp_path, ALIASES)
+    assert registry.context_window(model) == 90_000
+    assert registry.max_output_tokens(model) == 9_000
+    assert registry.costs(model) == registry.costs("m-9") == Costs(input=1, output=8)
+    assert registry.supports_reasoning(model)
+
+
+def test_aliases_that_lead_nowhere_are_unknown(tmp_path: Path) -> None:
+    """Unless they have a window of their own; no other name of the family is known."""
+    registry = registry_of(tmp_path, ALIASES)
+    for name in ("lost", "round", "trip", "self", "odd"):
+        assert registry.context_window(f"m-{name}-latest") is None
+    assert registry.context_window("m-own-latest") == 5_000
+    for model in ("m-fast", "cloud/m-fast-20250101"):
+        assert registry.context_window(model) is None
+
+
+def test_each_alias_of_litellm_has_the_window_of_its_model() -> None:
+    """With its prices; peers' ways to write such names find them as well."""
+    table = json.loads(TABLE.read_bytes())
+    targets = {
+        name: fields["alias_of"]
+        for name, fields in table.items()
+        if isinstance(fields, dict) and "alias_of" in fields
+    }
+    if not targets:
+        pytest.skip("this litellm has no aliases")
+    for name, target in targets.items():
+        assert REAL.context_window(name) == table[target]["max_input_tokens"], name
+        assert REAL.costs(name) == REAL.costs(target), name
+
+    window_tokens = table[targets["claude-opus-latest"]]["max_input_tokens"]
+    for model in (
+        "anthropic/claude-opus-latest",
+        "openrouter/anthropic/claude-opus-latest",
+        "openrouter/~anthropic/claude-opus-latest",
+        "bedrock/us.anthropic.claude-opus-latest",
+        f"{VERTEX}/anthropic/models/claude-opus-latest",
+    ):
+        assert REAL.context_window(model) == window_tokens, model
 
 
 OFFLINE = """
