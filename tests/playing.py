@@ -281,7 +281,7 @@ def play_claude(fake: FakeClaude, **settings: Any) -> Player:
 
 def play_gemini(fake: FakeGemini, address: str, **settings: Any) -> Player:
     """A player of a model that signs its calls."""
-    gemini = "gemini-3-pro-preview"
+    gemini = "gemini-pro-latest"
     make = settings.pop("llm", lambda: Gemini(model=gemini, base_url=address))
     return Player(fake, make, **settings)
 
