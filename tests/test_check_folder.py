@@ -37,6 +37,15 @@ app = App(name="compacted", root_agent=agent, plugins=[ContextGuardPlugin()],
 """
 
 
+LOST = """
+from google.genai import types
+body = {"context_management": [{"type": "compaction"}]}
+options = types.HttpOptions(extra_body=body)
+agent.generate_content_config = types.GenerateContentConfig(http_options=options)
+root_agent = agent
+"""
+
+
 def guarded(name: str, settings: str) -> str:
     """An app whose own guard has such settings."""
     return GUARDED.format(name, f"ContextGuardPlugin({settings})")
@@ -66,6 +75,7 @@ WRONG = {
         "root: the window of 'gemini-nobody-knows' is unknown: set context_window",
     ),
     "twice": (GUARDED.format("twice", TWO), "two guards: …"),
+    "lost": (LOST, "finder: `context_management` has the provider compact …"),
     "compacted": (COMPACTED, "events_compaction_config: …"),
 }
 

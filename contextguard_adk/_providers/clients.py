@@ -54,6 +54,22 @@ def find_llm(agent: object) -> BaseLlm | None:
     return model if isinstance(model, BaseLlm) else None
 
 
+def find_set_model(agent: object) -> object:
+    """Returns the model that is set for an agent: an object or a name; else None.
+
+    As in ADK, an agent without a model has the model of its nearest parent with one.
+    Unlike `canonical_model` of ADK, this makes no client of a name, which may take
+    seconds.
+    """
+    candidate = agent
+    while candidate is not None:
+        model: object = getattr(candidate, "model", None)
+        if model:
+            return model
+        candidate = getattr(candidate, "parent_agent", None)
+    return None
+
+
 async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
     """Returns the model object that ADK calls for a run's agent; None if unknown."""
     resolve = getattr(run.agent, "canonical_model_async", None)
