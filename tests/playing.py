@@ -225,7 +225,7 @@ def thinking(budget_tokens: int) -> types.GenerateContentConfig:
 
 CLAUDES = {
     "bound": ("claude-opus-5-5", -1),
-    "enabled": ("claude-sonnet-4-5", 2_000),
+    "enabled": ("claude-haiku-4-5", 2_000),
     "adaptive": ("claude-opus-4-7", -1),
 }
 """A model of each kind, and the budget that has it think and say what."""

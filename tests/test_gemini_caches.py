@@ -183,7 +183,7 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
         ("gemini-flash-latest", True),
         ("gemini-flash-lite-latest", True),
         ("gemini-pro-latest", True),
-        ("gemini-2.5-flash", False),
+        ("gemini-2.5-flash-001", False),
     ],
 )
 async def test_models_from_gemini_3_on_get_signed_calls(

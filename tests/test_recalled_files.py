@@ -76,7 +76,7 @@ def open_gemini(serve: Serve) -> Way:
     """ADK's class for Gemini."""
     fake = PickyGemini()
     address = serve(fake)
-    llm = Gemini(model="gemini-2.5-flash", base_url=address)
+    llm = Gemini(model="gemini-flash-latest", base_url=address)
     return Way(fake, llm, {"pdf", "png", "audio", "video"})
 
 

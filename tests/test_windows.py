@@ -55,29 +55,29 @@ def registry_of(tmp_path: Path, table: object) -> LitellmRegistry:
     return LitellmRegistry(path)
 
 
-FLASH = "gemini-2.5-flash"
-SONNET = "claude-sonnet-4-5"
+FLASH = "gemini-3.8-flash"
+HAIKU = "claude-haiku-4-5"
 VERTEX = "projects/p/locations/l/publishers"
 ARN = "arn:aws:bedrock:us-east-1:123456789012"
 NAMES = {
     1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH}
-        {FLASH}-latest {FLASH}-preview-09-2025 Gemini-2.5-Flash
+        {FLASH}-latest {FLASH}-preview-09-2025 Gemini-3.8-Flash
         {VERTEX}/google/models/{FLASH}-001
-        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-2.5-pro:online""",
-    200_000: f"""{SONNET}-20250929 {SONNET}-20310131 anthropic/claude-3-haiku-latest
-        litellm_proxy/anthropic/claude-sonnet-4.5 vertex_ai/{SONNET}@20250929
-        {VERTEX}/anthropic/models/{SONNET}@20250929
-        bedrock/us.anthropic.{SONNET}-20250929-v1:0
-        bedrock/us-gov.anthropic.{SONNET}-20310131-v1:0:48k
-        bedrock/converse/apac.anthropic.{SONNET}-20250929-v1:0
-        bedrock/us-east-1/anthropic.{SONNET}-20250929-v1:0
-        bedrock/{ARN}:inference-profile/us.anthropic.{SONNET}""",
-    128_000: """gpt-4o azure/gpt-4o apigee/openai/v1/gpt-4o openai/gpt-4o-2031-01-31
-        openrouter/openai/gpt-4o openai/ft:gpt-4o-2024-08-06:acme::abc123
-        bedrock/us.meta.llama3-1-70b-instruct-v1:0
+        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-pro-latest:online""",
+    200_000: f"""{HAIKU}-20251001 {HAIKU}-20310131 anthropic/claude-3-haiku-latest
+        litellm_proxy/anthropic/claude-haiku-4.5 vertex_ai/{HAIKU}@20251001
+        {VERTEX}/anthropic/models/{HAIKU}@20251001
+        bedrock/us.anthropic.{HAIKU}-20251001-v1:0
+        bedrock/us-gov.anthropic.{HAIKU}-20310131-v1:0:48k
+        bedrock/converse/apac.anthropic.{HAIKU}-20251001-v1:0
+        bedrock/us-east-1/anthropic.{HAIKU}-20251001-v1:0
+        bedrock/{ARN}:inference-profile/us.anthropic.{HAIKU}""",
+    272_000: """gpt-5.4-mini azure/gpt-5.4-mini apigee/openai/v1/gpt-5.4-mini
+        openai/gpt-5.4-mini-2031-01-31 openrouter/openai/gpt-5.4-mini""",
+    128_000: """command-r-08-2024 bedrock/us.meta.llama3-1-70b-instruct-v1:0
         openrouter/meta-llama/llama-3.3-70b-instruct:free""",
     131_072: "gemma-3-27b-it",
-    8_192: "gpt-4 ollama_chat/llama3.1:8b",
+    8_192: "gemma-2-9b ollama_chat/llama3.1:8b",
     None: f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown
         gemini-latest projects/p/locations/l/endpoints/1234567890
         text-embedding-3-small groq/llama-prompt-guard-2-22m
@@ -104,20 +104,25 @@ def test_order_of_lookup(tmp_path: Path) -> None:
         "a/m-3-20250101": chat(31_000),
         "b/m-3@20240101": chat(30_000),
         "m-4": chat(40_000),
+        "ft:m-5-20250101": chat(50_000),
         "deepseek.r1-v1:0": chat(50_000),
     }
 
     registry = registry_of(tmp_path, table)
     expected = """10000 proxy/m-1, 11000 a/m-1 proxy/a/m-1, 12000 m-1,
         20000 m-2 proxy/m-2, 30000 a/m-3-20260101 a/m-3:8b m.3, 31000 a/m-3-20250101,
-        40000 m-4-preview-001, None m-4-8192 m-4-turbo r1"""
+        40000 m-4-preview-001, 50000 openai/ft:m-5-20250101:acme::abc123,
+        None m-4-8192 m-4-turbo r1"""
     for row in expected.split(","):
         tokens, *names = row.split()
         assert {str(registry.context_window(name)) for name in names} == {tokens}
 
     thinking = [registry.supports_reasoning(n) for n in ("x/m-1", "b/m-1", "x/m-2")]
     assert thinking == [True, False, False]
-    thinking = [REAL.supports_reasoning(name) for name in ("openai/gpt-5", "gpt-4o")]
+    thinking = [
+        REAL.supports_reasoning(name)
+        for name in ("openai/gpt-5.2", "command-r-08-2024")
+    ]
     assert thinking == [True, False]
 
 
@@ -197,7 +202,7 @@ def refuse(*args, **kwargs):
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from contextguard_adk._providers.registry import resolve_context_window
-assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
+assert resolve_context_window("openrouter/openai/gpt-5.4-mini").tokens == 272_000
 assert resolve_context_window("nobody-knows").source == "default"
 assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]
 """

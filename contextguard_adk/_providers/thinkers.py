@@ -115,7 +115,7 @@ def name_family(model: str) -> str:
     """Returns the family that a model's name tells; "" if the name tells no family.
 
     "anthropic/opus-4-1" -> "claude"
-    "gpt-5" -> "gpt"
+    "gpt-5.2" -> "gpt"
     """
     match = _FAMILY.search(model.lower())
     if match is None:
