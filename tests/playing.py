@@ -232,7 +232,7 @@ CLAUDES = {
 
 CHATS = {
     "openai": "openai/in-house",
-    "deepseek": "deepseek/deepseek-reasoner",
+    "deepseek": "deepseek/deepseek-v4-pro",
     "kimi": "moonshot/kimi-k2-thinking",
     "mistral": "mistral/mistral-large-latest",
     "vllm-mistral": "hosted_vllm/mistral",

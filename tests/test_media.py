@@ -36,16 +36,16 @@ pytestmark = [
 MODELS = {
     "Gemini": "gemini-flash-latest",
     "Gemma": "gemma-3-27b-it",
-    "AnthropicLlm": "claude-opus-4-1",
+    "AnthropicLlm": "claude-opus-4-7",
     "LiteLlm": "ollama_chat/llava",
     "LiteLlm openai": "openai/gpt-in-house",
-    "LiteLlm anthropic": "anthropic/claude-opus-4-1",
+    "LiteLlm anthropic": "anthropic/claude-opus-4-7",
     "LiteLlm vertex_ai": "vertex_ai/llama-4",
-    "LiteLlm vertex_ai claude": "vertex_ai/claude-opus-4-1",
-    "LiteLlm bedrock claude": "bedrock/anthropic.claude-opus-4-1",
+    "LiteLlm vertex_ai claude": "vertex_ai/claude-opus-4-7",
+    "LiteLlm bedrock claude": "bedrock/anthropic.claude-opus-4-7",
     "LiteLlm gemini": "gemini/gemini-flash-latest",
     "LiteLlm vertex_ai gemini": "vertex_ai/gemini-flash-latest",
-    "LiteLlm deepseek": "deepseek/deepseek-chat",
+    "LiteLlm deepseek": "deepseek/deepseek-v4-flash",
     "LiteLlm mistral": "mistral/mistral-large-latest",
     "OpenAIResponsesLlm": "gpt-in-house",
     "OpenAILlm": "gpt-in-house",
@@ -180,7 +180,7 @@ def test_rows_of_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "TRUE")
     assert name_media_clients(own, own.model) == ("Gemini on Vertex AI",)
 
-    assert name_media_clients(SimulatedLlm(), "claude-opus-4-1") == ("",)
+    assert name_media_clients(SimulatedLlm(), "claude-opus-4-7") == ("",)
     assert name_media_clients(None, "") == ("",)
 
 

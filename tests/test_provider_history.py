@@ -401,7 +401,7 @@ MODELS: dict[str, Callable[[str], BaseLlm]] = {
         thinking={"type": "adaptive", "display": "summarized"},
     ),
     "gemini": lambda address: Gemini(model="gemini-flash-latest", base_url=address),
-    "deepseek": lambda address: lite("deepseek/deepseek-reasoner", address),
+    "deepseek": lambda address: lite("deepseek/deepseek-v4-pro", address),
 }
 
 

@@ -169,8 +169,8 @@ class Client(NamedTuple):
         if "LiteLlm" not in self.class_names:
             return None
 
-        # "vertex_ai/claude-opus-4-1" -> "vertex_ai" and "claude-opus-4-1"
-        # "claude-opus-4-1" -> "" and "claude-opus-4-1"
+        # "vertex_ai/claude-opus-4-7" -> "vertex_ai" and "claude-opus-4-7"
+        # "claude-opus-4-7" -> "" and "claude-opus-4-7"
         provider, _, name = model.lower().rpartition("/")
         if provider in _LITELLM_CLAUDE_PROVIDERS and "claude" in name:
             return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS

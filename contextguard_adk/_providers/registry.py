@@ -219,8 +219,8 @@ def _has_other_provider(model: str, entry: _Entry) -> bool:
 def _candidate_names(model: str) -> Iterator[str]:
     """Yields the names under which a model is looked up, the most specific first.
 
-    "openai/gpt-4o-latest" -> "openai/gpt-4o-latest", "gpt-4o-latest",
-    "*/gpt-4o-latest", "openai/gpt-4o", "gpt-4o", "*/gpt-4o"
+    "openai/gpt-x-latest" -> "openai/gpt-x-latest", "gpt-x-latest",
+    "*/gpt-x-latest", "openai/gpt-x", "gpt-x", "*/gpt-x"
     """
     name = model.strip().lower()
     while name:
@@ -296,17 +296,17 @@ def _packaged_path() -> Path:
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     """Returns the entries of a table by key.
 
-    An entry has up to three keys. For "openai/gpt-4o-2024-08-06" the keys are:
+    An entry has up to three keys. For "openai/gpt-x-2024-08-06" the keys are:
 
-    - the full name: "openai/gpt-4o-2024-08-06"
-    - the model, which has no prefixes: "*/gpt-4o-2024-08-06"
-    - the stem, which is the model without its suffixes: "*/gpt-4o"
+    - the full name: "openai/gpt-x-2024-08-06"
+    - the model, which has no prefixes: "*/gpt-x-2024-08-06"
+    - the stem, which is the model without its suffixes: "*/gpt-x"
 
-    Several entries may have the same model, such as "openai/gpt-4o" and "azure/gpt-4o".
+    Several entries may have the same model, such as "openai/gpt-x" and "azure/gpt-x".
     Such entries are merged, and so are entries with the same stem or full name.
 
-    A key may be the stem of some entries and the model of others: "*/gpt-4o" is also
-    the model of the entry "openai/gpt-4o". Then the key leads only to the others.
+    A key may be the stem of some entries and the model of others: "*/gpt-x" is also
+    the model of the entry "openai/gpt-x". Then the key leads only to the others.
 
     An alias has no stem. "claude-opus-latest" is the newest model of its family, so its
     window says nothing about "claude-opus-20240229".

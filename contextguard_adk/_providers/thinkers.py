@@ -146,7 +146,7 @@ def _tell_binding(model: str, family: str, helped: Mapping[str, str]) -> bool | 
 def _read_binding(name: str) -> bool | None:
     """Returns whether a Claude model binds its thoughts; None for no known version.
 
-    "claude-opus-4-1" is version (4, 1) of the line "opus" -> False
+    "claude-opus-4-7" is version (4, 7) of the line "opus" -> False
     "claude-3-opus" is older than all versions that bind -> False
     "claude-opus-latest" is the newest version of the line "opus" -> True
     "claude" -> None
