@@ -249,4 +249,5 @@ def test_each_model_of_a_fallback_counts() -> None:
     compacting = lite("openai/in-house", "http://localhost", extra_body=LISTED)
     fallback = models.FallbackModel(models=[SimulatedLlm(), compacting])
     assert loses_compaction(fallback, None)
+    assert loses_compaction(models.FallbackModel(models=[fallback]), None)
     assert not loses_compaction(models.FallbackModel(models=[SimulatedLlm()]), None)

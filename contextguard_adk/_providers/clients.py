@@ -297,8 +297,8 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
 def list_models(llm: object) -> list[object]:
     """Returns the model objects that may answer a request to a model.
 
-    For ADK's `FallbackModel` the result has all models that it may ask. For any other
-    model the result has only `llm`.
+    For ADK's `FallbackModel` the result has all models that it may ask, also over other
+    ones. For any other model the result has only `llm`.
 
     Args:
         llm: The model object that ADK calls; None if the object is unknown.
@@ -306,7 +306,11 @@ def list_models(llm: object) -> list[object]:
     class_names = [base.__name__ for base in type(llm).__mro__]
     if "FallbackModel" not in class_names:
         return [llm]
-    return [_make_model(model) for model in getattr(llm, "models", [])]
+
+    models = list[object]()
+    for model in getattr(llm, "models", []):
+        models += list_models(_make_model(model))
+    return models
 
 
 def _make_model(model: object) -> object:
