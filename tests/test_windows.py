@@ -63,7 +63,9 @@ NAMES = {
     1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH}
         {FLASH}-latest {FLASH}-preview-09-2025 Gemini-3.8-Flash
         {VERTEX}/google/models/{FLASH}-001
-        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-pro-latest:online""",
+        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-pro-latest:online
+        gemini-flash-latest models/gemini-flash-latest gemini-flash-lite-latest
+        {VERTEX}/google/models/gemini-flash-latest""",
     200_000: f"""{HAIKU}-20251001 {HAIKU}-20310131 anthropic/claude-3-haiku-latest
         litellm_proxy/anthropic/claude-haiku-4.5 vertex_ai/{HAIKU}@20251001
         {VERTEX}/anthropic/models/{HAIKU}@20251001
