@@ -24,6 +24,7 @@ from contextguard_adk._plugin.requests import (
     find_strategy,
     guard_request,
     is_recorded_test,
+    warn_of_lost_compaction,
     warn_of_switch,
 )
 from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
@@ -271,6 +272,8 @@ class ContextGuardPlugin(GuardPlugin):
                 # An unchanged request lacks the stored summary. So if the session was
                 # compacted before, the request may have the whole history.
                 warn_of_switch(self, callback_context, llm_request)
+
+            warn_of_lost_compaction(callback_context, llm_request)
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse

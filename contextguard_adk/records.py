@@ -240,7 +240,7 @@ def format_cost(dollars: float | None) -> str:
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text.
 
-    "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5, cost $0.0012"
+    "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5.2, cost $0.0012"
     """
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",

@@ -436,7 +436,7 @@ def _begin_run(agent_state: _EditedState, question: types.Content) -> Invocation
         session_service=InMemorySessionService(),
         session=agent_state.session.model_copy(update={"events": events}),
         invocation_id=run_id,
-        agent=LlmAgent(name=agent_state.agent, model="gemini-2.5-flash"),
+        agent=LlmAgent(name=agent_state.agent, model="gemini-flash-latest"),
     )
 
 

@@ -42,6 +42,7 @@ class FakeClaude(FakeProvider):
     takes_thoughts_alone: bool = False
     issued: dict[str, Issued] = field(default_factory=dict, repr=False)
     of_call: dict[str, list[Block]] = field(default_factory=dict, repr=False)
+    compactions: int = 0
 
     def check(self, body: dict[str, Any]) -> None:
         if self.kind != "enabled" and thinking_of(body) == "enabled":
@@ -115,6 +116,9 @@ class FakeClaude(FakeProvider):
         calls = [each["id"] for each in blocks if each["type"] == "tool_use"]
         self.of_call |= dict.fromkeys(calls, thoughts)
         content = [*(dict(thought) for thought in thoughts), *blocks]
+        if asks_to_compact(body):
+            self.compactions += 1
+            content.insert(0, {"type": "compaction", "content": "All so far."})
         return answer | {"model": body["model"], "content": content}
 
     def _think(self, body: dict[str, Any], reply: Reply) -> list[Block]:
@@ -152,6 +156,15 @@ def encode(text: str) -> str:
 def thinking_of(body: dict[str, Any]) -> str | None:
     """What the request says of thinking."""
     return (body.get("thinking") or {}).get("type")
+
+
+def asks_to_compact(body: dict[str, Any]) -> bool:
+    """Whether the provider compacts: no request of this fake is below the trigger."""
+    edits = (body.get("context_management") or {}).get("edits", [])
+    if not any(each["type"].startswith("compact_") for each in edits):
+        return False
+    blocks = [each for message in read_messages(body) for each in message["content"]]
+    return not any(block["type"] == "compaction" for block in blocks)
 
 
 def signature_of(block: Block) -> str:

@@ -1,11 +1,11 @@
-"""OpenAI's Responses API behind ADK's class for it, without its HTTP client."""
+"""OpenAI's Responses API: over HTTP, or behind ADK's class without its HTTP client."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.fake_openai import FakeOpenAI
 from tests.fake_provider import RefusalError
@@ -17,6 +17,9 @@ KINDS = ("image/png", "image/jpeg", "image/webp", "image/gif", "application/pdf"
 @dataclass
 class FakeResponses(FakeOpenAI):
     """A model behind `/responses`."""
+
+    path: ClassVar[str] = "/responses"
+    compactions: int = 0
 
     @property
     def client(self) -> Any:
@@ -42,8 +45,13 @@ class FakeResponses(FakeOpenAI):
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Any:
         """The body of an answer."""
-        said = {"type": "output_text", "text": reply.text}
-        output: list[Any] = [{"type": "message", "content": [said]}]
+        said = {"type": "output_text", "text": reply.text, "annotations": []}
+        message = {"type": "message", "id": "m", "role": "assistant"}
+        output: list[Any] = [message | {"status": "completed", "content": [said]}]
+        if asks_to_compact(body):
+            self.compactions += 1
+            item = {"type": "compaction", "id": "c", "encrypted_content": "All so far."}
+            output.insert(0, item)
         for number, call in enumerate(reply.calls):
             place = {"call_id": f"call-{reply.number}-{number}", "name": call.name}
             arguments = json.dumps(call.args)
@@ -51,7 +59,17 @@ class FakeResponses(FakeOpenAI):
 
         tokens = reply.prompt_tokens, reply.output_tokens
         usage = dict(zip(("input_tokens", "output_tokens"), tokens, strict=True))
-        return {"status": "completed", "output": output, "usage": usage}
+        usage["total_tokens"] = sum(tokens)
+        about = {"id": "r", "object": "response", "created_at": 0}
+        about |= {"model": body["model"], "status": "completed"}
+        return {**about, "output": output, "usage": usage}
+
+
+def asks_to_compact(body: dict[str, Any]) -> bool:
+    """Whether the provider compacts: no request of this fake is below the trigger."""
+    asked = [each["type"] for each in body.get("context_management") or ()]
+    sent = [each["type"] for each in body["input"]]
+    return "compaction" in asked and "compaction" not in sent
 
 
 def check_block(block: dict[str, Any]) -> None:

@@ -225,14 +225,14 @@ def thinking(budget_tokens: int) -> types.GenerateContentConfig:
 
 CLAUDES = {
     "bound": ("claude-opus-5-5", -1),
-    "enabled": ("claude-sonnet-4-5", 2_000),
+    "enabled": ("claude-haiku-4-5", 2_000),
     "adaptive": ("claude-opus-4-7", -1),
 }
 """A model of each kind, and the budget that has it think and say what."""
 
 CHATS = {
     "openai": "openai/in-house",
-    "deepseek": "deepseek/deepseek-reasoner",
+    "deepseek": "deepseek/deepseek-v4-pro",
     "kimi": "moonshot/kimi-k2-thinking",
     "mistral": "mistral/mistral-large-latest",
     "vllm-mistral": "hosted_vllm/mistral",
@@ -281,7 +281,7 @@ def play_claude(fake: FakeClaude, **settings: Any) -> Player:
 
 def play_gemini(fake: FakeGemini, address: str, **settings: Any) -> Player:
     """A player of a model that signs its calls."""
-    gemini = "gemini-3-pro-preview"
+    gemini = "gemini-pro-latest"
     make = settings.pop("llm", lambda: Gemini(model=gemini, base_url=address))
     return Player(fake, make, **settings)
 

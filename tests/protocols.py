@@ -435,6 +435,7 @@ STREAMED = {
     "text": ("text", "text", "text_delta"),
     "thinking": ("thinking", "thinking", "thinking_delta"),
     "tool_use": ("input", "partial_json", "input_json_delta"),
+    "compaction": ("content", "content", "compaction_delta"),
 }
 """The field of a block that comes in pieces, and the name and type of a piece."""
 

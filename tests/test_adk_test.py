@@ -25,7 +25,7 @@ def look(place: str) -> str:
 
 
 guard = ContextGuardPlugin(default=Threshold(context_window=4_000))
-root_agent = LlmAgent(name="agent", model="gemini-2.5-flash", tools=[look])
+root_agent = LlmAgent(name="agent", model="gemini-flash-latest", tools=[look])
 app = App(name="guarded", root_agent=root_agent, plugins=[guard])
 '''
 

@@ -27,7 +27,7 @@ FACTORIES = get_service_registry()._session_factories
 def answer(content: types.Content, prompt_tokens: int) -> Event:
     """An answer of the agent, with the count of its request."""
     made = event(content, "agent_1")
-    made.model_version = "gpt-4o"
+    made.model_version = "gpt-5.4-mini"
     made.usage_metadata = types.GenerateContentResponseUsageMetadata(
         prompt_token_count=prompt_tokens
     )

@@ -25,7 +25,7 @@ def search(query: str) -> str:
     return query
 
 print("An agent may print.")
-agent = LlmAgent(name="finder", model="gemini-2.5-pro", tools=[search])
+agent = LlmAgent(name="finder", model="gemini-pro-latest", tools=[search])
 """
 GOOD = "root_agent = agent"
 GUARDED = "app = App(name='{}', root_agent=agent, plugins=[{}])"
@@ -34,6 +34,15 @@ COMPACTED = """
 app = App(name="compacted", root_agent=agent, plugins=[ContextGuardPlugin()],
     events_compaction_config=EventsCompactionConfig(
         compaction_interval=3, overlap_size=1))
+"""
+
+
+LOST = """
+from google.genai import types
+body = {"context_management": [{"type": "compaction"}]}
+options = types.HttpOptions(extra_body=body)
+agent.generate_content_config = types.GenerateContentConfig(http_options=options)
+root_agent = agent
 """
 
 
@@ -66,6 +75,7 @@ WRONG = {
         "root: the window of 'gemini-nobody-knows' is unknown: set context_window",
     ),
     "twice": (GUARDED.format("twice", TWO), "two guards: …"),
+    "lost": (LOST, "finder: `context_management` has the provider compact …"),
     "compacted": (COMPACTED, "events_compaction_config: …"),
 }
 
@@ -109,7 +119,7 @@ def test_each_agent_is_described(check: Check, capsys: Any, tmp_path: Path) -> N
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["good: good", "  finder: Threshold"]
 
-    costs = "compacts at 1,028,576 tokens, a prompt of that size costs $2.57"
+    costs = "compacts at 1,028,576 tokens, a prompt of that size costs $4.11"
     assert costs in [line.strip() for line in lines]
     assert "other: good" not in lines
 
@@ -133,7 +143,7 @@ def test_a_shared_file_may_name_agents_of_any_app(
     file = tmp_path / "guard.toml"
     file.write_text('[agents]\nfinder = "none"\nroot = "pipeline"\nroute = "none"')
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    root = "root_agent = LlmAgent(name='root', model='gemini-2.5-pro')"
+    root = "root_agent = LlmAgent(name='root', model='gemini-pro-latest')"
     code, found = check({"good": GOOD, "other": root})
     assert code == 1
 
@@ -151,5 +161,5 @@ def test_a_folder_without_agents_is_wrong(check: Check, capsys: Any) -> None:
     code, found = check({})
     assert code == 1
     assert "cannot be loaded" in found["apps"][0]["problems"][0]
-    assert main(["check", ".", "--model", "gpt-4o"]) == 2
+    assert main(["check", ".", "--model", "gpt-5.4-mini"]) == 2
     assert "--model is for a file" in capsys.readouterr().err

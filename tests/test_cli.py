@@ -192,7 +192,7 @@ dmo | …No such command 'dmo'. Did you mean 'demo'?
 replay x --widow=3 | …--window…
 report x.json --plot=y | …No such option…
 --versio2 | …Did you mean…
-check --model gpt-4o guard.toml | …name the file before --model…
+check --model gpt-5.4-mini guard.toml | …name the file before --model…
 check unknown.toml | …unknown.toml: …
 check unknown.yaml | …unknown.yaml: …
 check missing.toml | …missing.toml: cannot be read: No such file or directory.
@@ -363,7 +363,7 @@ prices.own-model = {input = 0, output = 0.5}
 [agents.writer]
 strategy = "pipeline"
 context_window = 50_000
-summarizer = "gemini-2.5-flash"
+summarizer = "gemini-flash-latest"
 summary = false
 
 [agents.router]
@@ -388,7 +388,7 @@ def check_json(capsys: Output, *arguments: str) -> dict[str, Any]:
 
 def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> None:
     """A configured window wins, the table is asked, and the unknown is assumed."""
-    models = ["openrouter/openai/gpt-4o", "nobody-knows-it"]
+    models = ["openrouter/cohere/command-r-08-2024", "nobody-knows-it"]
     found = check_json(capsys, str(config), "--model", *models)
     default, writer, router = found.pop("agents")
     assert (found["config"], found["warning_threshold"]) == (str(config), 0.8)
@@ -403,18 +403,18 @@ def test_each_agent_and_model_has_its_budgets(config: Path, capsys: Output) -> N
     assert known == {
         "model": models[0],
         "source": "registry",
-        "registry_entry": "gpt-4o",
+        "registry_entry": "command-r-08-2024",
         "window_tokens": 128_000,
         "buffer_tokens": 25_600,
         "threshold_tokens": 102_400,
         "summary_tokens": 12_800,
-        "costs": {"input": 2.5, "output": 10, "cached_input": 1.25},
+        "costs": {"input": 0.15, "output": 0.6},
         "trigger": "",  # Said of windows above 200,000 tokens only.
     }
 
     changes = {"source": "default", "registry_entry": None, "costs": None}
     assert unknown == {**known, "model": models[1], **changes}
-    assert writer["summarizer"] == "gemini-2.5-flash"
+    assert writer["summarizer"] == "gemini-flash-latest"
     assert {b["window_tokens"] for b in writer["budgets"]} == {50_000}
     assert (router["strategy"], router["budgets"]) == (None, [])
 
@@ -424,7 +424,7 @@ def test_it_prints_lines_for_people(
 ) -> None:
     """Agent by agent, and no number is cut however narrow the terminal."""
     monkeypatch.setenv("COLUMNS", "20")
-    models = ["gpt-4o", "nobody-knows-it", "own-model"]
+    models = ["command-r-08-2024", "nobody-knows-it", "own-model"]
     assert main(["check", str(config), "--model", *models]) == 0
     output = capsys.readouterr()
     assert output.err == ""  # The lines say what the guard would warn of.
@@ -432,10 +432,11 @@ def test_it_prints_lines_for_people(
     lines = output.out.splitlines()
     assert lines[0].endswith("guard.toml: good")
     sizes = "buffer 25,600, threshold 102,400, summary 12,800"
-    assert f"  gpt-4o: window 128,000 (registry: gpt-4o), {sizes}" in lines
+    window = "window 128,000 (registry: command-r-08-2024)"
+    assert f"  command-r-08-2024: {window}, {sizes}" in lines
     assert any("(unknown model: assumed)" in line for line in lines)
     for price in (
-        "input 2.5, output 10, cached_input 1.25",
+        "input 0.15, output 0.6",
         "unknown",
         "input 0, output 0.5",
     ):
@@ -444,9 +445,9 @@ def test_it_prints_lines_for_people(
     writer = lines.index("writer: Pipeline")
     assert lines[writer + 1 : writer + 3] == [
         "  summary = false",
-        "  summaries by gemini-2.5-flash",
+        "  summaries by gemini-flash-latest",
     ]
-    assert lines[writer + 3].startswith("  gpt-4o: window 50,000 (config)")
+    assert lines[writer + 3].startswith("  command-r-08-2024: window 50,000 (config)")
     assert lines[-1] == "router: not guarded"
 
     assert main(["check", str(config)]) == 0
@@ -461,18 +462,18 @@ def test_a_large_window_says_what_a_prompt_costs_where_it_is_compacted(
     """By the tier that such a prompt reaches; "auto" in a file is one word."""
     file = tmp_path / "guard.toml"
     file.write_text('[agents.early]\ntrigger = "auto"')
-    assert main(["check", str(file), "--model", "gemini/gemini-2.5-pro"]) == 0
+    assert main(["check", str(file), "--model", "gemini/gemini-pro-latest"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     costs = [line for line in lines if line.startswith("    compacts at")]
     assert costs == [
-        "    compacts at 1,028,576 tokens, a prompt of that size costs $2.57",
-        "    compacts at 32,000 tokens, a prompt of that size costs $0.04",
+        "    compacts at 1,028,576 tokens, a prompt of that size costs $4.11",
+        "    compacts at 32,000 tokens, a prompt of that size costs $0.06",
     ]
 
     prices = (
-        "input 1.25, output 10, cached_input 0.125; above 200,000 tokens "
-        "input 2.5, output 15, cached_input 0.25"
+        "input 2, output 12, cached_input 0.2; above 200,000 tokens "
+        "input 4, output 18, cached_input 0.4"
     )
     assert f"    dollars per million tokens: {prices}" in lines
 

@@ -70,8 +70,8 @@ SAID: dict[str, PluginSettings] = {
     "default = false": with_default(None),
     "default = 'pipeline'": with_default(Pipeline()),
     "[default]\nmax_tokens = 8000": with_default(Threshold(context_window=8_000)),
-    "[prices.'gpt-4.1']\ninput = 2\noutput = 8.5": PluginSettings(
-        prices={"gpt-4.1": Costs(input=2, output=8.5)}
+    "[prices.'gpt-6.1-sol']\ninput = 2\noutput = 8.5": PluginSettings(
+        prices={"gpt-6.1-sol": Costs(input=2, output=8.5)}
     ),
     "[agents]\nb = 'none'\na = {strategy = 'sliding_window', max_turns = 9}": (
         PluginSettings(agents={"a": SlidingWindow(max_messages=9), "b": None})
@@ -126,7 +126,7 @@ def test_the_sample_has_every_setting() -> None:
     settings = load_settings(SAMPLE)
     said = settings.default
     assert isinstance(said, Strategy)
-    assert said.summarizer == "gemini-2.5-flash-lite"
+    assert said.summarizer == "gemini-flash-lite-latest"
     no_default = {name for name, value in Threshold() if value is None}
     given = said.model_dump(include=no_default)
     assert said == Threshold().model_copy(update=given)
@@ -172,7 +172,7 @@ OF_STRATEGIES = (
 )
 IN_TABLE = "It belongs in a table [default] or [agents.<name>] with strategy ="
 KEEP = "tokens as an int, at least 0, a part of the window as a float, at least 0 "
-PRICES = "prices.'gpt-4o' = {input = 2, output = "
+PRICES = "prices.'gpt-6' = {input = 2, output = "
 
 
 class Refusing(Threshold):
@@ -209,12 +209,12 @@ MISTAKES = {
     "preserve_system, strict_window_size, window_size.",
     f"{PIPELINE}window = {{budget_tokens = 9, size = 3}}": f"…{OF_TOKENS}…",
     f"{PIPELINE}window = true": "default.window = True: a reducer, a table of…",
-    f"{PRICES}8, outputs = 8}}": "prices.gpt-4o.outputs = 8: unknown key. Did you mean "
+    f"{PRICES}8, outputs = 8}}": "prices.gpt-6.outputs = 8: unknown key. Did you mean "
     "'output'? Known here: above, above_tokens, cached_input, input, output.",
-    f"{PRICES}-1}}": "prices.gpt-4o.output = -1: …greater…0.",
-    f"{PRICES}'8'}}": "prices.gpt-4o.output = '8': …a valid number.",
-    "prices.'gpt-4o'.input = 2": "prices.gpt-4o.output: …required.",
-    "prices.'gpt-4o' = 7": "prices.gpt-4o = 7: …instance of Costs.",
+    f"{PRICES}-1}}": "prices.gpt-6.output = -1: …greater…0.",
+    f"{PRICES}'8'}}": "prices.gpt-6.output = '8': …a valid number.",
+    "prices.'gpt-6'.input = 2": "prices.gpt-6.output: …required.",
+    "prices.'gpt-6' = 7": "prices.gpt-6 = 7: …instance of Costs.",
     "prices = 7": "prices = 7: …a valid dictionary.",
     "agents = 7": "agents = 7: …a valid dictionary.",
     "[[agents]]": "agents = [{}]: …a valid dictionary.",
@@ -343,8 +343,8 @@ NAMES = {
     "App": App,
     "EventsCompactionConfig": EventsCompactionConfig,
     "InMemoryRunner": InMemoryRunner,
-    "agent": LlmAgent(name="writer", model=SimulatedLlm(model="gemini-2.5-flash")),
-    "odd": LlmAgent(name="writer", model=SimulatedLlm(model="gpt-4oh")),
+    "agent": LlmAgent(name="writer", model=SimulatedLlm(model="gemini-flash-latest")),
+    "odd": LlmAgent(name="writer", model=SimulatedLlm(model="gpt-6s")),
 }
 OF_AGENTS = "must be a mapping of agent names to strategies, such as {'writer': "
 NO_STRATEGY = (
@@ -365,8 +365,8 @@ TYPED = {
     "{'keep': 8}. Did you mean Threshold(…) with these settings?",
     "ContextGuardPlugin(default=choose)": f"default {NO_STRATEGY} function: "
     "<function choose…",
-    "ContextGuardPlugin(registry={'gpt-4o': 8})": "registry must have a method "
-    "context_window(model) that returns tokens or None, not dict: {'gpt-4o': 8}",
+    "ContextGuardPlugin(registry={'gpt-6': 8})": "registry must have a method "
+    "context_window(model) that returns tokens or None, not dict: {'gpt-6': 8}",
     "Threshold(contxt_window=8_000)": "Threshold: contxt_window = 8000: unknown "
     f"key. Did you mean 'context_window'? {OF_THRESHOLD}",
     "Pipeline(window=MessageWindow)": "Pipeline: window = <class …: a reducer, "
@@ -403,7 +403,7 @@ LOGGED = {
     "agent, [ContextGuardPlugin(agents={'wirter': Threshold()})]": "`agents` names "
     "'wirter', but app 'app' has no agent of that name. Did you mean 'writer'? Agents "
     "that `agents` does not name are guarded by Threshold.",
-    "odd, [ContextGuardPlugin()]": "The context window of model 'gpt-4oh' is unknown; "
+    "odd, [ContextGuardPlugin()]": "The context window of model 'gpt-6s' is unknown; "
     "128000 tokens are assumed. Set context_window= on the agent's strategy, as in "
     'ContextGuardPlugin(agents={"writer": Threshold(context_window=...)}).',
     "agent, [ContextGuardPlugin(), ContextGuardPlugin(name='second')]": "App 'app' has "

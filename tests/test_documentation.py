@@ -97,7 +97,7 @@ async def test_the_example_of_several_agents_means_what_it_says(
     plugin: ContextGuardPlugin = find_python("SlidingWindow(max_messages=30)")["plugin"]
     caplog.set_level(logging.INFO, "contextguard_adk.plugin")
     named = ("researcher", "writer", "router", "other")
-    agents = [LlmAgent(name=name, model="gemini-2.5-flash") for name in named]
+    agents = [LlmAgent(name=name, model="gemini-flash-latest") for name in named]
     root = LlmAgent(name="root", model=SimulatedLlm(), sub_agents=[*agents])
     await Chat(root, [plugin]).say("Hello.")
     for said in (
@@ -215,7 +215,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "agents" / "documented").mkdir()
     source = (
         "from google.adk.agents import LlmAgent\n"
-        'root_agent = LlmAgent(name="root", model="gemini-2.5-flash")\n'
+        'root_agent = LlmAgent(name="root", model="gemini-flash-latest")\n'
     )
     (made / "agents" / "documented" / "agent.py").write_text(source)
     (made / "tree" / "code.py").write_text("def run() -> int:\n    return 1\n" * 40)

@@ -131,7 +131,7 @@ async def test_the_environment_names_a_file(
 
 
 KNOWN = "window 1,048,576 tokens (model registry)"
-FLASH = "gemini-2.5-flash"
+FLASH = "gemini-flash-latest"
 STRATEGIES = {
     "router": None,
     "writer": SlidingWindow(),
@@ -142,26 +142,26 @@ LATE = (
     "window 1,048,576 tokens (configured), compacts at 1,028,576 tokens, a prompt of "
     "that size costs"
 )
-OTHERS = [named("early", "gemini-2.5-pro"), named("house", "house")]
+OTHERS = [named("early", "gemini-pro-latest"), named("house", "house")]
 FIRST_RUNS: dict[str, tuple[Any, ContextGuardPlugin, str]] = {
     "strategy, window and who said it": (
         named("operator", sub_agents=[ROUTER]),
         ContextGuardPlugin(agents=STRATEGIES),
         "Guarding app 'app': operator: Threshold, window 8,000 tokens (configured); "
         f"router: not guarded; writer: SlidingWindow, {KNOWN}, compacts at 1,028,576 "
-        "tokens, a prompt of that size costs $0.31; helper: Threshold, "
+        "tokens, a prompt of that size costs $0.77; helper: Threshold, "
         "window 128,000 tokens (assumed: unknown model 'house').",
     ),
     "a long prompt, an early trigger, an unknown price": (
-        named("operator", "gemini-2.5-pro", sub_agents=OTHERS),
+        named("operator", "gemini-pro-latest", sub_agents=OTHERS),
         ContextGuardPlugin(
             agents={"early": Threshold(trigger="auto")},
             default=Threshold(context_window=1_048_576),
         ),
         "Guarding app 'app': early: Threshold, window 1,048,576 tokens (model "
-        "registry), compacts at 32,000 tokens, a prompt of that size costs $0.04; "
+        "registry), compacts at 32,000 tokens, a prompt of that size costs $0.06; "
         f"house: Threshold, {LATE} an unknown amount; operator: Threshold, {LATE} "
-        "$2.57.",
+        "$4.11.",
     ),
     "ADK shows no workflow": (
         Workflow(name="root", edges=[(START, named("writer"))]),

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.context_cache_config import ContextCacheConfig
+from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from contextguard_adk import Threshold
+from contextguard_adk import ContextGuardPlugin, Threshold
 from tests import fake_gemini
-from tests.builders import SUMMARY_BEGIN
+from tests.builders import SUMMARY_BEGIN, Chat, call, queued_tool, response, user
 from tests.chats import Changing, hide
 from tests.fake_gemini import FakeGemini
 from tests.playing import TOOLS, Player, check_played, play_gemini
@@ -133,7 +135,7 @@ async def test_a_cache_that_the_app_has_made_leaves_no_room_for_tools(
     fake = FakeGemini()
     address = serve(fake)
     name = "cachedContents/1"
-    fake.caches[name] = {"model": "gemini-3-pro-preview", "contents": []}
+    fake.caches[name] = {"model": "gemini-pro-latest", "contents": []}
     config = types.GenerateContentConfig(cached_content=name)
 
     def leave_to_cache(
@@ -172,3 +174,29 @@ async def test_a_call_without_a_signature_is_sent_again_with_a_dummy(
 
     dummy = base64.b64encode(b"skip_thought_signature_validator").decode()
     assert signed == [dummy] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "is_signed"),
+    [
+        ("gemini-3-pro-preview", True),
+        ("gemini-flash-latest", True),
+        ("gemini-flash-lite-latest", True),
+        ("gemini-pro-latest", True),
+        ("gemini-2.5-flash-001", False),
+    ],
+)
+async def test_models_from_gemini_3_on_get_signed_calls(
+    serve: Serve, model: str, is_signed: bool
+) -> None:
+    """So do the names that mean the newest model; another model made the call."""
+    fake = FakeGemini()
+    llm = Gemini(model=model, base_url=serve(fake))
+    agent = LlmAgent(name="agent", model=llm, tools=[queued_tool("look_up", ["x"])])
+    chat = Chat(agent, [ContextGuardPlugin()])
+    await chat.tell([user("Look it up."), call("look_up", "c1")])
+    await chat.say(response("look_up", "x", "c1"))
+
+    sent = fake.of_agent[0].body["contents"]
+    parts = [part for each in sent for part in each["parts"] if "functionCall" in part]
+    assert ["thoughtSignature" in part for part in parts] == [is_signed]

@@ -34,18 +34,18 @@ pytestmark = [
 ]
 
 MODELS = {
-    "Gemini": "gemini-2.5-flash",
+    "Gemini": "gemini-flash-latest",
     "Gemma": "gemma-3-27b-it",
-    "AnthropicLlm": "claude-opus-4-1",
+    "AnthropicLlm": "claude-opus-4-7",
     "LiteLlm": "ollama_chat/llava",
     "LiteLlm openai": "openai/gpt-in-house",
-    "LiteLlm anthropic": "anthropic/claude-opus-4-1",
+    "LiteLlm anthropic": "anthropic/claude-opus-4-7",
     "LiteLlm vertex_ai": "vertex_ai/llama-4",
-    "LiteLlm vertex_ai claude": "vertex_ai/claude-opus-4-1",
-    "LiteLlm bedrock claude": "bedrock/anthropic.claude-opus-4-1",
-    "LiteLlm gemini": "gemini/gemini-2.5-flash",
-    "LiteLlm vertex_ai gemini": "vertex_ai/gemini-2.5-flash",
-    "LiteLlm deepseek": "deepseek/deepseek-chat",
+    "LiteLlm vertex_ai claude": "vertex_ai/claude-opus-4-7",
+    "LiteLlm bedrock claude": "bedrock/anthropic.claude-opus-4-7",
+    "LiteLlm gemini": "gemini/gemini-flash-latest",
+    "LiteLlm vertex_ai gemini": "vertex_ai/gemini-flash-latest",
+    "LiteLlm deepseek": "deepseek/deepseek-v4-flash",
     "LiteLlm mistral": "mistral/mistral-large-latest",
     "OpenAIResponsesLlm": "gpt-in-house",
     "OpenAILlm": "gpt-in-house",
@@ -163,9 +163,9 @@ def test_rows_of_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefixes, environments and names without a provider."""
     lite = make("LiteLlm")
     names = {
-        "azure/gpt-4o": "LiteLlm openai",
-        "gpt-4o": "LiteLlm openai",
-        "litellm_proxy/openai/gpt-4o": "LiteLlm",
+        "azure/gpt-5.4-mini": "LiteLlm openai",
+        "gpt-5.4-mini": "LiteLlm openai",
+        "litellm_proxy/openai/gpt-5.4-mini": "LiteLlm",
         "openrouter/anthropic/claude-opus-4": "LiteLlm",
         "bedrock/meta.llama4": "LiteLlm",
         "": "LiteLlm",
@@ -175,12 +175,12 @@ def test_rows_of_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for variable in ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE"):
         monkeypatch.delenv(variable, raising=False)
-    own = type("Own", (Gemini,), {})(model="gemini-2.5-flash")
+    own = type("Own", (Gemini,), {})(model="gemini-flash-latest")
     assert name_media_clients(own, own.model) == ("Gemini",)
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "TRUE")
     assert name_media_clients(own, own.model) == ("Gemini on Vertex AI",)
 
-    assert name_media_clients(SimulatedLlm(), "claude-opus-4-1") == ("",)
+    assert name_media_clients(SimulatedLlm(), "claude-opus-4-7") == ("",)
     assert name_media_clients(None, "") == ("",)
 
 

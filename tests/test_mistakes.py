@@ -32,8 +32,8 @@ MISTAKES: dict[str, str] = {
     "Threshold(token_threshold=9_000)": (
         "Threshold: token_threshold = 9000: unknown key. Did you mean 'trigger'? …"
     ),
-    "Threshold(model='gpt-4o')": (
-        "Threshold: model = 'gpt-4o': unknown key. Did you mean 'summarizer'? …"
+    "Threshold(model='gpt-5.4-mini')": (
+        "Threshold: model = 'gpt-5.4-mini': unknown key. Did you mean 'summarizer'? …"
     ),
     "SlidingWindow(compaction_interval=9)": (
         "SlidingWindow: compaction_interval = 9: unknown key. Did you mean "
@@ -100,7 +100,7 @@ MISTAKES: dict[str, str] = {
     "Threshold(recall=False, recall_page_tokens=500)": (
         "Threshold: recall_page_tokens has no effect with recall=False"
     ),
-    "Threshold(summarizer='gemini-2.5-flash', reuse_prompt_cache=True)": (
+    "Threshold(summarizer='gemini-flash-latest', reuse_prompt_cache=True)": (
         "Threshold: reuse_prompt_cache=True has no effect with a summarizer: "
         "only the agent's own model can use the cache of its prompts"
     ),
@@ -149,8 +149,8 @@ async def test_a_summary_alone_acts_at_the_trigger() -> None:
 @pytest.mark.parametrize(
     ("model", "variable"),
     [
-        ("gemini-2.5-flash", "GOOGLE_API_KEY"),
-        ("claude-sonnet-4-5", "GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION"),
+        ("gemini-flash-latest", "GOOGLE_API_KEY"),
+        ("claude-haiku-4-5", "GOOGLE_CLOUD_PROJECT, GOOGLE_CLOUD_LOCATION"),
     ],
 )
 async def test_a_summarizer_without_a_key_is_told(

@@ -116,6 +116,7 @@ async def test_a_compacted_history_is_accepted(
     [
         "enabled threshold",
         "gemini threshold",
+        "latest-of-bound threshold",
         *slow("alias-of-bound pipeline", "bound sliding", "adaptive pipeline"),
         *slow("signed threshold"),
         *slow("vllm-mistral pipeline", "deepseek! pipeline", "kimi! threshold"),
@@ -127,7 +128,8 @@ async def test_a_compaction_within_a_turn_is_accepted(serve: Serve, case: str) -
     *alias, kind = name.split("-of-")
     player = make_player(kind, serve, strategy=STRATEGIES[strategy])
     if alias:
-        player.llm = lambda: claude("my-alias")
+        model = {"alias": "my-alias", "latest": "claude-opus-latest"}[alias[0]]
+        player.llm = lambda: claude(model)
 
     await player.play(turns=1, calls=3, log_turn=0)
     begin = len(player.compactions)
@@ -398,8 +400,8 @@ MODELS: dict[str, Callable[[str], BaseLlm]] = {
         address,
         thinking={"type": "adaptive", "display": "summarized"},
     ),
-    "gemini": lambda address: Gemini(model="gemini-3-pro-preview", base_url=address),
-    "deepseek": lambda address: lite("deepseek/deepseek-reasoner", address),
+    "gemini": lambda address: Gemini(model="gemini-flash-latest", base_url=address),
+    "deepseek": lambda address: lite("deepseek/deepseek-v4-pro", address),
 }
 
 

@@ -19,7 +19,7 @@ from tests.chats import KEY, agent_requests, guarded_chat, slow, words
 WINDOW_TOKENS = 128_000
 LIMIT_TOKENS = 12_000
 WORDS = {
-    "openai": "Request too large for gpt-4o in organization org on tokens per min "
+    "openai": "Request too large for gpt-6 in organization org on tokens per min "
     "(TPM): Limit {limit}, Requested {sent}. The input or output tokens must be "
     "reduced in order to run successfully.",
     "groq": "Request too large for model `m` on tokens per minute (TPM): Limit "

@@ -76,7 +76,7 @@ def open_gemini(serve: Serve) -> Way:
     """ADK's class for Gemini."""
     fake = PickyGemini()
     address = serve(fake)
-    llm = Gemini(model="gemini-2.5-flash", base_url=address)
+    llm = Gemini(model="gemini-flash-latest", base_url=address)
     return Way(fake, llm, {"pdf", "png", "audio", "video"})
 
 
@@ -84,14 +84,14 @@ def open_claude(serve: Serve) -> Way:
     """ADK's class for Claude."""
     fake = FakeClaude(kind="enabled")
     serve(fake)
-    return Way(fake, claude("claude-opus-4-1"), {"pdf", "png"})
+    return Way(fake, claude("claude-opus-4-7"), {"pdf", "png"})
 
 
 def open_lite_claude(serve: Serve) -> Way:
     """Claude behind LiteLLM."""
     fake = FakeClaude(kind="enabled")
     address = serve(fake)
-    return Way(fake, lite("anthropic/claude-opus-4-1", address), {"pdf", "png"})
+    return Way(fake, lite("anthropic/claude-opus-4-7", address), {"pdf", "png"})
 
 
 def open_lite_openai(serve: Serve) -> Way:

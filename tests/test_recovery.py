@@ -289,7 +289,7 @@ async def test_original_error_reaches_the_caller_when_nothing_helps(
     assert llm.violations == 0
 
 
-RATE_LIMIT = "Rate limit reached for gpt-4o: Limit 30000, Used 29000. Try again in 2s."
+RATE_LIMIT = "Rate limit reached for gpt-6: Limit 30000, Used 29000. Try again in 2s."
 QUOTA = "429 RESOURCE_EXHAUSTED. Quota exceeded for input token count."
 EXTRA = "Extra usage is required for long context requests."
 

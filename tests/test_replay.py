@@ -148,7 +148,7 @@ async def test_a_replay_compacts_where_the_guard_did(
     """Nearly, and asks no model, also where a summarizer is named; of what a guard
     recorded all is compared, after a compaction by what the guard had measured."""
     monkeypatch.setattr(LLMRegistry, "new_llm", staticmethod(pytest.fail))
-    named = Threshold(context_window=WINDOW, summarizer="gemini-2.5-flash")
+    named = Threshold(context_window=WINDOW, summarizer="gemini-flash-latest")
     settings = ReplaySettings(PluginSettings(default=named))
 
     records: list[CallRecord] = []
@@ -224,7 +224,9 @@ def two_agents() -> Session:
         # Some streams give text and calls as two events of one response.
         answered(model("It is in"), "scout", 320, partial=True),
         *[answered(found, "scout", 320) for _ in range(2)],
-        answered(model("Fetch it there."), "writer", 500, model_version="gpt-4o"),
+        answered(
+            model("Fetch it there."), "writer", 500, model_version="command-r-08-2024"
+        ),
     ]
     return Session(id="s", app_name="app", user_id="user", events=events)
 
@@ -245,7 +247,7 @@ async def test_agents_are_replayed_each_for_itself() -> None:
     only = await replay_session(two_agents(), ReplaySettings(guard, agent="writer"))
     assert [c.agent for c in only.calls] == ["writer"]
 
-    named = ReplaySettings(model="gemini-2.5-flash")
+    named = ReplaySettings(model="gemini-flash-latest")
     calls = (await replay_session(two_agents(), named)).calls
     assert {c.window_tokens for c in calls} == {1_048_576}
 
@@ -549,7 +551,7 @@ def test_the_settings_of_a_file_are_those_of_all_rows(
     are the cheapest there is nothing to change."""
     config = short_export.parent / "guard.toml"
     config.write_text(
-        f"[default]\ncontext_window = {WINDOW}\nsummarizer = 'gemini-2.5-flash'\n"
+        f"[default]\ncontext_window = {WINDOW}\nsummarizer = 'gemini-flash-latest'\n"
         f"summarizer_context_window = 9000\n{PRICES}"
     )
     printed = replay(capsys, short_export, "--compare", "--config", config)
@@ -561,7 +563,7 @@ def test_the_settings_of_a_file_are_those_of_all_rows(
     told = load_settings(config).default
     assert isinstance(told, Threshold)
     chosen = told.context_window, told.summarizer, told.summarizer_context_window
-    assert chosen == (WINDOW, "gemini-2.5-flash", 9_000)
+    assert chosen == (WINDOW, "gemini-flash-latest", 9_000)
 
     cheap = "strategy = 'pipeline'\ntrigger = 0.25\npreview_tokens = 100"
     config.write_text(f"[default]\ncontext_window = {WINDOW}\n{cheap}")
@@ -597,7 +599,7 @@ def test_windows_that_differ_and_what_fits_none_are_told(
     path.write_text(two_agents_with(20_000))
     config.write_text("[agents.scout]\ncontext_window = 9_000")
 
-    of_model = "--model", "gpt-4o"
+    of_model = "--model", "command-r-08-2024"
     printed = replay(capsys, path, "--compare", *of_model, "--config", config)
     assert "differ, from 9,000 to 128,000 tokens" in printed
     assert "usual threshold" not in printed

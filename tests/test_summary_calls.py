@@ -35,9 +35,9 @@ from tests.written import GOOD, Written, ended
 
 THOUGHTS: dict[str, tuple[int, int | None, int | None, int]] = {
     "vertex_ai/gemini-2.5-flash-001": (200_000, None, 0, 0),
-    "gemini-2.5-pro": (200_000, None, None, 4_096),
-    "gemini-2.5-flash": (100_000, 128, 0, 0),
-    "claude-sonnet-4-5": (100_000, 2_048, None, 4_096),
+    "gemini-pro-latest": (200_000, None, None, 4_096),
+    "gemini-2.5-flash-preview": (100_000, 128, 0, 0),
+    "claude-haiku-4-5": (100_000, 2_048, None, 4_096),
 }
 
 
@@ -75,7 +75,7 @@ async def test_a_registry_may_know_output_limits(limit: int | None, asked: int) 
     registry = Limited(100_000)
     guard = {"registry": registry}
     registry.limit_tokens = limit
-    written = Written(GOOD, model="gpt-4-turbo", guard=guard, context_window=None)
+    written = Written(GOOD, model="gpt-in-house", guard=guard, context_window=None)
     await written.compact()
     assert written.asked[0].max_output_tokens == asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from contextguard_adk import Costs
 from contextguard_adk._measuring.budgets import (
     buffer_tokens,
     plan_budgets,
@@ -22,6 +24,10 @@ from contextguard_adk._providers.registry import (
 )
 
 REAL = LitellmRegistry()
+LITELLM = importlib.util.find_spec("litellm")
+assert LITELLM
+assert LITELLM.origin
+TABLE = Path(LITELLM.origin).with_name("model_prices_and_context_window_backup.json")
 
 
 class FakeRegistry:
@@ -49,29 +55,31 @@ def registry_of(tmp_path: Path, table: object) -> LitellmRegistry:
     return LitellmRegistry(path)
 
 
-FLASH = "gemini-2.5-flash"
-SONNET = "claude-sonnet-4-5"
+FLASH = "gemini-3.8-flash"
+HAIKU = "claude-haiku-4-5"
 VERTEX = "projects/p/locations/l/publishers"
 ARN = "arn:aws:bedrock:us-east-1:123456789012"
 NAMES = {
     1_048_576: f"""{FLASH} models/{FLASH} gemini/{FLASH} vertex_ai/{FLASH}
-        {FLASH}-latest {FLASH}-preview-09-2025 Gemini-2.5-Flash
+        {FLASH}-latest {FLASH}-preview-09-2025 Gemini-3.8-Flash
         {VERTEX}/google/models/{FLASH}-001
-        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-2.5-pro:online""",
-    200_000: f"""{SONNET}-20250929 {SONNET}-20310131 anthropic/claude-3-haiku-latest
-        litellm_proxy/anthropic/claude-sonnet-4.5 vertex_ai/{SONNET}@20250929
-        {VERTEX}/anthropic/models/{SONNET}@20250929
-        bedrock/us.anthropic.{SONNET}-20250929-v1:0
-        bedrock/us-gov.anthropic.{SONNET}-20310131-v1:0:48k
-        bedrock/converse/apac.anthropic.{SONNET}-20250929-v1:0
-        bedrock/us-east-1/anthropic.{SONNET}-20250929-v1:0
-        bedrock/{ARN}:inference-profile/us.anthropic.{SONNET}""",
-    128_000: """gpt-4o azure/gpt-4o apigee/openai/v1/gpt-4o openai/gpt-4o-2031-01-31
-        openrouter/openai/gpt-4o openai/ft:gpt-4o-2024-08-06:acme::abc123
-        bedrock/us.meta.llama3-1-70b-instruct-v1:0
+        apigee/vertex_ai/v1beta/{FLASH} openrouter/google/gemini-pro-latest:online
+        gemini-flash-latest models/gemini-flash-latest gemini-flash-lite-latest
+        {VERTEX}/google/models/gemini-flash-latest""",
+    200_000: f"""{HAIKU}-20251001 {HAIKU}-20310131 anthropic/claude-3-haiku-latest
+        litellm_proxy/anthropic/claude-haiku-4.5 vertex_ai/{HAIKU}@20251001
+        {VERTEX}/anthropic/models/{HAIKU}@20251001
+        bedrock/us.anthropic.{HAIKU}-20251001-v1:0
+        bedrock/us-gov.anthropic.{HAIKU}-20310131-v1:0:48k
+        bedrock/converse/apac.anthropic.{HAIKU}-20251001-v1:0
+        bedrock/us-east-1/anthropic.{HAIKU}-20251001-v1:0
+        bedrock/{ARN}:inference-profile/us.anthropic.{HAIKU}""",
+    272_000: """gpt-5.4-mini azure/gpt-5.4-mini apigee/openai/v1/gpt-5.4-mini
+        openai/gpt-5.4-mini-2031-01-31 openrouter/openai/gpt-5.4-mini""",
+    128_000: """command-r-08-2024 bedrock/us.meta.llama3-1-70b-instruct-v1:0
         openrouter/meta-llama/llama-3.3-70b-instruct:free""",
     131_072: "gemma-3-27b-it",
-    8_192: "gpt-4 ollama_chat/llama3.1:8b",
+    8_192: "gemma-2-9b ollama_chat/llama3.1:8b",
     None: f"""/ :free sample_spec my-own-model azure/my-deployment ft:unknown
         gemini-latest projects/p/locations/l/endpoints/1234567890
         text-embedding-3-small groq/llama-prompt-guard-2-22m
@@ -98,21 +106,94 @@ def test_order_of_lookup(tmp_path: Path) -> None:
         "a/m-3-20250101": chat(31_000),
         "b/m-3@20240101": chat(30_000),
         "m-4": chat(40_000),
+        "ft:m-5-20250101": chat(50_000),
         "deepseek.r1-v1:0": chat(50_000),
     }
 
     registry = registry_of(tmp_path, table)
     expected = """10000 proxy/m-1, 11000 a/m-1 proxy/a/m-1, 12000 m-1,
         20000 m-2 proxy/m-2, 30000 a/m-3-20260101 a/m-3:8b m.3, 31000 a/m-3-20250101,
-        40000 m-4-preview-001, None m-4-8192 m-4-turbo r1"""
+        40000 m-4-preview-001, 50000 openai/ft:m-5-20250101:acme::abc123,
+        None m-4-8192 m-4-turbo r1"""
     for row in expected.split(","):
         tokens, *names = row.split()
         assert {str(registry.context_window(name)) for name in names} == {tokens}
 
     thinking = [registry.supports_reasoning(n) for n in ("x/m-1", "b/m-1", "x/m-2")]
     assert thinking == [True, False, False]
-    thinking = [REAL.supports_reasoning(name) for name in ("openai/gpt-5", "gpt-4o")]
+    thinking = [
+        REAL.supports_reasoning(name)
+        for name in ("openai/gpt-5.2", "command-r-08-2024")
+    ]
     assert thinking == [True, False]
+
+
+ALIASES = {
+    "m-9": chat(
+        90_000,
+        max_output_tokens=9_000,
+        input_cost_per_token=1e-6,
+        output_cost_per_token=8e-6,
+        supports_reasoning=True,
+    ),
+    "M.Fast-latest": {"alias_of": "m-9", "mode": "chat", "max_input_tokens": 5_000},
+    "cloud/m-fast-latest": {"alias_of": "M.Fast-latest"},
+    "m-lost-latest": {"alias_of": "m-10"},
+    "m-own-latest": {"alias_of": "m-10", "mode": "chat", "max_input_tokens": 5_000},
+    "m-round-latest": {"alias_of": "m-trip-latest"},
+    "m-trip-latest": {"alias_of": "m-round-latest"},
+    "m-self-latest": {"alias_of": "m-self-latest"},
+    "m-odd-latest": {"alias_of": ["m-9"]},
+}
+
+
+SPELLINGS = """m-fast-latest M-Fast-Latest m.fast-latest models/m-fast-latest
+    cloud/m-fast-latest proxy/cloud/m-fast-latest"""
+
+
+@pytest.mark.parametrize("model", SPELLINGS.split())
+def test_an_alias_has_the_facts_of_its_model(tmp_path: Path, model: str) -> None:
+    """Over other aliases, too; as in litellm, its own facts have no effect."""
+    registry = registry_of(tmp_path, ALIASES)
+    assert registry.context_window(model) == 90_000
+    assert registry.max_output_tokens(model) == 9_000
+    assert registry.costs(model) == registry.costs("m-9") == Costs(input=1, output=8)
+    assert registry.supports_reasoning(model)
+
+
+def test_aliases_that_lead_nowhere_are_unknown(tmp_path: Path) -> None:
+    """Unless they have a window of their own; no other name of the family is known."""
+    registry = registry_of(tmp_path, ALIASES)
+    for name in ("lost", "round", "trip", "self", "odd"):
+        assert registry.context_window(f"m-{name}-latest") is None
+    assert registry.context_window("m-own-latest") == 5_000
+    for model in ("m-fast", "cloud/m-fast-20250101"):
+        assert registry.context_window(model) is None
+
+
+def test_each_alias_of_litellm_has_the_window_of_its_model() -> None:
+    """With its prices; peers' ways to write such names find them as well."""
+    table = json.loads(TABLE.read_bytes())
+    targets = {
+        name: fields["alias_of"]
+        for name, fields in table.items()
+        if isinstance(fields, dict) and "alias_of" in fields
+    }
+    if not targets:
+        pytest.skip("this litellm has no aliases")
+    for name, target in targets.items():
+        assert REAL.context_window(name) == table[target]["max_input_tokens"], name
+        assert REAL.costs(name) == REAL.costs(target), name
+
+    window_tokens = table[targets["claude-opus-latest"]]["max_input_tokens"]
+    for model in (
+        "anthropic/claude-opus-latest",
+        "openrouter/anthropic/claude-opus-latest",
+        "openrouter/~anthropic/claude-opus-latest",
+        "bedrock/us.anthropic.claude-opus-latest",
+        f"{VERTEX}/anthropic/models/claude-opus-latest",
+    ):
+        assert REAL.context_window(model) == window_tokens, model
 
 
 OFFLINE = """
@@ -123,7 +204,7 @@ def refuse(*args, **kwargs):
 
 socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse
 from contextguard_adk._providers.registry import resolve_context_window
-assert resolve_context_window("openrouter/openai/gpt-4o").tokens == 128_000
+assert resolve_context_window("openrouter/openai/gpt-5.4-mini").tokens == 272_000
 assert resolve_context_window("nobody-knows").source == "default"
 assert not [name for name in sys.modules if name.partition(".")[0] == "litellm"]
 """

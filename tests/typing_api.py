@@ -155,7 +155,7 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
         keep=0.1,
         recall="auto",
         reuse_prompt_cache="auto",
-        summarizer="gemini-2.5-flash",
+        summarizer="gemini-flash-latest",
         window=strategies.MessageWindow(
             window_size=20,
             min_messages_before_windowing=10,
@@ -186,7 +186,7 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
         tool_output=None,
         summary=None,
     )
-    own = OwnStrategy(keep_count=5, max_tokens=8_000, summarizer="gemini-2.5-flash")
+    own = OwnStrategy(keep_count=5, max_tokens=8_000, summarizer="gemini-flash-latest")
     plain = cg.SlidingWindow(max_messages=30, ahead=None)
 
     return {

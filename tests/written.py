@@ -27,7 +27,7 @@ class Written:
     """A compaction whose summary the agent's own model writes from a transcript."""
 
     def __init__(
-        self, *replies: Reply, model: str = "gemini-2.5-flash", **settings: Any
+        self, *replies: Reply, model: str = "gemini-2.5-flash-001", **settings: Any
     ) -> None:
         self.llm = SimulatedLlm(
             model=model, token_ratio=1.0, summary_replies=list(replies)

@@ -15,6 +15,7 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.plans import describe_start, plan_strategy
+from contextguard_adk._providers.clients import find_set_model
 from contextguard_adk._providers.registry import (
     ModelRegistry,
     resolve_context_window,
@@ -260,17 +261,7 @@ def _describe_agent(
 
 
 def _find_model_name(agent: object) -> str:
-    """Returns the name of an agent's model; "" if the agent has none.
-
-    As in ADK, an agent without a model has the model of its nearest parent with one.
-    ADK's own `canonical_model` is not used, because it makes a client of the model,
-    which may take seconds.
-    """
-    candidate = agent
-    while candidate is not None:
-        model = getattr(candidate, "model", None)
-        if model:
-            # The model is its name, or a `BaseLlm` with the name as `model`.
-            return model if isinstance(model, str) else getattr(model, "model", "")
-        candidate = getattr(candidate, "parent_agent", None)
-    return ""
+    """Returns the name of an agent's model; "" if the agent has none."""
+    # The model is its name, or a `BaseLlm` with the name as `model`.
+    model = find_set_model(agent)
+    return model if isinstance(model, str) else getattr(model, "model", "")

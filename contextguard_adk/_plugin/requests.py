@@ -18,7 +18,11 @@ from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.sources import GUARD_ALL
-from contextguard_adk._providers.clients import find_llm
+from contextguard_adk._providers.clients import find_llm, find_set_model
+from contextguard_adk._providers.native_compaction import (
+    LOST_COMPACTION,
+    loses_compaction,
+)
 from contextguard_adk._providers.registry import resolve_context_window
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._runtime.state import OFF_KEY, SUMMARIES_KEY
@@ -197,6 +201,17 @@ def is_recorded_test() -> bool:
     # pytest, which sets the variable to the name of the test.
     test_name = os.environ.get("PYTEST_CURRENT_TEST", "")
     return test_name == "rebuild" or "::test_agent_replay[" in test_name
+
+
+def warn_of_lost_compaction(context: CallbackContext, request: LlmRequest) -> None:
+    """Warns once if the provider is to compact, and ADK loses the compaction.
+
+    An agent that is not guarded has the same loss, so it gets the same warning.
+    """
+    # Not at the first run of the app: the agents of a workflow are not seen there.
+    model = find_set_model(context.get_invocation_context().agent)
+    if loses_compaction(model, request.config):
+        warn_once(logger, f"Agent %r: {LOST_COMPACTION}.", context.agent_name)
 
 
 def warn_of_switch(

@@ -54,6 +54,22 @@ def find_llm(agent: object) -> BaseLlm | None:
     return model if isinstance(model, BaseLlm) else None
 
 
+def find_set_model(agent: object) -> object:
+    """Returns the model that is set for an agent: an object or a name; else None.
+
+    As in ADK, an agent without a model has the model of its nearest parent with one.
+    Unlike `canonical_model` of ADK, this makes no client of a name, which may take
+    seconds.
+    """
+    candidate = agent
+    while candidate is not None:
+        model: object = getattr(candidate, "model", None)
+        if model:
+            return model
+        candidate = getattr(candidate, "parent_agent", None)
+    return None
+
+
 async def resolve_llm(run: InvocationContext) -> BaseLlm | None:
     """Returns the model object that ADK calls for a run's agent; None if unknown."""
     resolve = getattr(run.agent, "canonical_model_async", None)
@@ -153,8 +169,8 @@ class Client(NamedTuple):
         if "LiteLlm" not in self.class_names:
             return None
 
-        # "vertex_ai/claude-opus-4-1" -> "vertex_ai" and "claude-opus-4-1"
-        # "claude-opus-4-1" -> "" and "claude-opus-4-1"
+        # "vertex_ai/claude-opus-4-7" -> "vertex_ai" and "claude-opus-4-7"
+        # "claude-opus-4-7" -> "" and "claude-opus-4-7"
         provider, _, name = model.lower().rpartition("/")
         if provider in _LITELLM_CLAUDE_PROVIDERS and "claude" in name:
             return resolve_output_limit(model, registry) or _LITELLM_OUTPUT_TOKENS
@@ -281,8 +297,8 @@ def read_usage(reported: types.GenerateContentResponseUsageMetadata | None) -> U
 def list_models(llm: object) -> list[object]:
     """Returns the model objects that may answer a request to a model.
 
-    For ADK's `FallbackModel` the result has all models that it may ask. For any other
-    model the result has only `llm`.
+    For ADK's `FallbackModel` the result has all models that it may ask, also over other
+    ones. For any other model the result has only `llm`.
 
     Args:
         llm: The model object that ADK calls; None if the object is unknown.
@@ -290,7 +306,11 @@ def list_models(llm: object) -> list[object]:
     class_names = [base.__name__ for base in type(llm).__mro__]
     if "FallbackModel" not in class_names:
         return [llm]
-    return [_make_model(model) for model in getattr(llm, "models", [])]
+
+    models = list[object]()
+    for model in getattr(llm, "models", []):
+        models += list_models(_make_model(model))
+    return models
 
 
 def _make_model(model: object) -> object:

@@ -283,8 +283,8 @@ def _name_litellm_row(model: str) -> str:
 
     The first of these rows that `ROWS` has is taken:
 
-    - of provider and family: "vertex_ai/claude-opus-4-1" -> "LiteLlm vertex_ai claude"
-    - of the provider: "openai/gpt-5" -> "LiteLlm openai"
+    - of provider and family: "vertex_ai/claude-opus-4-7" -> "LiteLlm vertex_ai claude"
+    - of the provider: "openai/gpt-5.2" -> "LiteLlm openai"
     - of the class: "groq/llama-4" -> "LiteLlm"
 
     Args:

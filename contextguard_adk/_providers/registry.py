@@ -1,7 +1,8 @@
 """Finds the context window, the output limit and the prices of a model by its name.
 
 The facts come from a registry: an object of the user, or else litellm's table. The
-table is a JSON file in litellm's package with an entry for each name of a model.
+table is a JSON file in litellm's package with an entry for each name of a model. Some
+entries are aliases, such as "claude-opus-latest": they only name another entry.
 
 A name has up to three parts besides the model: "bedrock/us.anthropic.claude-x-20250929"
 has a provider ("bedrock/"), vendors ("us.", "anthropic.") and a suffix ("-20250929").
@@ -218,8 +219,8 @@ def _has_other_provider(model: str, entry: _Entry) -> bool:
 def _candidate_names(model: str) -> Iterator[str]:
     """Yields the names under which a model is looked up, the most specific first.
 
-    "openai/gpt-4o-latest" -> "openai/gpt-4o-latest", "gpt-4o-latest",
-    "*/gpt-4o-latest", "openai/gpt-4o", "gpt-4o", "*/gpt-4o"
+    "openai/gpt-x-latest" -> "openai/gpt-x-latest", "gpt-x-latest",
+    "*/gpt-x-latest", "openai/gpt-x", "gpt-x", "*/gpt-x"
     """
     name = model.strip().lower()
     while name:
@@ -295,17 +296,20 @@ def _packaged_path() -> Path:
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     """Returns the entries of a table by key.
 
-    An entry has up to three keys. For "openai/gpt-4o-2024-08-06" the keys are:
+    An entry has up to three keys. For "openai/gpt-x-2024-08-06" the keys are:
 
-    - the full name: "openai/gpt-4o-2024-08-06"
-    - the model, which has no prefixes: "*/gpt-4o-2024-08-06"
-    - the stem, which is the model without its suffixes: "*/gpt-4o"
+    - the full name: "openai/gpt-x-2024-08-06"
+    - the model, which has no prefixes: "*/gpt-x-2024-08-06"
+    - the stem, which is the model without its suffixes: "*/gpt-x"
 
-    Several entries may have the same model, such as "openai/gpt-4o" and "azure/gpt-4o".
+    Several entries may have the same model, such as "openai/gpt-x" and "azure/gpt-x".
     Such entries are merged, and so are entries with the same stem or full name.
 
-    A key may be the stem of some entries and the model of others: "*/gpt-4o" is also
-    the model of the entry "openai/gpt-4o". Then the key leads only to the others.
+    A key may be the stem of some entries and the model of others: "*/gpt-x" is also
+    the model of the entry "openai/gpt-x". Then the key leads only to the others.
+
+    An alias has no stem. "claude-opus-latest" is the newest model of its family, so its
+    window says nothing about "claude-opus-20240229".
 
     Args:
         raw: The table as JSON: the fields of each entry, by the name of its model.
@@ -313,7 +317,8 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     by_full_name = defaultdict[str, list[_Entry]](list)
     by_model = defaultdict[str, list[_Entry]](list)
     by_stem = defaultdict[str, list[_Entry]](list)
-    for name, fields in raw.items():
+    for name, own_fields in raw.items():
+        fields = _follow_alias(name, raw)
         entry = _parse_entry(name, fields)
         if entry is None:
             continue
@@ -325,6 +330,10 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
         model = _without_prefixes(name.lower())[-1]
         model_key = _ANY_PROVIDER + model.translate(_KEY_SPELLING)
         by_model[model_key].append(entry)
+
+        is_alias = fields is not own_fields
+        if is_alias:
+            continue
 
         stem = model
         while suffix := _SUFFIX.search(stem):
@@ -339,6 +348,28 @@ def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:
     # of the right side.
     by_key = by_stem | by_model | by_full_name
     return {key: _merge(entries) for key, entries in by_key.items()}
+
+
+def _follow_alias(name: str, raw: Mapping[str, object]) -> object:
+    """Returns the fields of the entry that a name of the table stands for.
+
+    An alias has the name of another entry as `alias_of`, which may be an alias itself.
+    As in litellm, all other fields of an alias are without effect. If the aliases lead
+    to no entry, or back to one of them, the fields of the last alias are returned.
+
+    Args:
+        name: The name of the model in the table.
+        raw: The table as JSON.
+    """
+    fields = raw[name]
+    seen_names = {name}
+    while isinstance(fields, Mapping):
+        target = fields.get("alias_of")
+        if not isinstance(target, str) or target not in raw or target in seen_names:
+            break
+        seen_names.add(target)
+        fields = raw[target]
+    return fields
 
 
 def _parse_entry(name: str, fields: object) -> _Entry | None:

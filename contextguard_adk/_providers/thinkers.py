@@ -27,6 +27,10 @@ _CLAUDE_VERSION = re.compile(
 # The names of old Claude models begin with their version, as in "claude-3-opus".
 _OLD_CLAUDE = re.compile(r"claude-(instant|\d)")
 
+# "claude-opus-latest" means the newest model of its line. The newest model of each line
+# binds its thoughts.
+_NEWEST_CLAUDE = re.compile(r"(fable|mythos|opus|sonnet|haiku)-latest")
+
 # The first version of each line of Claude that binds its thoughts: major and minor
 # number.
 _FIRST_BINDING_VERSION = {
@@ -111,7 +115,7 @@ def name_family(model: str) -> str:
     """Returns the family that a model's name tells; "" if the name tells no family.
 
     "anthropic/opus-4-1" -> "claude"
-    "gpt-5" -> "gpt"
+    "gpt-5.2" -> "gpt"
     """
     match = _FAMILY.search(model.lower())
     if match is None:
@@ -142,8 +146,9 @@ def _tell_binding(model: str, family: str, helped: Mapping[str, str]) -> bool | 
 def _read_binding(name: str) -> bool | None:
     """Returns whether a Claude model binds its thoughts; None for no known version.
 
-    "claude-opus-4-1" is version (4, 1) of the line "opus" -> False
+    "claude-opus-4-7" is version (4, 7) of the line "opus" -> False
     "claude-3-opus" is older than all versions that bind -> False
+    "claude-opus-latest" is the newest version of the line "opus" -> True
     "claude" -> None
 
     Args:
@@ -157,4 +162,6 @@ def _read_binding(name: str) -> bool | None:
 
     if _OLD_CLAUDE.search(name):
         return False
+    if _NEWEST_CLAUDE.search(name):
+        return True
     return None

@@ -28,11 +28,15 @@ from contextguard_adk._shapes.sealed_thoughts import (
     help_thoughts,
     leave_out_thoughts,
 )
+from contextguard_adk._shapes.unknown_blocks import leave_out_unknown_blocks
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents, Shape
 
-_SIGNING = re.compile(r"gemini-([3-9]|\d\d)")
-"""A part of the names of models that want signed calls: Gemini 3 and later."""
+_SIGNING = re.compile(r"gemini-([3-9]|\d\d|(pro|flash|flash-lite)-latest)")
+"""A part of the names of models that want signed calls: Gemini 3 and later.
+
+Names such as "gemini-flash-latest" mean the newest model, which is later than Gemini 3.
+"""
 
 
 def _has_results(contents: Contents) -> bool:
@@ -116,6 +120,10 @@ SHAPES: tuple[Shape, ...] = (
         when=lambda turn, contents: turn.is_changed(contents),
     ),
     Shape(leave_out_thoughts, when=_has_signed_thoughts, help=help_thoughts),
+    Shape(
+        leave_out_unknown_blocks,
+        when=lambda turn, contents: Client.of(turn.model.llm).name == "AnthropicLlm",
+    ),
     Shape(
         fit_claude,
         when=lambda turn, contents: Client.of(turn.model.llm).name == "AnthropicLlm",

@@ -30,6 +30,10 @@ from rich.console import Console
 
 from contextguard_adk._plugin.plans import describe_start, plan_strategy
 from contextguard_adk._providers.costs import Costs
+from contextguard_adk._providers.native_compaction import (
+    LOST_COMPACTION,
+    loses_compaction,
+)
 from contextguard_adk._providers.registry import (
     LitellmRegistry,
     resolve_context_window,
@@ -277,10 +281,13 @@ def _check_agent(
 
     models = list[str]()
     try:
-        models.append(agent.canonical_model.model)
+        llm = agent.canonical_model
+        models.append(llm.model)
     except Exception as error:  # noqa: BLE001 - a client may raise anything
         problems.append(f"ADK cannot resolve its model: {error}")
     else:
+        if loses_compaction(llm, agent.generate_content_config):
+            problems.append(LOST_COMPACTION)
         # The summarizer may fail for the same reason as the model, such as a missing
         # package, and the reason is reported once.
         summarizer = getattr(strategy, "summarizer", None)

@@ -298,7 +298,7 @@ def demo(**options: Any) -> int | None:
     "models",
     multiple=True,
     metavar="NAME...",
-    help="Models as agents name them, such as openai/gpt-4o.",
+    help="Models as agents name them, such as openai/gpt-5.4-mini.",
 )
 @_json
 def check(**options: Any) -> int | None:

@@ -42,7 +42,7 @@ def get_style_guide() -> dict[str, list[str]]:
 researcher = Agent(
     name="researcher",
     description="Finds out what is known about a topic.",
-    model=offline_model("researcher"),  # Or a name: "gemini-2.5-flash".
+    model=offline_model("researcher"),  # Or a name: "gemini-flash-latest".
     instruction="Search for papers, then say in a few sentences what they found.",
     tools=[search_papers],
 )

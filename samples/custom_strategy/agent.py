@@ -29,7 +29,7 @@ def get_quotes(market: str) -> dict[str, list[str]]:
 
 root_agent = Agent(
     name="broker",
-    model=offline_model(),  # Or any model that ADK knows: "gemini-2.5-flash".
+    model=offline_model(),  # Or any model that ADK knows: "gemini-flash-latest".
     instruction="You watch stock markets. Fetch fresh quotes before you answer.",
     tools=[get_quotes],
 )

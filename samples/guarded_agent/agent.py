@@ -32,7 +32,7 @@ def get_pods(namespace: str) -> dict[str, str]:
 
 root_agent = Agent(
     name="operator",
-    model=offline_model(),  # Or any model that ADK knows: "gemini-2.5-flash".
+    model=offline_model(),  # Or any model that ADK knows: "gemini-flash-latest".
     instruction="You look after a Kubernetes cluster. Inspect it before you answer.",
     tools=[get_pods],
 )

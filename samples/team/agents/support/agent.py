@@ -9,7 +9,7 @@ from contextguard_adk.testing import SimulatedLlm
 
 root_agent = Agent(
     name="support",
-    # Such as "gemini-2.5-flash"; without it a model that runs offline.
+    # Such as "gemini-flash-latest"; without it a model that runs offline.
     model=os.environ.get("MODEL") or SimulatedLlm(context_window=8_000),
     instruction="You help customers with their orders.",
 )
