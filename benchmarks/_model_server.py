@@ -1,8 +1,8 @@
-"""Serves a model with llama.cpp: `python -m llama_cpp.server`, for more machines.
+"""Serves a model with llama.cpp, as `python -m llama_cpp.server` does.
 
     python benchmarks/_model_server.py --model FILE --chat_format turns
 
-Takes the arguments of `llama_cpp.server`.
+Takes the same arguments, and knows one more chat format.
 """
 
 from __future__ import annotations
@@ -31,27 +31,8 @@ def write_turns(messages: Sequence[dict[str, Any]], **_: Any) -> Any:
     return chat_format.ChatFormatterResponse(prompt=prompt, stop="<end_of_turn>")
 
 
-def keep_weights() -> None:
-    """Keeps llama.cpp from packing weights for AMX.
-
-    Some virtual machines announce AMX and do not have it; there the first token would
-    end the process.
-    """
-    library = importlib.import_module("llama_cpp.llama_cpp")
-    make_defaults = library.llama_model_default_params
-
-    def make_params() -> Any:
-        params = make_defaults()
-        params.use_extra_bufts = False
-        return params
-
-    # The binding reads this default and has no setting for it.
-    library.llama_model_default_params = make_params
-
-
 def main() -> None:
     """Serves until the process ends."""
-    keep_weights()
     chat_format = importlib.import_module("llama_cpp.llama_chat_format")
     chat_format.register_chat_format(TURNS)(write_turns)
     importlib.import_module("llama_cpp.server.__main__").main()
