@@ -77,11 +77,12 @@ def _count_text(encoding: str, text: str) -> int:
 def count_request(request: LlmRequest, tokenizer: str) -> int:
     """Counts like the simulated provider: texts, calls, results, tools, 3 a content."""
     encoding, factor = TOKENIZERS[tokenizer]
-    tokens = sum(_count_text(encoding, text) for text in _list_texts(request))
+    tokens = sum(_count_text(encoding, text) for text in list_texts(request))
     return int(tokens * factor) + 3 * len(request.contents)
 
 
-def _list_texts(request: LlmRequest) -> list[str]:
+def list_texts(request: LlmRequest) -> list[str]:
+    """Lists all texts of a request that a provider counts."""
     contents = [_simulated.read_system(request), *request.contents]
     texts = list(_simulated.list_content_texts(contents))
     tools = [tool.model_dump_json(exclude_none=True) for tool in _tools(request)]
@@ -146,7 +147,7 @@ def _langchain_tokens(content: types.Content) -> int:
 
 def estimate_by_chars(request: LlmRequest) -> int:
     """Characters / 4 of all that is sent."""
-    return sum(len(text) for text in _list_texts(request)) // 4
+    return sum(len(text) for text in list_texts(request)) // 4
 
 
 def estimate_like_adk(request: LlmRequest, last_real: int) -> int:

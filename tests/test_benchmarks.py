@@ -12,7 +12,13 @@ from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from benchmarks import _common, _recordings_picture, compare, recordings
+from benchmarks import (
+    _common,
+    _recordings_picture,
+    compare,
+    first_estimates,
+    recordings,
+)
 from benchmarks._conversations import total_tokens, write_conversation
 from benchmarks._play import Way, play
 from benchmarks._recorded import FOLDER, RecordedScript, read_file, read_recording
@@ -192,3 +198,24 @@ def test_recorded_sessions_are_shown_as_tables_and_as_a_picture(
     drawn = _recordings_picture.draw(figures)
     assert drawn.count(">0.75</text>") == len(_recordings_picture.COLORS)
     ElementTree.fromstring(drawn)
+
+
+def test_first_estimates_are_rated_by_tokenizer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The family makes the error small; a tokenizer that is missing is named."""
+    texts = {"agents": list(first_estimates.read_agents("airline"))[::20]}
+    found = first_estimates.measure(first_estimates.TOKENIZERS["DeepSeek 3"], texts)
+    before, family = found["agents"]["before"], found["agents"]["family"]
+    assert family["median"] < min(0.03, before["median"])
+    assert family["lowest"] > 1
+
+    figures = {
+        "texts": {"agents": len(texts["agents"])},
+        "tokenizers": {"DeepSeek 3": found},
+        "not run": {"Gemma 3": ["llama_cpp"]},
+    }
+    first_estimates.print_figures(figures)
+    printed = capsys.readouterr().out
+    assert "DeepSeek 3" in printed
+    assert "NOT RUN: Gemma 3 (not installed: llama_cpp)" in printed

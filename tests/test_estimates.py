@@ -156,3 +156,78 @@ async def test_the_window_is_used_whatever_the_script(
     largest = max(request.prompt_tokens for request in agent_requests(llm))
     assert 0.72 * WINDOW < largest < 0.81 * WINDOW
     assert not llm.rejections
+
+
+# --- Families of models -----------------------------------------------------------
+
+FAMILIES = {
+    "gpt-5": 1.0,
+    "house-model": 1.0,
+    "gemini-2.5-flash": 1.06,
+    "ollama_chat/gemma3:4b": 1.06,
+    "qwen3-32b": 1.01,
+    "deepseek-r1-distill-qwen-32b": 1.01,
+    "openrouter/deepseek/deepseek-chat": 1.05,
+    "claude-3-5-sonnet-20241022": 1.5 / 1.15,
+    "claude-opus-4@20250514": 1.5 / 1.15,
+    "anthropic.claude-opus-4-1-20250805-v1:0": 1.5 / 1.15,
+    "claude-opus-4-6": 1.5 / 1.15,
+    "claude-opus-4-7": 1.47,
+    "anthropic/claude-sonnet-5": 1.47,
+    "claude-in-house": 1.47,
+}
+"""What the first estimate is multiplied by, compared with an unknown model."""
+
+
+async def estimate_first(model: str, text: str) -> int:
+    """What a message takes by the first estimate for a model."""
+    records = list[CallRecord]()
+    llm = SimulatedLlm(model=model, context_window=WINDOW)
+    strategy = Threshold(context_window=WINDOW)
+    chat = guarded_chat(llm, strategy, guard={"on_call": records.append})
+    await chat.say(text)
+    return records[0].estimated_tokens
+
+
+@pytest.mark.parametrize(("model", "factor"), FAMILIES.items(), ids=FAMILIES)
+async def test_the_name_of_a_model_tells_how_many_tokens_it_takes(
+    model: str, factor: float
+) -> None:
+    """A family takes its factor; an unknown model takes the tokens of o200k_base."""
+    text = ENGLISH * 40
+    usual_tokens = await estimate_first("unknown", text)
+    tokens = await estimate_first(model, text)
+    assert tokens == pytest.approx(factor * usual_tokens, rel=0.01)
+
+
+@pytest.mark.parametrize("model", ["gemini-2.5-pro", "qwen3-coder", "gpt-5"])
+async def test_a_first_request_full_of_digits_is_not_refused(model: str) -> None:
+    """Whether a model takes a token for each digit, or for three of them."""
+    text = "\n".join(f"{n},{CHANCE.randrange(10**9, 10**10)}" for n in range(600))
+    tokens = count_tokens([text], None)
+    if model != "gpt-5":
+        tokens = sum(char.isdigit() or char in ",\n" for char in text)
+    token_ratio = tokens / (len(text) / 4)
+
+    for part in (0.7, 0.95, 1.2):
+        llm = SimulatedLlm(model=model, context_window=WINDOW, token_ratio=token_ratio)
+        chat = guarded_chat(llm, Threshold(context_window=WINDOW))
+        size = int(part * WINDOW * 4 / token_ratio)
+        await chat.tell([user("Read this."), user((text * 3)[:size])])
+        await chat.say("What does it say?")
+        assert llm.rejections == 0
+
+
+async def test_a_count_makes_the_family_irrelevant() -> None:
+    """From the second call on, models with equal counts have equal estimates."""
+    estimates = list[int]()
+    for model in ("gemini-2.5-flash", "claude-opus-4-8", "unknown"):
+        records = list[CallRecord]()
+        llm = SimulatedLlm(model=model, context_window=WINDOW)
+        strategy = Threshold(context_window=WINDOW)
+        chat = guarded_chat(llm, strategy, guard={"on_call": records.append})
+        for _ in range(2):
+            await chat.say(ENGLISH * 20)
+        estimates.append(records[1].estimated_tokens)
+
+    assert len({*estimates}) == 1

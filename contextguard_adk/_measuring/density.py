@@ -249,8 +249,13 @@ def _word_tokens(lead: bytes, letters: bytes) -> float:
 
 
 @lru_cache(maxsize=512)  # A request is measured several times, mostly the same text.
-def _sample_density(sample: bytes) -> float:
-    """Returns the density of a sample, which is read whole; 1.0 for an empty sample."""
+def _sample_density(sample: bytes, has_single_digits: bool = False) -> float:
+    """Returns the density of a sample, which is read whole; 1.0 for an empty sample.
+
+    Args:
+        sample: The sample.
+        has_single_digits: Whether each digit is a token of its own.
+    """
     if not sample:
         return 1.0
 
@@ -268,8 +273,12 @@ def _sample_density(sample: bytes) -> float:
     tokens = _REPEATED_LETTER * repeated_letters
     tokens += len(_QUOTED.findall(classes)) * _QUOTED_WORD
     tokens += len(_ESCAPE.findall(sample)) * _ESCAPED_LETTER
-    for piece, count in Counter(_PIECES.findall(classes)).items():
+    pieces = Counter(_PIECES.findall(classes))
+    for piece, count in pieces.items():
         tokens += count * _piece_tokens(piece)
+    if has_single_digits:
+        # A piece of digits has counted as one token so far.
+        tokens += _DIGITS_OR_LETTER * (pieces[b"dd"] + 2 * pieces[b"ddd"])
 
     tokens_per_4_bytes = tokens * 4 / len(sample)
     return max(tokens_per_4_bytes, _MIN_DENSITY)
@@ -356,7 +365,12 @@ class SizedText(NamedTuple):
     read: Callable[[], bytes]
 
 
-def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
+def weighted_tokens(
+    parts: Iterable[SizedText],
+    heuristic_tokens: int,
+    *,
+    has_single_digits: bool = False,
+) -> float:
     """Multiplies a heuristic, which is bytes / 4, by the density of its texts.
 
     A heuristic of 100 with texts of density 2.0 gives 200. Tokens of media stay as they
@@ -369,6 +383,8 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
             part that is taken is too large, only the end of its text is weighed,
             because the beginning counts as older.
         heuristic_tokens: The heuristic.
+        has_single_digits: Whether each digit is a token of its own, which o200k_base
+            does not do.
     """
     wanted_bytes = heuristic_tokens * 4
     taken_bytes = 0
@@ -386,7 +402,8 @@ def weighted_tokens(parts: Iterable[SizedText], heuristic_tokens: int) -> float:
         weighed_bytes[-1] = max(weighed_bytes[-1] - excess_bytes, 0)
 
     # The heuristic has the tokens of the texts for a density of 1 already.
-    density = _sample_density(_sample_parts(taken_parts, weighed_bytes))
+    sample = _sample_parts(taken_parts, weighed_bytes)
+    density = _sample_density(sample, has_single_digits)
     added_tokens = sum(weighed_bytes) / 4 * (density - 1)
     return heuristic_tokens + added_tokens
 
