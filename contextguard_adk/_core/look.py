@@ -25,13 +25,8 @@ from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
-    LastCount,
-    MeasuredRequest,
     correction_factor,
-    estimate_prompt_tokens,
-    first_margin,
 )
-from contextguard_adk._measuring.families import find_family
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._runtime.memory import Seen
 from contextguard_adk._summaries.compose import (
@@ -394,21 +389,9 @@ def _measure(turn: Turn, bounds: Bounds) -> Turn:
         bounds: The bounds, which have the correction that a rejection has shown.
     """
     counts = turn.counts
-    memo = turn.history.memo
-
-    # The estimate of this request. The margin is used if there is neither a count nor a
-    # correction: a request below the threshold has to fit in the window all the same.
     config_tokens = estimate_config_tokens(turn.config)
-    heuristic_tokens = config_tokens + memo.estimate_tokens(turn.contents)
-    threshold_ratio = turn.budgets.threshold_tokens / turn.budgets.window_tokens
-    family = find_family(turn.model.name)
-    tokens = estimate_prompt_tokens(
-        MeasuredRequest(turn.contents, heuristic_tokens, turn.config, memo),
-        LastCount(counts.real_tokens, counts.heuristic_tokens),
-        correction=counts.correction,
-        family=family,
-        margin=first_margin(family, threshold_ratio),
-    )
+    heuristic_tokens = config_tokens + turn.history.memo.estimate_tokens(turn.contents)
+    tokens = turn.estimate(turn.contents, heuristic_tokens)
 
     # `Turn.measure` estimates compacted requests by two numbers. One is the size of
     # their config, which declares all tools of the guard. The other is the correction:

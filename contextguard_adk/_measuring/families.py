@@ -31,7 +31,7 @@ UNKNOWN = Family()
 """The family of all other models, whose first estimate is that of o200k_base."""
 
 # The factors are the middle of recorded sessions of agents, which served customers and
-# repaired code. `benchmarks/tokenizers.py` measures the errors that are left.
+# repaired code. `benchmarks/first_estimates.py` measures the errors that are left.
 _GEMMA = Family(factor=1.06, has_single_digits=True)
 _FAMILIES = {
     # google-genai counts for Gemini 2.0 to 3.0 with Gemma 3's tokenizer. Later models

@@ -13,11 +13,6 @@ from contextguard_adk._history.adk_events import COMPACT_TOOL
 from contextguard_adk._history.contents import with_parts
 from contextguard_adk._history.notes import FULLNESS_KEY, add_notes
 from contextguard_adk._history.text import payload_text
-from contextguard_adk._measuring.calibration import (
-    LastCount,
-    MeasuredRequest,
-    estimate_prompt_tokens,
-)
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.thinkers import Thinker
 from contextguard_adk._support.phrases import FULLNESS_NOTE
@@ -84,14 +79,9 @@ def _describe_fullness(turn: Turn, contents: Contents) -> str:
 
     An example: "context: 61 % of 128,000 tokens; compaction at 80 %".
     """
-    memo = turn.history.memo
     config_tokens = estimate_config_tokens(turn.config)
-    request = MeasuredRequest(
-        contents, config_tokens + memo.estimate_tokens(contents), turn.config, memo
-    )
-    counts = turn.counts
-    last = LastCount(counts.real_tokens, counts.heuristic_tokens)
-    tokens = estimate_prompt_tokens(request, last, correction=counts.correction)
+    heuristic_tokens = config_tokens + turn.history.memo.estimate_tokens(contents)
+    tokens = turn.estimate(contents, heuristic_tokens)
 
     window_tokens = turn.budgets.window_tokens
     percent = round(100 * tokens / window_tokens)

@@ -30,11 +30,14 @@ from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, resolve_size
 from contextguard_adk._measuring.calibration import (
     DEFAULT_CORRECTION,
+    LastCount,
     MeasuredRequest,
     count_quoted_chars,
     estimate_prompt_tokens,
+    first_margin,
     token_counter,
 )
+from contextguard_adk._measuring.families import find_family
 from contextguard_adk._runtime.memory import SessionFacts
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
@@ -214,6 +217,28 @@ class Turn:
     def correction(self) -> float:
         """Tokens of the model per heuristic token; a default while unknown."""
         return self.size.correction or DEFAULT_CORRECTION
+
+    def estimate(self, contents: Sequence[types.Content], heuristic_tokens: int) -> int:
+        """Estimates a request with these contents and the config that would be sent.
+
+        Unlike `measure`, the estimate follows the provider's last count. If there is
+        neither a count nor a correction, it has a margin: a request below the threshold
+        has to fit in the window all the same.
+
+        Args:
+            contents: The contents.
+            heuristic_tokens: The heuristic of the request, its config included.
+        """
+        family = find_family(self.model.name)
+        budgets = self.budgets
+        threshold_ratio = budgets.threshold_tokens / budgets.window_tokens
+        return estimate_prompt_tokens(
+            MeasuredRequest(contents, heuristic_tokens, self.config, self.history.memo),
+            LastCount(self.counts.real_tokens, self.counts.heuristic_tokens),
+            correction=self.counts.correction,
+            family=family,
+            margin=first_margin(family, threshold_ratio),
+        )
 
     def measure(self, contents: Sequence[types.Content]) -> int:
         """Estimates a request with these contents, instruction and tools included."""
