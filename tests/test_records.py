@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import (
@@ -20,8 +23,10 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
+from tests.builders import Chat
 from tests.chats import (
     Changing,
+    begin_as_user,
     guarded_chat,
     words,
 )
@@ -40,6 +45,13 @@ if TYPE_CHECKING:
     )
 
 SECRET = "xyzzy-4711"
+NAMED_BY_ADK_ALONE = {
+    "gen_ai.compaction.event_retention_size",
+    "gen_ai.compaction.compaction_interval",
+    "gen_ai.compaction.overlap_size",
+    "gen_ai.compaction.result_event_id",
+}
+"""Settings that only ADK has, and the id of an event that only ADK makes."""
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -151,6 +163,13 @@ async def test_a_warning_for_each_crossing(caplog: pytest.LogCaptureFixture) -> 
     assert [line.levelno for line in lines] == [logging.WARNING] * 2
 
 
+def _without_adks(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The attributes that are not also those of ADK's own compactions."""
+    adks = ("gen_ai.compaction.", "gen_ai.conversation.")
+    found = attributes or {}
+    return {name: found[name] for name in found if not name.startswith(adks)}
+
+
 async def test_a_compaction_has_a_span_below_adks(
     exporter: InMemorySpanExporter,
 ) -> None:
@@ -168,7 +187,7 @@ async def test_a_compaction_has_a_span_below_adks(
         _ = own.pop("model")
         assert own.pop("failure") == ""
         own["cost_usd"] = own.pop("cost")
-        assert dict(span.attributes or {}) == {
+        assert _without_adks(span.attributes) == {
             **{f"context_guard.{key}": value for key, value in own.items()},
             "gen_ai.operation.name": "summarize",
             "gen_ai.request.model": "simulated",
@@ -179,6 +198,74 @@ async def test_a_compaction_has_a_span_below_adks(
         assert span.parent
         # It depends on ADK's release and settings which span is open there.
         assert by_id[span.parent.span_id].name in ("call_llm", "invoke_agent agent")
+
+
+async def test_a_compaction_has_the_attributes_of_adks_own(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """A dashboard of ADK's compactions shows those of the guard, by the same names."""
+    without_guard = Chat(
+        LlmAgent(name="agent", model=SimulatedLlm()),
+        [Changing(begin_as_user)],
+        events_compaction_config=EventsCompactionConfig(
+            token_threshold=100,
+            event_retention_size=1,
+            compaction_interval=100,
+            overlap_size=1,
+        ),
+    )
+    for question in ("Who is it?", words(600), words(600)):
+        await without_guard.say(question)
+    recorded = Recorded()
+    await recorded.work()
+
+    guards, adks = list[dict[str, Any]](), list[dict[str, Any]]()
+    for span in exporter.get_finished_spans():
+        found = dict(span.attributes or {})
+        if span.name == "context_guard.compact":
+            guards.append(found)
+        elif span.name.startswith("compact_events"):
+            adks.append(found)
+    assert adks
+    assert len(guards) >= 2
+    named = {name for found in adks for name in found if "compaction" in name}
+    assert len(named) >= 7
+    assert all(named - {*found} <= NAMED_BY_ADK_ALONE for found in guards)
+
+    times = [event.timestamp for event in await recorded.chat.events()]
+    upto = times[0]
+    for found, record in zip(guards, recorded.compactions, strict=True):
+        own = {name.removeprefix("gen_ai.compaction."): found[name] for name in found}
+        assert own["trigger"] == "token_threshold"
+        assert own["summarizer_type"] == "Threshold"
+        assert own["token_threshold"] == WINDOW * 0.8
+        assert own["gen_ai.conversation.id"] == record.session_id
+
+        replaced = [t for t in times if t <= own["end_timestamp"]]
+        assert own["start_timestamp"] == times[0]
+        assert own["end_timestamp"] in times
+        assert own["end_timestamp"] > upto
+        upto = own["end_timestamp"]
+        assert own["event_count"] == len(replaced)
+        assert own["prompt_chars_saved"] > 1_000
+
+
+async def test_a_compaction_by_messages_is_named_as_adk_names_it(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """ADK calls it `sliding_window` if a number of messages is the reason."""
+    llm = SimulatedLlm(script=[words(600)] * TURNS)
+    recorded = Recorded(llm, SlidingWindow(max_messages=6, context_window=32_000))
+    await recorded.work()
+    assert {record.reason for record in recorded.compactions} == {"turns"}
+
+    spans = exporter.get_finished_spans()
+    triggers = [
+        (span.attributes or {}).get("gen_ai.compaction.trigger")
+        for span in spans
+        if span.name == "context_guard.compact"
+    ]
+    assert triggers == ["sliding_window"] * len(recorded.compactions) != []
 
 
 async def test_no_message_text_is_reported(
