@@ -200,7 +200,7 @@ async def test_a_compaction_has_a_span_below_adks(
         assert by_id[span.parent.span_id].name in ("call_llm", "invoke_agent agent")
 
 
-async def test_a_compaction_has_the_attributes_of_adks_own(
+async def test_a_span_has_the_names_of_adks_own_compactions(
     exporter: InMemorySpanExporter,
 ) -> None:
     """A dashboard of ADK's compactions shows those of the guard, by the same names."""
@@ -216,38 +216,40 @@ async def test_a_compaction_has_the_attributes_of_adks_own(
     )
     for question in ("Who is it?", words(600), words(600)):
         await without_guard.say(question)
-    recorded = Recorded()
-    await recorded.work()
+    await Recorded().work()
 
-    guards, adks = list[dict[str, Any]](), list[dict[str, Any]]()
-    for span in exporter.get_finished_spans():
-        found = dict(span.attributes or {})
-        if span.name == "context_guard.compact":
-            guards.append(found)
-        elif span.name.startswith("compact_events"):
-            adks.append(found)
-    assert adks
-    assert len(guards) >= 2
+    own = find_attributes(exporter, "context_guard.compact")
+    adks = find_attributes(exporter, "compact_events")
+    assert own
     named = {name for found in adks for name in found if "compaction" in name}
     assert len(named) >= 7
-    assert all(named - {*found} <= NAMED_BY_ADK_ALONE for found in guards)
+    assert all(named - {*found} <= NAMED_BY_ADK_ALONE for found in own)
 
+
+async def test_a_span_says_what_the_summary_stands_for(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """By ADK's attributes: how many events, from when to when, and what it saves."""
+    recorded = Recorded()
+    await recorded.work()
     times = [event.timestamp for event in await recorded.chat.events()]
-    upto = times[0]
-    for found, record in zip(guards, recorded.compactions, strict=True):
-        own = {name.removeprefix("gen_ai.compaction."): found[name] for name in found}
-        assert own["trigger"] == "token_threshold"
-        assert own["summarizer_type"] == "Threshold"
-        assert own["token_threshold"] == WINDOW * 0.8
-        assert own["gen_ai.conversation.id"] == record.session_id
+    spans = find_attributes(exporter, "context_guard.compact")
+    assert len(spans) >= 2
 
-        replaced = [t for t in times if t <= own["end_timestamp"]]
-        assert own["start_timestamp"] == times[0]
-        assert own["end_timestamp"] in times
-        assert own["end_timestamp"] > upto
-        upto = own["end_timestamp"]
-        assert own["event_count"] == len(replaced)
+    ends = [span["gen_ai.compaction.end_timestamp"] for span in spans]
+    assert times[0] < ends[0]
+    assert ends == sorted({*ends})
+    for span, end in zip(spans, ends, strict=True):
+        own = {name.removeprefix("gen_ai.compaction."): span[name] for name in span}
         assert own["prompt_chars_saved"] > 1_000
+        assert {name: own[name] for name in ("trigger", "summarizer_type")} == {
+            "trigger": "token_threshold",
+            "summarizer_type": "Threshold",
+        }
+        assert own["token_threshold"] == WINDOW * 0.8
+        assert own["gen_ai.conversation.id"] == "session"
+        assert own["start_timestamp"] == times[0]
+        assert own["event_count"] == times.index(end) + 1
 
 
 async def test_a_compaction_by_messages_is_named_as_adk_names_it(
@@ -259,13 +261,18 @@ async def test_a_compaction_by_messages_is_named_as_adk_names_it(
     await recorded.work()
     assert {record.reason for record in recorded.compactions} == {"turns"}
 
-    spans = exporter.get_finished_spans()
-    triggers = [
-        (span.attributes or {}).get("gen_ai.compaction.trigger")
-        for span in spans
-        if span.name == "context_guard.compact"
+    spans = find_attributes(exporter, "context_guard.compact")
+    triggers = [span["gen_ai.compaction.trigger"] for span in spans]
+    assert triggers == ["sliding_window"] * len(recorded.compactions)
+
+
+def find_attributes(exporter: InMemorySpanExporter, name: str) -> list[dict[str, Any]]:
+    """The attributes of each span whose name begins so."""
+    return [
+        {**(span.attributes or {})}
+        for span in exporter.get_finished_spans()
+        if span.name.startswith(name)
     ]
-    assert triggers == ["sliding_window"] * len(recorded.compactions) != []
 
 
 async def test_no_message_text_is_reported(
