@@ -13,7 +13,6 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.plugin_manager import PluginManager
 
 from contextguard_adk._core.after_call import record_answer, warn_of_silence
 from contextguard_adk._core.after_error import FailedCall, answer_error
@@ -30,6 +29,7 @@ from contextguard_adk._plugin.requests import (
 from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
+from contextguard_adk._runtime.adk_objects import make_plugin_manager
 from contextguard_adk._runtime.observers import (
     AfterSummary,
     BeforeCompaction,
@@ -328,6 +328,9 @@ class ContextGuardPlugin(GuardPlugin):
         Nothing is done in an ADK without `set_skip_closing_plugins`. Such an ADK also
         closes the plugins when the run of an `AgentTool` ends, and the app goes on.
         """
-        closes_only_at_end_of_app = hasattr(PluginManager, "set_skip_closing_plugins")
-        if closes_only_at_end_of_app:
-            await self._guard.tasks.close()
+        with _log_failures("The guard could not end its summaries under way"):
+            closes_only_at_end_of_app = hasattr(
+                make_plugin_manager(), "set_skip_closing_plugins"
+            )
+            if closes_only_at_end_of_app:
+                await self._guard.tasks.close()

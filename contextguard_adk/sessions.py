@@ -23,19 +23,19 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.run_config import RunConfig
 from google.adk.apps import App
 from google.adk.artifacts import BaseArtifactService
 from google.adk.events.event import Event
-from google.adk.events.event_actions import EventActions, EventCompaction
-from google.adk.flows.llm_flows.contents import request_processor
+from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import BaseSessionService as Service
 from google.adk.sessions import InMemorySessionService, Session
-from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk import _sections
@@ -44,11 +44,15 @@ from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._runtime import state as keys
+from contextguard_adk._runtime.adk_objects import make_session_config
 from contextguard_adk._summaries.compose import render_head, show_texts, without_recall
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.errors import ContextGuardError
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from google.adk.sessions.base_session_service import GetSessionConfig
 
 BUSY_SECONDS = 600
 """A message without an answer that is older than this belongs to no running run."""
@@ -306,14 +310,15 @@ async def leave(
         raise SessionError("a call waits for its result, or a later event is older")
 
     last_removed = session.events[removed_count - 1]
-    compaction = EventCompaction(
-        start_timestamp=0.0,  # From the session's first event on.
-        end_timestamp=last_removed.timestamp,
+    compaction = {
+        "start_timestamp": 0.0,  # From the session's first event on.
+        "end_timestamp": last_removed.timestamp,
         # ADK shows the text to all agents, whichever of them is named as its author.
-        compacted_content=_render_views(views, agent_states[0].agent),
-    )
-    actions = EventActions(
-        state_delta=_list_removals(session, agent_states), compaction=compaction
+        "compacted_content": _render_views(views, agent_states[0].agent),
+    }
+    removals = _list_removals(session, agent_states)
+    actions = EventActions.model_validate(
+        {"state_delta": removals, "compaction": compaction}
     )
     summaries = _name_summaries(agent_states)
     change = (
@@ -387,12 +392,10 @@ async def _build_view(agent_state: _EditedState) -> _View:
     newer than all messages that a summary covers.
     """
     question = types.UserContent("?")
-    invocation = _begin_run(agent_state, question)
-    # ADK's own code, a generator that yields nothing of use, puts the contents of the
-    # session's events into the request.
-    request = LlmRequest()
-    async for _ in request_processor.run_async(invocation, request):
-        pass
+    # The model is never called.
+    agent = LlmAgent(name=agent_state.agent, model="gemini-flash-latest")
+    invocation = _begin_run(agent_state.session, agent, question)
+    request = await _catch_request(invocation, agent)
 
     # The session goes on without the guard, so without its recall tool.
     stored = without_recall(agent_state.summary)
@@ -423,21 +426,38 @@ async def _build_view(agent_state: _EditedState) -> _View:
     )
 
 
-def _begin_run(agent_state: _EditedState, question: types.Content) -> InvocationContext:
-    """Returns the invocation of a run that a question of the user begins.
+def _begin_run(
+    session: Session, agent: LlmAgent, question: types.Content
+) -> InvocationContext:
+    """Returns the invocation of an agent's run that a question of the user begins.
 
-    The session of the invocation is a copy, whose last event is the question. The model
-    of the invocation is never called.
+    The session of the invocation is a copy, whose last event is the question.
     """
     run_id = Event.new_id()
     question_event = Event(author="user", invocation_id=run_id, content=question)
-    events = [*agent_state.session.events, question_event]
+    events = [*session.events, question_event]
     return InvocationContext(
         session_service=InMemorySessionService(),
-        session=agent_state.session.model_copy(update={"events": events}),
+        session=session.model_copy(update={"events": events}),
         invocation_id=run_id,
-        agent=LlmAgent(name=agent_state.agent, model="gemini-flash-latest"),
+        agent=agent,
+        run_config=RunConfig(),
     )
+
+
+async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
+    """Runs an agent up to its model call; returns the request that ADK has built."""
+    requests: list[LlmRequest] = []
+
+    def catch(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
+        requests.append(llm_request)
+        # ADK calls no model if the callback returns a response.
+        return LlmResponse(content=types.ModelContent("."))
+
+    agent.before_model_callback = catch
+    async for _ in agent.run_async(invocation):
+        pass
+    return requests[0]
 
 
 def _count_events_upto(event_id: str, events: Sequence[Event]) -> int:
@@ -602,7 +622,7 @@ async def load_recent(
         return None
 
     # Even a session that is loaded with one event has all of its state.
-    one_event = GetSessionConfig(num_recent_events=1)
+    one_event = make_session_config(num_recent_events=1)
     session = await service.get_session(
         app_name=app.name, user_id=user_id, session_id=session_id, config=one_event
     )
@@ -627,7 +647,7 @@ async def load_recent(
 
     if not start_times:
         return None  # No agent reads the history, so no time is known.
-    return GetSessionConfig(after_timestamp=min(start_times))
+    return make_session_config(after_timestamp=min(start_times))
 
 
 def _list_readers(agent: object) -> Iterator[str]:

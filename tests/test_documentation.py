@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 
@@ -44,7 +45,7 @@ from contextguard_adk.strategies import (
 )
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import Chat, answer_text, guarded_agent, user
-from tests.pages import BLOCKS, FENCE, PAGES, ROOT, find_python, read, run_python
+from tests.pages import BLOCKS, FENCE, PAGES, ROOT, Block, find_python, read, run_python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -194,11 +195,22 @@ def describe(value: Any) -> Any:
     return type(value)
 
 
+CATALOG_PAGE = ROOT / "docs" / "integrations" / "contextguard.md"
+
+
+def list_lines(block: Block) -> list[str]:
+    """The commands of a block; those for ADK's catalog have no `$` before them."""
+    if block.language == "console":
+        return re.findall(r"^\$ (.*)$", block.text, re.M)
+    if block.language == "bash" and block.place.startswith("docs/integrations/"):
+        return block.text.splitlines()
+    return []
+
+
 COMMANDS = {
     command.strip()
     for block in BLOCKS
-    if block.language == "console"
-    for line in re.findall(r"^\$ (.*)$", block.text, re.M)
+    for line in list_lines(block)
     for command in line.split("&&")
 }
 OTHERS = {"cd", "complexipy", "docker", "git", "mkdocs", "mypy", "ruff", "uvicorn"}
@@ -497,6 +509,22 @@ async def test_the_web_server_loads_runs_in_part(
     assert loaded[-1] == 56
     assert max(loaded[-5:-1]) < 45
     await services[-1].close()
+
+
+def test_the_page_for_adks_catalog_stands_alone() -> None:
+    """It can be sent as it is: the header of a card, its icon, and whole links."""
+    _, header, text = read(CATALOG_PAGE).split("---\n", 2)
+    card = yaml.safe_load(header)
+    assert {*card} == {
+        f"catalog_{name}" for name in ("title", "description", "icon", "tags")
+    }
+    folder, _, icon = card["catalog_icon"].rpartition("/")
+    assert folder == "/integrations/assets"
+    assert (CATALOG_PAGE.parent / "assets" / icon).is_file()
+
+    links = re.findall(r"\]\((.*?)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
 
 
 def list_members() -> list[tuple[str, str]]:

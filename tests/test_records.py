@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
 from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk import (
@@ -20,8 +23,10 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
+from tests.builders import Chat
 from tests.chats import (
     Changing,
+    begin_as_user,
     guarded_chat,
     words,
 )
@@ -40,6 +45,13 @@ if TYPE_CHECKING:
     )
 
 SECRET = "xyzzy-4711"
+NAMED_BY_ADK_ALONE = {
+    "gen_ai.compaction.event_retention_size",
+    "gen_ai.compaction.compaction_interval",
+    "gen_ai.compaction.overlap_size",
+    "gen_ai.compaction.result_event_id",
+}
+"""Settings that only ADK has, and the id of an event that only ADK makes."""
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -151,6 +163,13 @@ async def test_a_warning_for_each_crossing(caplog: pytest.LogCaptureFixture) -> 
     assert [line.levelno for line in lines] == [logging.WARNING] * 2
 
 
+def _without_adks(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The attributes that are not also those of ADK's own compactions."""
+    adks = ("gen_ai.compaction.", "gen_ai.conversation.")
+    found = attributes or {}
+    return {name: found[name] for name in found if not name.startswith(adks)}
+
+
 async def test_a_compaction_has_a_span_below_adks(
     exporter: InMemorySpanExporter,
 ) -> None:
@@ -168,7 +187,7 @@ async def test_a_compaction_has_a_span_below_adks(
         _ = own.pop("model")
         assert own.pop("failure") == ""
         own["cost_usd"] = own.pop("cost")
-        assert dict(span.attributes or {}) == {
+        assert _without_adks(span.attributes) == {
             **{f"context_guard.{key}": value for key, value in own.items()},
             "gen_ai.operation.name": "summarize",
             "gen_ai.request.model": "simulated",
@@ -179,6 +198,81 @@ async def test_a_compaction_has_a_span_below_adks(
         assert span.parent
         # It depends on ADK's release and settings which span is open there.
         assert by_id[span.parent.span_id].name in ("call_llm", "invoke_agent agent")
+
+
+async def test_a_span_has_the_names_of_adks_own_compactions(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """A dashboard of ADK's compactions shows those of the guard, by the same names."""
+    without_guard = Chat(
+        LlmAgent(name="agent", model=SimulatedLlm()),
+        [Changing(begin_as_user)],
+        events_compaction_config=EventsCompactionConfig(
+            token_threshold=100,
+            event_retention_size=1,
+            compaction_interval=100,
+            overlap_size=1,
+        ),
+    )
+    for question in ("Who is it?", words(600), words(600)):
+        await without_guard.say(question)
+    await Recorded().work()
+
+    own = find_attributes(exporter, "context_guard.compact")
+    adks = find_attributes(exporter, "compact_events")
+    assert own
+    named = {name for found in adks for name in found if "compaction" in name}
+    assert len(named) >= 7
+    assert all(named - {*found} <= NAMED_BY_ADK_ALONE for found in own)
+
+
+async def test_a_span_says_what_the_summary_stands_for(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """By ADK's attributes: how many events, from when to when, and what it saves."""
+    recorded = Recorded()
+    await recorded.work()
+    times = [event.timestamp for event in await recorded.chat.events()]
+    spans = find_attributes(exporter, "context_guard.compact")
+    assert len(spans) >= 2
+
+    ends = [span["gen_ai.compaction.end_timestamp"] for span in spans]
+    assert times[0] < ends[0]
+    assert ends == sorted({*ends})
+    for span, end in zip(spans, ends, strict=True):
+        own = {name.removeprefix("gen_ai.compaction."): span[name] for name in span}
+        assert own["prompt_chars_saved"] > 1_000
+        assert {name: own[name] for name in ("trigger", "summarizer_type")} == {
+            "trigger": "token_threshold",
+            "summarizer_type": "Threshold",
+        }
+        assert own["token_threshold"] == WINDOW * 0.8
+        assert own["gen_ai.conversation.id"] == "session"
+        assert own["start_timestamp"] == times[0]
+        assert own["event_count"] == times.index(end) + 1
+
+
+async def test_a_compaction_by_messages_is_named_as_adk_names_it(
+    exporter: InMemorySpanExporter,
+) -> None:
+    """ADK calls it `sliding_window` if a number of messages is the reason."""
+    llm = SimulatedLlm(script=[words(600)] * TURNS)
+    recorded = Recorded(llm, SlidingWindow(max_messages=6, context_window=32_000))
+    await recorded.work()
+    assert {record.reason for record in recorded.compactions} == {"turns"}
+
+    spans = find_attributes(exporter, "context_guard.compact")
+    triggers = [span["gen_ai.compaction.trigger"] for span in spans]
+    assert triggers == ["sliding_window"] * len(recorded.compactions)
+
+
+def find_attributes(exporter: InMemorySpanExporter, name: str) -> list[dict[str, Any]]:
+    """The attributes of each span whose name begins so."""
+    return [
+        {**(span.attributes or {})}
+        for span in exporter.get_finished_spans()
+        if span.name.startswith(name)
+    ]
 
 
 async def test_no_message_text_is_reported(

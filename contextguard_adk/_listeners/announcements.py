@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
+from google.genai import types
+
+from contextguard_adk._history.history import History
 from contextguard_adk._runtime.state import COMPACTED_KEY, USAGE_KEY
 from contextguard_adk._support.log import one_line
 from contextguard_adk._turn.units import Answered, Compacted, Listener
 from contextguard_adk.records import Usage, describe_compaction
 
 logger = logging.getLogger("contextguard_adk.telemetry")
+
+_ADK_TRIGGERS = {"tokens": "token_threshold", "turns": "sliding_window"}
+"""ADK's words for two reasons. ADK compacts for no other reason."""
 
 
 class LogLine(Listener):
@@ -74,10 +81,61 @@ class Spans(Listener):
             span.set_attribute("gen_ai.usage.cache_read.input_tokens", cached_tokens)
             span.set_attribute("gen_ai.usage.output_tokens", usage.output_tokens)
 
+        if span.is_recording():
+            span.set_attributes(_list_adk_attributes(event))
+
         if record.failure:
             span.set_attribute("error.type", record.failure)
             span.set_status(trace.StatusCode.ERROR, record.failure)
         span.end(end_nanoseconds)
+
+
+def _list_adk_attributes(event: Compacted) -> dict[str, str | int | float]:
+    """Returns the attributes that ADK gives to the span of its own compaction.
+
+    The names and their meaning are those of google-adk 2.13, `telemetry/tracing.py`.
+    ADK's settings without a counterpart here, such as `overlap_size`, are left out. So
+    is the id of the resulting event: ADK makes the event after this compaction.
+    """
+    record = event.record
+    covered = event.outcome.draft.covered
+    chars_before = _count_json_chars(event.turn.contents)
+    chars_after = _count_json_chars(event.outcome.contents)
+    attributes: dict[str, str | int | float] = {
+        "gen_ai.conversation.id": record.session_id,
+        "gen_ai.compaction.trigger": _ADK_TRIGGERS.get(record.reason, record.reason),
+        "gen_ai.compaction.summarizer_type": record.strategy,
+        "gen_ai.compaction.event_count": len(covered),
+        "gen_ai.compaction.token_threshold": event.turn.budgets.threshold_tokens,
+        "gen_ai.compaction.prompt_chars_saved": chars_before - chars_after,
+    }
+
+    history = event.turn.history
+    ends = {"start": min(covered, default=-1), "end": max(covered, default=-1)}
+    for name, index in ends.items():
+        timestamp = _find_timestamp(history, index)
+        # Another plugin may have taken the event out of the session.
+        if timestamp is not None:
+            attributes[f"gen_ai.compaction.{name}_timestamp"] = timestamp
+    return attributes
+
+
+def _count_json_chars(contents: Iterable[types.Content]) -> int:
+    """Returns the length of contents as JSON, which is how ADK sizes a request."""
+    texts = (
+        content.model_dump_json(exclude_none=True, fallback=str) for content in contents
+    )
+    return sum(len(text) for text in texts)
+
+
+def _find_timestamp(history: History, index: int) -> float | None:
+    """Returns the time of the event that a content comes from, in seconds since 1970.
+
+    Returns None if there is no such event.
+    """
+    event_id = history.last_event(frozenset({index}))
+    times = (each.timestamp for each in history.events if each.id == event_id)
+    return next(times, None)
 
 
 class StateLines(Listener):

@@ -7,10 +7,9 @@ import logging
 import re
 
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.tools.load_artifacts_tool import LoadArtifactsTool
 from google.genai import types
 
-from contextguard_adk._runtime.adk_tree import walk_tree
+from contextguard_adk._runtime.adk_tree import names_of, walk_tree
 from contextguard_adk._runtime.runs import call_key, name_session
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.units import Compacted, Listener
@@ -20,6 +19,9 @@ logger = logging.getLogger("contextguard_adk.artifacts")
 
 _SAVE_SECONDS = 2
 """How long a model call waits for the artifact service: far less than for a summary."""
+
+_LISTING_TOOL = "load_artifacts"
+"""The name of ADK's tool by which a model is told of all artifacts of the session."""
 
 
 class Artifacts(Listener):
@@ -75,7 +77,7 @@ def _shows_artifacts(invocation: InvocationContext) -> bool:
     be any agent of the calling app.
     """
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
-    if any(isinstance(node, LoadArtifactsTool) for node in tree):
+    if _LISTING_TOOL in names_of(tree):
         return True
     # An `AgentTool` gives its run an artifact service that knows the calling context.
     caller = getattr(invocation.artifact_service, "tool_context", None)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
-from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
 from contextguard_adk._history.adk_events import (
@@ -24,6 +23,7 @@ from contextguard_adk._history.adk_events import (
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.text import Item, list_items
+from contextguard_adk._runtime.adk_objects import make_session_config
 from contextguard_adk._support.redaction import Redactor
 
 _NOT_IN_REQUEST = -1  # The content index of an item that the request does not have.
@@ -176,7 +176,7 @@ async def _load_all_events(invocation: InvocationContext) -> Sequence[Event]:
         app_name=session.app_name,
         user_id=session.user_id,
         session_id=session.id,
-        config=GetSessionConfig(),
+        config=make_session_config(),
     )
     return session.events if whole_session is None else whole_session.events
 

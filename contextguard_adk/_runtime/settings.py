@@ -63,7 +63,7 @@ class GuardSettings(Settings):
         default=False,
         description="True saves the summary of each compaction as a version of the "
         "artifact `compaction-{agent}.md`, for people to read, where the app has an "
-        "artifact service and no agent with ADK's `LoadArtifactsTool`, which would "
+        "artifact service and no agent with ADK's tool `load_artifacts`, which would "
         "list it for the model. ADK does not delete them with the session: see "
         "`contextguard_adk.sessions.purge`.",
     )

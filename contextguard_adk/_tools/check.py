@@ -19,10 +19,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.adk.agents import LlmAgent
-from google.adk.cli.utils.agent_loader import AgentLoader
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.registry import LLMRegistry
 from google.adk.tools.base_toolset import BaseToolset
@@ -45,6 +44,9 @@ from contextguard_adk._tools.terminal import CommandError, print_line, quiet_log
 from contextguard_adk.config import CONFIG_VARIABLE, SETTINGS_SUFFIXES, load_settings
 from contextguard_adk.plugin import ContextGuardPlugin
 from contextguard_adk.strategies import Pipeline, Strategy
+
+if TYPE_CHECKING:
+    from google.adk.cli.utils.agent_loader import AgentLoader
 
 # A set of known names has this entry if an app has a toolset: a toolset may learn the
 # names of its tools from a server, so an unknown name may be right.
@@ -119,7 +121,7 @@ def _check_folder(folder: Path) -> dict[str, Any]:
     """
     app_folders = _find_app_folders(folder)
     # ADK's loader needs the folder above those of the apps.
-    loader = AgentLoader(str(app_folders[0].parent))
+    loader = _make_loader(app_folders[0].parent)
     # By the name of its folder, each app or the error that stopped its loading.
     apps = {each.name: _load(loader, each.name) for each in app_folders}
     # The names of the agents and tools of all apps. An error has no agents or tools.
@@ -165,6 +167,16 @@ def _find_app_folders(folder: Path) -> list[Path]:
 
 def _is_app(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("agent.py", "root_agent.yaml"))
+
+
+def _make_loader(folder: Path) -> AgentLoader:
+    """Returns ADK's loader of the apps in a folder."""
+    try:
+        from google.adk.cli.utils.agent_loader import AgentLoader
+    except ImportError as error:
+        text = "this google-adk has no AgentLoader, so no folder can be checked"
+        raise CommandError(text) from error
+    return AgentLoader(str(folder))
 
 
 def _load(loader: AgentLoader, name: str) -> object:

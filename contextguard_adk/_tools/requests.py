@@ -17,7 +17,6 @@ from typing import Any
 
 from google.adk.agents import LlmAgent
 from google.adk.events.event import Event
-from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import Session
 from google.genai import types
 
@@ -29,6 +28,7 @@ from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._history.truncation import Preview
 from contextguard_adk._measuring.tokens import Memo
 from contextguard_adk._providers.registry import resolve_context_window
+from contextguard_adk._runtime.adk_objects import make_plugin_manager
 from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._summaries.compose import render_head, show_section
@@ -203,7 +203,7 @@ class Rebuilder:
             # given scope is that of the summary itself, so no summary is refused.
             stored = state.load_summary(recorded_summary.scope) or stored
 
-        invocation = self._side.advance(call, agent, PluginManager())
+        invocation = self._side.advance(call, agent, make_plugin_manager())
         question = self._find_question(call)
         return History(contents, invocation, question, stored, self.memo)
 

@@ -15,7 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
@@ -26,7 +26,6 @@ from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.plugin_manager import PluginManager
 from google.adk.sessions import InMemorySessionService, Session
 from google.genai import types
 from pydantic import Field, ValidationError
@@ -34,11 +33,15 @@ from pydantic import Field, ValidationError
 from contextguard_adk._history.fingerprints import fingerprint
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
 from contextguard_adk._providers.clients import read_usage
+from contextguard_adk._runtime.adk_objects import make_plugin_manager
 from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._tools.recordings import RecordedCall, read_facts
 from contextguard_adk._tools.terminal import CommandError
 from contextguard_adk.records import CallRecord, Usage
 from contextguard_adk.testing import SimulatedLlm
+
+if TYPE_CHECKING:
+    from google.adk.plugins.plugin_manager import PluginManager
 
 # Two requests whose sizes differ by less than this ratio have the same size.
 SAME_SIZE_RATIO = 0.05
@@ -411,7 +414,7 @@ class Side:
         self._session = recorded.model_copy(update=changes)
         self.state = self._session.state
 
-        self.plugins = PluginManager()
+        self.plugins = make_plugin_manager()
         self.records: list[CallRecord] = []
         self.llm = _RecordedModel(memo=memo, has_cache=has_cache)
         # By the name of an agent and its scope, see `branch_scope`.
@@ -430,7 +433,7 @@ class Side:
             call: The call. Calls come in the order of the recording.
             agent: The agent that calls. It gets the model of this side.
         """
-        invocation = self.advance(call, agent, PluginManager())
+        invocation = self.advance(call, agent, make_plugin_manager())
         finished = self._finished[agent.name, branch_scope(call.event)]
         joined = await self._join_request(finished, invocation, agent)
         if joined is not None and not _is_check_due(finished.addition_count):
