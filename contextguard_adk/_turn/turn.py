@@ -232,6 +232,7 @@ class Turn:
         family = find_family(self.model.name)
         budgets = self.budgets
         threshold_ratio = budgets.threshold_tokens / budgets.window_tokens
+
         return estimate_prompt_tokens(
             MeasuredRequest(contents, heuristic_tokens, self.config, self.history.memo),
             LastCount(self.counts.real_tokens, self.counts.heuristic_tokens),
