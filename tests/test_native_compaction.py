@@ -52,6 +52,9 @@ def own_claude(management: dict[str, Any]) -> BaseLlm:
     """A class as users write it: ADK's own has no such option."""
     from google.adk.models.anthropic_llm import AnthropicLlm
 
+    if not hasattr(AnthropicLlm, "_build_anthropic_kwargs"):
+        pytest.skip("this ADK has no method that such a class can override")
+
     class EditingClaude(AnthropicLlm):
         def _build_anthropic_kwargs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
             made = super()._build_anthropic_kwargs(*args, **kwargs)
