@@ -52,12 +52,14 @@ def open_chat(
     tools: tuple[Any, ...] = (),
     model: str = "simulated",
     token_ratio: float | None = None,
+    prompt_cache: bool = False,
     **settings: Any,
 ) -> tuple[Chat, SimulatedLlm]:
     """A chat with an agent that is told by default."""
     llm = SimulatedLlm(
         model=model,
         token_ratio=token_ratio,
+        prompt_cache=prompt_cache,
         context_window=WINDOW_TOKENS,
         script=follow,
         summary_replies=lambda _: "A summary.",
@@ -106,6 +108,19 @@ async def test_the_line_is_the_end_of_a_request(message: str) -> None:
         assert NOTE.sub("", told) == untold
         (note,) = NOTE.finditer(told)
         assert set(told[note.end() :].partition('"role"')[0]) <= set('"}],')
+
+
+async def test_a_prompt_cache_serves_as_much_as_without_the_line() -> None:
+    """But for the line itself in each request."""
+    cached = list[int]()
+    for is_told in (False, True):
+        chat, llm = open_chat(prompt_cache=True, tell_fullness=is_told)
+        for _ in range(6):
+            await chat.say("read_page please")
+        cached.append(sum(request.cached_tokens for request in agent_requests(llm)))
+    without, with_line = cached
+    assert without > 10_000
+    assert with_line > 0.97 * without
 
 
 async def test_a_model_is_not_told_by_default() -> None:
