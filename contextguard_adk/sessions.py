@@ -446,7 +446,11 @@ def _begin_run(
 
 
 async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmRequest:
-    """Runs an agent up to its model call; returns the request that ADK has built."""
+    """Runs an agent up to its model call; returns the request that ADK has built.
+
+    Raises:
+        SessionError: ADK makes no model call with the events of the session.
+    """
     requests: list[LlmRequest] = []
 
     def catch(callback_context: object, llm_request: LlmRequest) -> LlmResponse:
@@ -457,6 +461,8 @@ async def _catch_request(invocation: InvocationContext, agent: LlmAgent) -> LlmR
     agent.before_model_callback = catch
     async for _ in agent.run_async(invocation):
         pass
+    if not requests:
+        raise SessionError("ADK makes no model call with these events")
     return requests[0]
 
 

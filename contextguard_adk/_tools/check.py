@@ -170,7 +170,11 @@ def _is_app(folder: Path) -> bool:
 
 
 def _make_loader(folder: Path) -> AgentLoader:
-    """Returns ADK's loader of the apps in a folder."""
+    """Returns ADK's loader of the apps in a folder.
+
+    Raises:
+        CommandError: This google-adk has no such loader.
+    """
     try:
         from google.adk.cli.utils.agent_loader import AgentLoader
     except ImportError as error:
