@@ -45,7 +45,12 @@ from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._runtime import state as keys
 from contextguard_adk._runtime.adk_objects import make_session_config
-from contextguard_adk._summaries.compose import render_head, show_texts, without_recall
+from contextguard_adk._summaries.compose import (
+    refresh,
+    render_head,
+    show_texts,
+    without_recall,
+)
 from contextguard_adk.config import PluginSettings
 from contextguard_adk.errors import ContextGuardError
 from contextguard_adk.plugin import ContextGuardPlugin
@@ -80,7 +85,8 @@ def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     for agent_state in _find_states(session, agent):
         lines.append(agent_state.describe())
         if is_full and agent_state.has_summary:
-            lines += show_texts(agent_state.summary).splitlines()
+            summary = refresh(agent_state.summary, agent_state)
+            lines += show_texts(summary).splitlines()
     return lines
 
 
@@ -398,7 +404,7 @@ async def _build_view(agent_state: _EditedState) -> _View:
     request = await _catch_request(invocation, agent)
 
     # The session goes on without the guard, so without its recall tool.
-    stored = without_recall(agent_state.summary)
+    stored = without_recall(refresh(agent_state.summary, agent_state))
     history = History(request.contents, invocation, question, stored)
     covered = history.covered
     summary_message = render_head(history, stored, covered)

@@ -170,10 +170,13 @@ async def test_every_strategy_shows_its_summary_once(
 
 
 async def test_a_text_that_is_too_long_is_shortened() -> None:
-    """The request fits all the same."""
-    llm, _, told = await talk(Review("A long text of mine. " * 2_000))
+    """The request fits all the same, and no further summary is paid for."""
+    llm, chat, told = await talk(Review("A long text of mine. " * 13_000))
     assert "A long text of mine." in newest(llm)
     assert told[0].tokens_after < 3_600
+    for _ in range(5):
+        await chat.say("And on.")
+    assert llm.summaries == 1
 
 
 async def test_a_text_cannot_pose_as_a_line_of_the_guard() -> None:
@@ -230,6 +233,33 @@ async def test_a_late_one_is_not_waited_for(is_async: bool) -> None:
     assert "A summary." in newest(llm)
     may_end.set()
     await settle()
+
+
+async def test_a_summary_refused_ahead_is_not_paid_for_again() -> None:
+    """Once the compaction is due, excerpts take its place without another question."""
+    review = Review(False)
+    llm = SimulatedLlm(
+        context_window=100_000, token_ratio=1.0, summary_replies=lambda _: "A summary."
+    )
+    told = list[CompactionRecord]()
+    strategy = Threshold(context_window=10_000, ahead=0.5, recall=False)
+    plugin = ContextGuardPlugin(
+        default=strategy, after_summary=review, on_compaction=told.append
+    )
+    chat = Chat(guarded_agent(llm), [plugin])
+    await seed(chat, *[user(words(280, "ORIGINAL")), model(words(280))] * 11)
+    await chat.say("Go on.")
+    await settle()
+    assert [planned.is_ahead for planned in review.planned] == [True]
+    await chat.say(words(2_500))
+    assert [(r.is_mechanical, r.failure) for r in told] == [(True, "refused")]
+    assert (llm.summaries, len(review.planned)) == (1, 1)
+
+    # The next compaction asks again.
+    for _ in range(12):
+        await chat.say(words(700))
+        await settle()
+    assert llm.summaries > 1
 
 
 async def test_what_it_does_to_the_messages_changes_nothing() -> None:

@@ -13,7 +13,13 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
-from contextguard_adk import ContextGuardPlugin, Pipeline, SlidingWindow, Threshold
+from contextguard_adk import (
+    ContextGuardPlugin,
+    Pipeline,
+    SlidingWindow,
+    Threshold,
+    sessions,
+)
 from contextguard_adk.strategies import Strategy
 from contextguard_adk.testing import SimulatedLlm
 from tests.background import settle
@@ -215,7 +221,7 @@ async def test_instructions_are_not_shortened_when_they_arrive() -> None:
 
 
 async def test_the_newest_skills_have_priority() -> None:
-    """Where not all have room, the middle of an older one is left out, with a note."""
+    """Where not all have room, one line counts the others."""
     skills = tuple(make_skill(f"skill-{n}", rule_count=60) for n in range(4))
     clerk = Clerk(skills=skills)
     await clerk.say(*[f"load_skill skill_name=skill-{n}" for n in range(4)])
@@ -224,9 +230,82 @@ async def test_the_newest_skills_have_priority() -> None:
     assert clerk.done
     assert last.count(write_rules("skill-3", 60)) == 1
     assert "Rule 30 of skill-0" not in last
-    assert "[Active skill: skill-0]" in last
-    assert "load it again if you need it" in last
+    assert "more have no room; load again what you need.)" in last
     assert not clerk.llm.rejections
+
+
+async def test_instructions_have_priority_over_resources() -> None:
+    """A skill with more resources than there is room for keeps its rules."""
+    files = {f"part-{n}": words(60, f"part {n} ") for n in range(60)}
+    clerk = Clerk(skills=(make_skill("audits", rule_count=20, **files),))
+    await clerk.say("load_skill skill_name=audits")
+    load = "load_skill_resource skill_name=audits file_path=references/{}.md"
+    await clerk.say(*[load.format(name) for name in files])
+    last = await clerk.read_pages(8)
+
+    assert last.count(write_rules("audits", 20)) == 1
+    section = last.partition("[Skills that are active")[2].partition("\n\n[")[0]
+    # 15 % of the window, four characters a token.
+    assert len(section) < 0.15 * WINDOW_TOKENS * 4
+    assert "more have no room" in section
+    state = await clerk.chat.state()
+    assert sum(len(str(value)) for value in state.values()) < 64_000
+
+
+async def test_a_skill_that_was_changed_stands_as_it_was_loaded_last() -> None:
+    """Also between two compactions: the old text goes when the new one comes."""
+    skill = make_skill("audits")
+    clerk = Clerk(skills=(skill,))
+    await clerk.say("load_skill skill_name=audits")
+    await clerk.read_pages(8)
+    before = await clerk.compact()
+    skill.instructions = "# New\nRule 3 of audits: tell nobody."
+    at_once = await clerk.say("load_skill skill_name=audits")
+    later = await clerk.read_pages(10)
+
+    assert "offer 213" in before
+    for text in (at_once, later):
+        assert text.count("Rule 3 of audits") == 1
+        assert "tell nobody" in text
+        assert "offer 213" not in text
+
+
+async def test_leaving_the_guard_does_not_bring_a_released_skill_back() -> None:
+    """Neither does a look at the summary."""
+    clerk = Clerk()
+    await clerk.say("load_skill skill_name=complaints", "load_skill skill_name=returns")
+    await clerk.read_pages(8)
+    await clerk.compact()
+    await clerk.chat.set_state({ACTIVE: ["returns"]})
+
+    session = await clerk.chat.session()
+    shown = "\n".join(sessions.show(session, is_full=True))
+    assert "Rule 3 of returns" in shown
+    assert "Rule 3 of complaints" not in shown
+    await sessions.leave(clerk.chat.sessions, session)
+    events = (await clerk.chat.session()).events
+    left = str(events[-1].actions.compaction)
+    assert "Rule 3 of returns" in left
+    assert "Rule 3 of complaints" not in left
+
+
+def load_skill(number: int) -> dict[str, str]:
+    """Reads a page, under the name of ADK's tool."""
+    return {"skill_name": "page", "instructions": words(1_500, f"page {number}")}
+
+
+async def test_a_tool_of_that_name_without_skills_is_like_any_other() -> None:
+    """Its results are shown as previews, and stand beside no summary."""
+    llm = SimulatedLlm(context_window=WINDOW_TOKENS, script=follow)
+    agent = LlmAgent(name="agent", model=llm, tools=[load_skill])
+    strategy = Threshold(context_window=WINDOW_TOKENS, preview_tokens=500)
+    chat = Chat(agent, [ContextGuardPlugin(default=strategy)])
+    for number in range(14):
+        await chat.say(f"load_skill number={number}")
+
+    last = agent_requests(llm)[-1].text
+    assert words(1_500, "page 13") not in last
+    assert "[Skills" not in last
 
 
 async def test_a_session_loaded_in_part_keeps_its_skills() -> None:

@@ -179,11 +179,11 @@ class Payer:
             is_ahead: Whether the summary is written before it is due.
         """
         started_seconds = time.monotonic()
-        ask = Ask(turn, self.agent, self.memory, self.guard)
+        ask = Ask(turn, self.agent, self.memory, self.guard, is_ahead)
         try:
             draft = await self.strategy.compact(turn, ask)
             if draft is not None:
-                draft = await review_summary(self.guard, turn, ask, draft, is_ahead)
+                draft = await review_summary(self.guard, turn, ask, draft)
         finally:
             facts = ask.store_costs()
             event = Summarized(turn.origin, facts)

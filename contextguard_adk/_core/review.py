@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, Draft
+from contextguard_adk._measuring.budgets import shorten_to_tokens
 from contextguard_adk._runtime.runs import Guard
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import squeeze
@@ -14,12 +15,13 @@ from contextguard_adk._support.log import log_failures, warn_once
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.records import PlannedSummary
 
+MOST_ANSWER_RATIO = 0.5
+"""The most that a text of the user takes, as a part of `Turn.limit_tokens`."""
+
 logger = logging.getLogger("contextguard_adk.call")
 
 
-async def review_summary(
-    guard: Guard, turn: Turn, ask: Ask, draft: Draft, is_ahead: bool
-) -> Draft:
+async def review_summary(guard: Guard, turn: Turn, ask: Ask, draft: Draft) -> Draft:
     """Returns a draft with the text that the user's `after_summary` wants.
 
     Args:
@@ -27,7 +29,6 @@ async def review_summary(
         turn: The model call.
         ask: Through which the strategy has had the summary written.
         draft: The draft of the strategy.
-        is_ahead: Whether the summary is written before it is due.
 
     Returns:
         One of three drafts:
@@ -40,7 +41,7 @@ async def review_summary(
     if not has_function or not ask.has_written:
         return draft
 
-    answer = await _call_user(guard, turn, ask, draft, is_ahead)
+    answer = await _call_user(guard, turn, ask, draft)
     if answer is None:
         return draft
     if answer is False or (isinstance(answer, str) and not answer.strip()):
@@ -53,16 +54,15 @@ async def review_summary(
         warn_once(logger, message, type(answer).__name__)
         return draft
 
-    text = answer[:MAX_SUMMARY_CHARS]
+    most_tokens = MOST_ANSWER_RATIO * turn.limit_tokens
+    text = shorten_to_tokens(answer[:MAX_SUMMARY_CHARS], most_tokens, turn.count)
     excerpts = draft.text[draft.model_chars :]
     changed = replace(draft, text=text + excerpts, model_chars=len(text))
     # The new text may be longer than the one that the strategy has measured.
     return squeeze(turn, changed).draft
 
 
-async def _call_user(
-    guard: Guard, turn: Turn, ask: Ask, draft: Draft, is_ahead: bool
-) -> object:
+async def _call_user(guard: Guard, turn: Turn, ask: Ask, draft: Draft) -> object:
     """Calls the user's `after_summary`, and returns its answer.
 
     The answer may be any value; it is None if the function fails or is late.
@@ -78,7 +78,7 @@ async def _call_user(
             model=ask.model_name,
             reason=draft.reason,
             summary_tokens=turn.summary_tokens,
-            is_ahead=is_ahead,
+            is_ahead=ask.is_ahead,
         )
         answer: object = await guard.observers.tell(planned)
         return answer

@@ -38,12 +38,18 @@ class Document(NamedTuple):
 
 
 def find_skill_tools(names: Iterable[str]) -> list[str]:
-    """Returns the tools that return documents of skills, in alphabetical order."""
-    return sorted(
+    """Returns the tools that return documents of skills, in alphabetical order.
+
+    Args:
+        names: The names of the tools that a request declares. ADK's own two names are
+            in the result even if the request does not declare them.
+    """
+    prefixed = {
         name
         for name in names
         if _is_named(name, INSTRUCTIONS_TOOL) or _is_named(name, RESOURCE_TOOL)
-    )
+    }
+    return sorted({INSTRUCTIONS_TOOL, RESOURCE_TOOL} | prefixed)
 
 
 def _is_named(name: str, tool: str) -> bool:

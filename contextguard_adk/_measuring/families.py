@@ -57,6 +57,10 @@ _FIRST_NEWER_CLAUDE = (4, 7)
 """The first version with the newer tokenizer, which takes up to 1.35 times the tokens
 of the older one (Anthropic's release notes of Opus 4.7)."""
 
+MAX_NAME_CHARS = 200
+"""Only the beginning of a longer name is read. No model of litellm's has such a name.
+"""
+
 # One or two numbers, as in claude-opus-4-6 and claude-3.5-sonnet. A date is longer.
 _CLAUDE_VERSION = re.compile(r"claude\D*?(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
@@ -68,7 +72,7 @@ def find_family(model: str) -> Family:
         model: The name, with or without a provider, such as "gemini-2.5-flash" or
             "ollama_chat/qwen3:8b".
     """
-    name = model.lower()
+    name = model[:MAX_NAME_CHARS].lower()
     if "claude" in name:
         return _find_claude(name)
     for part, family in _FAMILIES.items():

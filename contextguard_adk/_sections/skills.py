@@ -6,12 +6,16 @@ names the active skills in session state. `skills.Document` explains what a docu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+
+from google.genai import types
 
 from contextguard_adk._history.contents import parts_of
 from contextguard_adk._history.skills import Document, DocumentKey, read_document
 from contextguard_adk._measuring.budgets import shorten
+from contextguard_adk._runtime.skills import find_active_skills
+from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support.phrases import SKILL, SKILLS, quote, quote_line
 from contextguard_adk._turn.room import Room, measure_stored
 from contextguard_adk._turn.turn import Turn
@@ -37,19 +41,13 @@ MAX_STATE_BYTES = 48 * 1024
 """The documents take at most this in session state."""
 
 MIN_DOCUMENT_TOKENS = 60
-"""A document is left out if it has less room than this."""
+"""A document that has to be shortened is left out if it has less room than this."""
 
-_LEFT_OUT = "(There is no room for it; load it again if you need it.)"
-"""Stands in place of a document that has no room."""
+MIN_DOCUMENT_BYTES = 4 * MIN_DOCUMENT_TOKENS
+"""The same in session state."""
 
-_ACTIVE_KEY = "_adk_activated_skill_"
-"""The beginning of ADK's key for the names of active skills; the agent follows."""
-
-_LIFECYCLES_KEY = "_adk_skill_meta_"
-"""The beginning of ADK's key for the lifecycles of skills; the agent follows."""
-
-_EPHEMERAL = "ephemeral"
-"""The lifecycle of a skill that is active only in the run that has loaded it."""
+_LEFT_OUT = "({} more have no room; load again what you need.)"
+"""The line after the heading, if not all documents have room."""
 
 _TITLE_START = SKILL.partition("{")[0]
 """The beginning of the line above a document."""
@@ -60,7 +58,7 @@ class Skills(Section):
 
     A document stands here once, however often it was loaded. It does not stand here if
     the newest result with it stays in the request. If not all documents have room, the
-    newest get it first.
+    instructions of skills get it first, then their resources, the newest first.
     """
 
     name = "skills"
@@ -82,72 +80,43 @@ class Skills(Section):
         If the session is loaded in part, the documents of the text before follow from
         it. Returns "" if there is no document.
         """
-        active_skills = find_active_skills(turn)
+        run_id = turn.origin.invocation_id
+        active_skills = find_active_skills(turn.state, run_id)
         documents = _find_documents(turn, covered, known, active_skills)
         if not documents:
             return ""
 
-        left_tokens = room.tokens - turn.count(SKILLS)
-        left_bytes = room.state_bytes - measure_stored(SKILLS)
-        newest_first = list[str]()
-        for document in reversed(documents):
-            tokens = min(left_tokens, MAX_DOCUMENT_TOKENS)
-            block = _write_block(
-                document, replace(room, tokens=tokens, state_bytes=left_bytes)
-            )
-            newest_first.append(block)
-            left_tokens -= turn.count(block)
-            left_bytes -= measure_stored(block)
-        return "\n".join([SKILLS, *reversed(newest_first)])
+        shown = _choose_shown(documents, room)
+        blocks = [f"{_write_title(key)}\n{text}" for key, text in shown]
+        left_out_count = len(documents) - len(shown)
+        notes = [_LEFT_OUT.format(left_out_count)] if left_out_count else []
+        return "\n".join([SKILLS, *notes, *blocks])
 
-    def refresh(self, text: str, turn: Turn) -> str:
-        """Leaves out the documents of skills that are no longer active."""
-        active_skills = find_active_skills(turn)
+    def refresh(
+        self,
+        text: str,
+        state: AgentState,
+        run_id: str,
+        kept: Sequence[types.Content],
+    ) -> str:
+        """Leaves out the documents of skills that are no longer active.
+
+        A document that stands in one of the kept messages is left out as well.
+        """
+        active_skills = find_active_skills(state, run_id)
+        loaded_again = {document.key for document in _read_documents(kept)}
         documents = _parse(text)
-        active = [each for each in documents if each.key.skill in active_skills]
-        if len(active) == len(documents):
+        current = [
+            document
+            for document in documents
+            if document.key.skill in active_skills and document.key not in loaded_again
+        ]
+        if len(current) == len(documents):
             return text
-        if not active:
+        if not current:
             return ""
-        blocks = [f"{_write_title(each.key)}\n{each.text}" for each in active]
+        blocks = [f"{_write_title(key)}\n{text}" for key, text in current]
         return "\n".join([SKILLS, *blocks])
-
-
-def has_used_skills(turn: Turn) -> bool:
-    """Whether ADK has ever counted a skill as active for this agent."""
-    return _read_names(turn) is not None
-
-
-def find_active_skills(turn: Turn) -> frozenset[str]:
-    """Returns the names of the skills that ADK counts as active for this agent."""
-    records = turn.state.read_at(f"{_LIFECYCLES_KEY}{turn.agent}", "skill_lifecycles")
-    lifecycles = records or {}
-    return frozenset(
-        name
-        for name in _read_names(turn) or ()
-        if isinstance(name, str) and not _is_expired(lifecycles.get(name), turn)
-    )
-
-
-def _read_names(turn: Turn) -> list[Any] | None:
-    """Returns what ADK has stored as the names of active skills; None for nothing."""
-    names: list[Any] | None = turn.state.read_at(
-        f"{_ACTIVE_KEY}{turn.agent}", "active_skills"
-    )
-    return names
-
-
-def _is_expired(record: object, turn: Turn) -> bool:
-    """Whether a skill was active only in an earlier run.
-
-    Args:
-        record: What ADK has stored of the skill's lifecycle; None for nothing.
-        turn: The model call.
-    """
-    if not isinstance(record, dict) or record.get("lifecycle") != _EPHEMERAL:
-        return False
-    run_id = record.get("activated_in")
-    return bool(run_id) and run_id != turn.origin.invocation_id
 
 
 def _find_documents(
@@ -168,11 +137,7 @@ def _find_documents(
             found[document.key] = document
 
     for index in history.indexes:
-        for part in parts_of(history.told[index]):
-            document_or_none = read_document(part.function_response)
-            if document_or_none is None:
-                continue
-            key, text = document_or_none
+        for key, text in _read_documents([history.told[index]]):
             if key.skill not in active_skills:
                 continue
             # The newest text counts, and stands last.
@@ -182,23 +147,72 @@ def _find_documents(
     return list(found.values())
 
 
+def _read_documents(contents: Iterable[types.Content]) -> Iterator[Document]:
+    """Yields the documents in the results of contents."""
+    for content in contents:
+        for part in parts_of(content):
+            document = read_document(part.function_response)
+            if document is not None:
+                yield document
+
+
+def _choose_shown(documents: Sequence[Document], room: Room) -> list[Document]:
+    """Returns the documents that have room, the last of them shortened, in their order.
+
+    The instructions of skills get room first, then the resources; the newest first.
+
+    Args:
+        documents: The documents, the oldest first.
+        room: The most that all of them may take, with the heading and their titles.
+    """
+    instructions = [each for each in documents if not each.key.path]
+    resources = [each for each in documents if each.key.path]
+    by_rank = [*reversed(instructions), *reversed(resources)]
+
+    note = _LEFT_OUT.format(len(documents))
+    frame = f"{SKILLS}\n{note}"
+    left_tokens = room.tokens - room.turn.count(frame)
+    left_bytes = room.state_bytes - measure_stored(frame)
+    texts: dict[DocumentKey, str] = {}
+    for document in by_rank:
+        tokens = min(left_tokens, MAX_DOCUMENT_TOKENS)
+        text = _fit_text(document, replace(room, tokens=tokens, state_bytes=left_bytes))
+        if not text:
+            break
+        texts[document.key] = text
+        block = f"{_write_title(document.key)}\n{text}\n"
+        left_tokens -= room.turn.count(block)
+        left_bytes -= measure_stored(block)
+    return [
+        Document(each.key, texts[each.key]) for each in documents if each.key in texts
+    ]
+
+
 def _write_title(key: DocumentKey) -> str:
     names = [key.skill, key.path] if key.path else [key.skill]
     return SKILL.format(quote_line(", ".join(names)))
 
 
-def _write_block(document: Document, room: Room) -> str:
-    """Writes a document with its title; its middle is left out if it does not fit."""
+def _fit_text(document: Document, room: Room) -> str:
+    """Returns the text of a document, without its middle if it does not fit whole.
+
+    Returns "" if there is hardly any room.
+
+    Args:
+        document: The document.
+        room: The most that the text may take with its title.
+    """
     title = _write_title(document.key)
-    whole = f"{title}\n{document.text}"
-    if room.holds(whole):
-        return whole
+    if room.holds(f"{title}\n{document.text}\n"):
+        return document.text
+    if room.tokens < MIN_DOCUMENT_TOKENS or room.state_bytes < MIN_DOCUMENT_BYTES:
+        return ""
 
     def write(most_bytes: int) -> str:
-        return f"{title}\n{shorten(document.text, most_bytes)}"
+        return f"{title}\n{shorten(document.text, most_bytes)}\n"
 
-    shortened = room.fill(write) if room.tokens >= MIN_DOCUMENT_TOKENS else ""
-    return shortened or f"{title}\n{_LEFT_OUT}"
+    shortened = room.fill(write)
+    return shortened.removeprefix(title).strip("\n")
 
 
 def _parse(text: str) -> list[Document]:
@@ -211,7 +225,7 @@ def _parse(text: str) -> list[Document]:
             keys.append(DocumentKey(skill, path))
             texts.append([])
         elif texts:
-            # The heading stands before the first title, and belongs to no document.
+            # The lines before the first title belong to no document.
             texts[-1].append(line)
     return [
         Document(key, "\n".join(lines)) for key, lines in zip(keys, texts, strict=True)

@@ -14,11 +14,9 @@ from contextguard_adk._history.adk_events import RECALL_TOOL
 from contextguard_adk._history.credentials import hide_secrets, without_secrets
 from contextguard_adk._history.history import History
 from contextguard_adk._history.noise import drop_noise
-from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.text import PlacedPart, payload_text
 from contextguard_adk._measuring.budgets import excerpt
 from contextguard_adk._measuring.tokens import Memo
-from contextguard_adk._sections.skills import has_used_skills
 from contextguard_adk._sections.todos import TOOL_NAME as TODOS_TOOL
 from contextguard_adk._sections.todos import read_todos
 from contextguard_adk._turn.turn import Turn
@@ -78,9 +76,7 @@ def find_repeating_tools(turn: Turn) -> frozenset[str]:
     tools = {RECALL_TOOL}
     if read_todos(turn.state):
         tools.add(TODOS_TOOL)
-    if has_used_skills(turn):
-        tools.update(find_skill_tools(turn.request.tools_dict))
-    return frozenset(tools)
+    return frozenset(tools.union(turn.skill_tools))
 
 
 def find_read(history: History, covered: frozenset[int]) -> frozenset[int]:

@@ -7,20 +7,23 @@ before it can be used again.
 
 from __future__ import annotations
 
+import re
+
 from google.genai import types
 
 from contextguard_adk._history.adk_events import COMPACT_TOOL
-from contextguard_adk._history.contents import with_parts
-from contextguard_adk._history.notes import FULLNESS_KEY, add_notes
-from contextguard_adk._history.text import payload_text
+from contextguard_adk._history.contents import parts_of, with_parts
+from contextguard_adk._history.notes import FULLNESS_KEY, add_notes, split_notes
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._providers.thinkers import Thinker
 from contextguard_adk._support.phrases import FULLNESS_NOTE
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk._turn.units import Contents
 
-_MAX_LINE_CHARS = 300
-"""A line of this file is shorter than this."""
+_LINE_AT_END = re.compile(
+    r"(?:\A|\n\n)" + re.escape(FULLNESS_NOTE.partition("{")[0]) + r"[^\n]{0,300}\Z"
+)
+"""The line at the end of a text, with the empty line before it, if there is one."""
 
 
 def is_told(turn: Turn, contents: Contents) -> bool:
@@ -40,38 +43,36 @@ def is_told(turn: Turn, contents: Contents) -> bool:
 def tell_fullness(turn: Turn, contents: list[types.Content]) -> list[types.Content]:
     """Puts the line at the end of the newest message.
 
-    A request that is sent again has the line already, and stays as it is.
+    A request that is sent again has a line there already: it gives way to the new one.
     """
     newest = contents[-1]
-    parts = newest.parts or []
-    last_part = parts[-1] if parts else types.Part(text="")
-    response = last_part.function_response
+    parts = parts_of(newest)
+    last = parts[-1] if parts else types.Part()
     words = _describe_fullness(turn, contents)
-
-    if response is not None:
-        result = response.response or {}
-        if _has_line(payload_text(result)):
-            return contents
-        noted = add_notes(result, {FULLNESS_KEY: words})
-        told_response = response.model_copy(update={"response": noted})
-        told = last_part.model_copy(update={"function_response": told_response})
-        return [*contents[:-1], with_parts(newest, [*parts[:-1], told])]
-
     line = FULLNESS_NOTE.format(words)
-    if not last_part.text:
-        # An image or another file.
-        return [*contents[:-1], with_parts(newest, [*parts, types.Part(text=line)])]
-    if _has_line(last_part.text):
-        return contents
-    told = last_part.model_copy(update={"text": f"{last_part.text}\n\n{line}"})
+
+    if last.function_response is not None:
+        told = _tell_in_result(last, last.function_response, words)
+        return [*contents[:-1], with_parts(newest, [*parts[:-1], told])]
+    if last.text is None:
+        # After an image or another file, the line is a part of its own.
+        told = types.Part(text=line)
+        return [*contents[:-1], with_parts(newest, [*parts, told])]
+
+    text = _LINE_AT_END.sub("", last.text)
+    told_text = f"{text}\n\n{line}" if text else line
+    told = last.model_copy(update={"text": told_text})
     return [*contents[:-1], with_parts(newest, [*parts[:-1], told])]
 
 
-def _has_line(text: str) -> bool:
-    """Whether a text ends with a line of this file."""
-    opening = FULLNESS_NOTE.partition("{")[0]
-    end = text[-_MAX_LINE_CHARS:]
-    return opening in end or f'"{FULLNESS_KEY}"' in end
+def _tell_in_result(
+    part: types.Part, response: types.FunctionResponse, words: str
+) -> types.Part:
+    """Returns a part with the words in its result; `response` is that of the part."""
+    bare, notes = split_notes(response.response or {})
+    noted = add_notes(bare, {**notes, FULLNESS_KEY: words})
+    told_response = response.model_copy(update={"response": noted})
+    return part.model_copy(update={"function_response": told_response})
 
 
 def _describe_fullness(turn: Turn, contents: Contents) -> str:

@@ -28,14 +28,21 @@ _LOST_BLOCK = (
 def leave_out_unknown_blocks(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Leaves out empty parts, and contents without any other part; warns once.
+    """Leaves out empty parts, and contents without any other part.
+
+    Warns once if a content of the model has such a part.
 
     Returns `contents` itself if no part is empty.
     """
-    if not any(_is_empty(part) for each in contents for part in parts_of(each)):
+    with_empty = [
+        each for each in contents if any(_is_empty(part) for part in parts_of(each))
+    ]
+    if not with_empty:
         return contents
 
-    warn_once(logger, _LOST_BLOCK, turn.agent)
+    # A client may send such a part in a message of the user.
+    if any(content.role == "model" for content in with_empty):
+        warn_once(logger, _LOST_BLOCK, turn.agent)
     remaining = list[types.Content]()
     for content in contents:
         parts = [part for part in parts_of(content) if not _is_empty(part)]

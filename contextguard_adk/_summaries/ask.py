@@ -86,6 +86,16 @@ class InPlace:
     is_useless: bool = False
 
 
+@dataclass(frozen=True)
+class Refused:
+    """Whether the user has refused a summary that was written ahead of time.
+
+    The next compaction takes excerpts, and asks neither a model nor the user.
+    """
+
+    is_pending: bool = False
+
+
 class Ask:
     """Has the summaries of one compaction written, and measures the result.
 
@@ -95,10 +105,28 @@ class Ask:
             summarizer is not asked again in this compaction.
         has_written: Whether a model has written a summary in this compaction.
         is_refused: Whether the user has refused what a model has written.
+        is_ahead: Whether the summary is written before it is due.
     """
 
-    def __init__(self, turn: Turn, agent: object, memory: AgentMemory, guard: Guard):
+    def __init__(
+        self,
+        turn: Turn,
+        agent: object,
+        memory: AgentMemory,
+        guard: Guard,
+        is_ahead: bool = False,
+    ):
+        """Begins the summaries of a compaction.
+
+        Args:
+            turn: The model call.
+            agent: ADK's agent, whose model writes summaries unless another one is set.
+            memory: The memory of the agent.
+            guard: The memory of the plugin.
+            is_ahead: Whether the summary is written before it is due.
+        """
         self.attempts = 0
+        self.is_ahead = is_ahead
         self.failures: list[SummaryError] = []
         self.has_written = False
         self.is_refused = False
@@ -186,6 +214,7 @@ class Ask:
             draft: The draft with the summary.
         """
         self.is_refused = True
+        self._memory.remember_unit(Refused(is_pending=self.is_ahead))
         for_reason = replace(turn, reason=draft.reason)
         excerpts = _summarize_mechanically(for_reason, draft.covered)
         return compose.squeeze(turn, excerpts).draft
@@ -206,11 +235,17 @@ class Ask:
         names none that ADK knows. The result is None in three cases:
 
         - If the setting `summaries` forbids new summaries.
+        - If the user has refused the summary that was written ahead of time.
         - If the agent's own model is needed, but unknown.
         - If the model has failed too often to be asked again yet.
         """
         settings = self._turn.settings
         if settings.summaries == "stored":
+            return None
+        if self._memory.facts.unit(Refused).is_pending:
+            self.is_refused = True
+            # A summary that is due takes the excerpts; one ahead of time does not.
+            self._memory.remember_unit(Refused(is_pending=self.is_ahead))
             return None
 
         agents_llm = find_llm(self._agent)

@@ -43,6 +43,7 @@ from contextguard_adk._measuring.budgets import (
     shorten_to_tokens,
 )
 from contextguard_adk._measuring.tokens import Memo
+from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._support import phrases
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.room import MAX_STATE_BYTES, Rooms
@@ -385,7 +386,7 @@ def shorten_stored(turn: Turn, stored: StoredSummary | None) -> Iterator[StoredS
             alone[section.name] = _storable(brief)
 
     if stored is not None:
-        fresh = refresh(turn, stored)
+        fresh = _refresh_for(turn, stored, turn.history.covered)
         for step in range(MAX_SHRINK + 1):
             shrunk = _shrink(turn, stored.text, step)
             update = {
@@ -492,23 +493,49 @@ def render(
         for index in range(summary_index, len(contents))
         if index not in covered
     ]
-    fresh = refresh(turn, stored)
+    fresh = _refresh_for(turn, stored, covered)
     head = render_head(history, fresh, covered, turn.media_mover)
     return [*before, *join_messages([head], after)]
 
 
-def refresh(turn: Turn, stored: StoredSummary) -> StoredSummary:
-    """Returns a summary whose sections' texts are as this request shows them.
+def refresh(
+    stored: StoredSummary,
+    state: AgentState,
+    run_id: str = "",
+    kept: Sequence[types.Content] = (),
+) -> StoredSummary:
+    """Returns a summary whose sections' texts are as a request shows them now.
 
     Session state may have changed since a text was written.
+
+    Args:
+        stored: The summary.
+        state: The agent's values in session state.
+        run_id: ADK's id of the run; "" outside of runs.
+        kept: The messages that stay in the request; empty if they are unknown.
     """
-    fresh: dict[str, str] = {}
+    fresh = dict(stored.beside)
     for section in _sections.SECTIONS:
-        text = stored.beside.get(section.name, "")
-        fresh_text = section.refresh(text, turn) if text else ""
+        text = fresh.pop(section.name, "")
+        fresh_text = section.refresh(text, state, run_id, kept) if text else ""
         if fresh_text:
             fresh[section.name] = fresh_text
     return stored.model_copy(update={"beside": fresh})
+
+
+def _refresh_for(
+    turn: Turn, stored: StoredSummary, covered: Collection[int]
+) -> StoredSummary:
+    """Returns a summary as the request of a turn shows it, in place of some contents.
+
+    Args:
+        turn: The model call.
+        stored: The summary.
+        covered: Indexes of the contents that the summary replaces.
+    """
+    contents = turn.history.contents
+    kept = [content for index, content in enumerate(contents) if index not in covered]
+    return refresh(stored, turn.state, turn.origin.invocation_id, kept)
 
 
 def render_head(

@@ -31,7 +31,7 @@ from contextguard_adk._providers.registry import resolve_context_window
 from contextguard_adk._runtime.adk_objects import make_plugin_manager
 from contextguard_adk._runtime.runs import branch_scope
 from contextguard_adk._runtime.state import AgentState
-from contextguard_adk._summaries.compose import render_head, show_section
+from contextguard_adk._summaries.compose import refresh, render_head, show_section
 from contextguard_adk._tools.recordings import RecordedCall, read_facts, read_number
 from contextguard_adk._tools.replaying.side import Side, make_agent
 from contextguard_adk.config import PluginSettings
@@ -202,6 +202,7 @@ class Rebuilder:
             # `load_summary` refuses a summary of another scope than the given one. The
             # given scope is that of the summary itself, so no summary is refused.
             stored = state.load_summary(recorded_summary.scope) or stored
+            stored = refresh(stored, state, call.event.invocation_id)
 
         invocation = self._side.advance(call, agent, make_plugin_manager())
         question = self._find_question(call)

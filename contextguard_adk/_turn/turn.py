@@ -39,6 +39,7 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.families import find_family
 from contextguard_adk._runtime.memory import SessionFacts
+from contextguard_adk._runtime.skills import has_used_skills
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import (
@@ -262,8 +263,14 @@ class Turn:
 
         They are those of `keep_tools`, and those that return documents of skills.
         """
-        skill_tools = find_skill_tools(self.request.tools_dict)
-        return (*self.settings.keep_tools, *skill_tools)
+        return (*self.settings.keep_tools, *self.skill_tools)
+
+    @cached_property
+    def skill_tools(self) -> tuple[str, ...]:
+        """The tools that return documents of skills; () if the agent has no skills."""
+        if not has_used_skills(self.state):
+            return ()
+        return tuple(find_skill_tools(self.request.tools_dict))
 
     @cached_property
     def newest_results(self) -> dict[str, int]:

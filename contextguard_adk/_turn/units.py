@@ -111,13 +111,21 @@ class Section:
         """
         raise NotImplementedError
 
-    def refresh(self, text: str, turn: Turn) -> str:
+    def refresh(
+        self,
+        text: str,
+        state: AgentState,
+        run_id: str,
+        kept: Sequence[types.Content],
+    ) -> str:
         """Returns a stored text as a request shows it; the text itself by default.
 
         Args:
             text: The text, as `write` returned it. Session state is untrusted, so it
                 may be any text.
-            turn: The model call.
+            state: The agent's values in session state.
+            run_id: ADK's id of the run; "" outside of runs.
+            kept: The messages that stay in the request; empty if they are unknown.
         """
         return text
 
