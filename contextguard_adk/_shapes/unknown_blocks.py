@@ -28,7 +28,7 @@ _LOST_BLOCK = (
 def leave_out_unknown_blocks(
     turn: Turn, contents: list[types.Content]
 ) -> list[types.Content]:
-    """Leaves out empty parts, and contents without any other part.
+    """Leaves out empty parts, and contents of the model without any other part.
 
     Warns once if a content of the model has such a part.
 
@@ -48,6 +48,9 @@ def leave_out_unknown_blocks(
         parts = [part for part in parts_of(content) if not _is_empty(part)]
         if parts:
             remaining.append(with_parts(content, parts))
+        elif content.role != "model":
+            # Without the message, the request would not end with the user.
+            remaining.append(content)
     return remaining
 
 
