@@ -262,6 +262,42 @@ async def test_a_summary_refused_ahead_is_not_paid_for_again() -> None:
     assert llm.summaries > 1
 
 
+async def test_a_late_one_of_another_session_does_not_matter() -> None:
+    """Each session has its own question."""
+    may_end = asyncio.Event()
+    asked = list[str]()
+
+    async def wait(planned: PlannedSummary) -> str:
+        asked.append(planned.session_id)
+        if planned.session_id == "slow":
+            await may_end.wait()
+        return "Reviewed."
+
+    llm = SimulatedLlm(
+        context_window=100_000, token_ratio=1.0, summary_replies=lambda _: "A summary."
+    )
+    plugin = ContextGuardPlugin(
+        default=Threshold(context_window=WINDOW),
+        after_summary=wait,
+        listener_timeout_seconds=0.1,
+    )
+    slow = Chat(guarded_agent(llm), [plugin], session_id="slow")
+    quick = Chat(
+        guarded_agent(llm),
+        [plugin],
+        session_id="quick",
+        session_service=slow.sessions,
+    )
+    for chat in (slow, quick):
+        await seed(chat, user("The task."), original(3_300))
+        await chat.say("Go on.")
+    may_end.set()
+    await settle()
+
+    assert asked == ["slow", "quick"]
+    assert "Reviewed." in newest(llm)
+
+
 async def test_what_it_does_to_the_messages_changes_nothing() -> None:
     """It is given copies."""
 

@@ -183,6 +183,21 @@ async def test_a_request_that_is_sent_again_has_one_line() -> None:
         assert request.text.count("context: ") == 1
 
 
+async def test_a_request_that_ends_with_the_model_has_no_line() -> None:
+    """The line belongs to what the user or a tool says."""
+    llm = SimulatedLlm(context_window=WINDOW_TOKENS)
+
+    def add_thought(callback_context: object, llm_request: LlmRequest) -> None:
+        llm_request.contents.append(types.ModelContent("Let me see."))
+
+    agent = LlmAgent(name="agent", model=llm, before_model_callback=add_thought)
+    strategy = Threshold(context_window=WINDOW_TOKENS, tell_fullness=True)
+    plugin = ContextGuardPlugin(default=strategy)
+    chat = Chat(agent, [plugin])
+    await chat.say("Hello.")
+    assert sum("context: " in each.text for each in llm.requests) <= 1
+
+
 async def test_no_summary_tells_of_fullness() -> None:
     """The summarizer reads messages and results without the line."""
     chat, llm = open_chat()

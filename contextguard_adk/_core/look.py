@@ -21,7 +21,6 @@ from contextguard_adk._core.call import Bounds, Call
 from contextguard_adk._core.fit import minimize
 from contextguard_adk._core.limits import plan_call, resolve_model
 from contextguard_adk._history.history import History
-from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.stored import Reason, StoredSummary
 from contextguard_adk._measuring.calibration import (
     MAX_RATIO,
@@ -29,7 +28,7 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.tokens import estimate_config_tokens
 from contextguard_adk._runtime.memory import Seen
-from contextguard_adk._runtime.skills import has_used_skills
+from contextguard_adk._runtime.skills import find_skill_tools
 from contextguard_adk._summaries.compose import (
     render,
     shape,
@@ -313,9 +312,7 @@ def _get_history(
     history.redactor = call.guard.redactor
     preview = call.strategy.preview(window_tokens, has_recall)
     if preview is not None:
-        skill_tools = list[str]()
-        if has_used_skills(call.state):
-            skill_tools = find_skill_tools(call.request.tools_dict)
+        skill_tools = find_skill_tools(call.state, call.request.tools_dict)
         history.preview = replace(
             preview,
             # The way in which the client writes JSON decides the size of a result.

@@ -16,7 +16,7 @@ from contextguard_adk._turn.turn import Turn
 from contextguard_adk.records import PlannedSummary
 
 MOST_ANSWER_RATIO = 0.5
-"""The most that a text of the user takes, as a part of `Turn.limit_tokens`."""
+"""The most that a text of `after_summary` takes, as a part of `Turn.limit_tokens`."""
 
 logger = logging.getLogger("contextguard_adk.call")
 

@@ -37,19 +37,21 @@ class Document(NamedTuple):
     text: str
 
 
-def find_skill_tools(names: Iterable[str]) -> list[str]:
+def list_skill_tools(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the tools that return documents of skills, in alphabetical order.
 
+    ADK's own two names are always in the result, and with them all names of `names`
+    that are these with a prefix.
+
     Args:
-        names: The names of the tools that a request declares. ADK's own two names are
-            in the result even if the request does not declare them.
+        names: The names of the tools that a request declares.
     """
     prefixed = {
         name
         for name in names
         if _is_named(name, INSTRUCTIONS_TOOL) or _is_named(name, RESOURCE_TOOL)
     }
-    return sorted({INSTRUCTIONS_TOOL, RESOURCE_TOOL} | prefixed)
+    return tuple(sorted({INSTRUCTIONS_TOOL, RESOURCE_TOOL} | prefixed))
 
 
 def _is_named(name: str, tool: str) -> bool:
@@ -76,7 +78,8 @@ def read_document(response: types.FunctionResponse | None) -> Document | None:
         return None
 
     skill = result.get("skill_name")
-    has_key = isinstance(skill, str) and isinstance(path, str)
-    if not has_key or not isinstance(text, str) or not text.strip():
+    if not isinstance(skill, str) or not isinstance(path, str):
         return None
-    return Document(DocumentKey(str(skill), str(path)), text)
+    if not isinstance(text, str) or not text.strip():
+        return None
+    return Document(DocumentKey(skill, path), text)

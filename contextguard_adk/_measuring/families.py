@@ -30,7 +30,7 @@ class Family(NamedTuple):
 UNKNOWN = Family()
 """The family of all other models, whose first estimate is that of o200k_base."""
 
-# The factors are the middle of recorded sessions of agents, which served customers and
+# The factors are medians over recorded sessions of agents, which served customers and
 # repaired code. `benchmarks/first_estimates.py` measures the errors that are left.
 _GEMMA = Family(factor=1.06, has_single_digits=True)
 _FAMILIES = {
@@ -69,7 +69,7 @@ def find_family(model: str) -> Family:
     """Returns the family of a model, by its name; `UNKNOWN` if no family fits.
 
     Args:
-        model: The name, with or without a provider, such as "gemini-2.5-flash" or
+        model: The name, with or without a provider, such as "gemini-flash-latest" or
             "ollama_chat/qwen3:8b".
     """
     name = model[:MAX_NAME_CHARS].lower()

@@ -57,14 +57,16 @@ def _list_arguments(llm: object) -> Iterator[object]:
 
     - Those of `LiteLlm` may have `fallbacks`: models, each with arguments of its own.
     - `OpenAIResponsesLlm` has them in a field.
-    - In both, `extra_body` has more of them.
+    - In all of these, `extra_body` has more of them.
     """
     litellm_arguments = Client.of(llm).litellm_arguments
     yield litellm_arguments
     yield litellm_arguments.get("extra_body")
     fallbacks = litellm_arguments.get("fallbacks")
-    if isinstance(fallbacks, list):
-        yield from fallbacks
+    for fallback in fallbacks if isinstance(fallbacks, list | tuple) else ():
+        yield fallback
+        if isinstance(fallback, dict):
+            yield fallback.get("extra_body")
 
     responses_arguments = getattr(llm, "extra_request_args", None)
     yield responses_arguments

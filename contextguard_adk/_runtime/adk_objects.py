@@ -1,7 +1,7 @@
 """Makes objects of ADK whose classes may have another name in a later release.
 
-Apps do not name these classes, so ADK may rename or move them. But ADK's own classes
-that apps do name have fields of these classes: the fields tell what to make.
+Apps do not name these classes, so ADK may rename or move them. So they are not imported
+by name: a field of a class that apps do name makes the object.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def make_session_config(**settings: float) -> GetSessionConfig:
     """
     run_config = RunConfig.model_validate({"get_session_config": settings})
     config = run_config.get_session_config
-    assert config is not None, "A dict has made it."
+    assert config is not None  # It was made of a dict.
     return config

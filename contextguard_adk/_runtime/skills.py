@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from contextguard_adk._history.skills import list_skill_tools
 from contextguard_adk._runtime.state import AgentState
 
 _ACTIVE_KEY = "_adk_activated_skill_"
@@ -16,9 +18,17 @@ _EPHEMERAL = "ephemeral"
 """The lifecycle of a skill that is active only in the run that has loaded it."""
 
 
-def has_used_skills(state: AgentState) -> bool:
-    """Whether ADK has ever counted a skill as active for this agent."""
-    return _read_names(state) is not None
+def find_skill_tools(state: AgentState, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the tools that return documents of skills.
+
+    Returns () if ADK has never counted a skill as active for this agent: a tool of such
+    a name is then a tool of the user's.
+
+    Args:
+        state: The agent's values in session state.
+        names: The names of the tools that the request declares.
+    """
+    return () if _read_names(state) is None else list_skill_tools(names)
 
 
 def find_active_skills(state: AgentState, run_id: str) -> frozenset[str]:

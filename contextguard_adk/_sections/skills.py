@@ -1,7 +1,7 @@
 """The instructions and resources of the agent's active skills, word for word.
 
 ADK's `SkillToolset` returns the instructions of a skill as the result of a tool, and
-names the active skills in session state. `skills.Document` explains what a document is.
+names the active skills in session state. `_history.skills` explains what a document is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ tokens of instruction and tools."""
 MAX_SKILLS_TOKENS = 25_000
 """The documents take at most this, however large the window is.
 
-Claude Code has this limit, and `MAX_DOCUMENT_TOKENS`, for skills after a compaction.
+Coding agents have this limit, and `MAX_DOCUMENT_TOKENS`, for skills after a compaction.
 """
 
 MAX_DOCUMENT_TOKENS = 5_000
 """One document takes at most this."""
 
-MAX_STATE_BYTES = 48 * 1024
+SKILLS_STATE_BYTES = 48 * 1024
 """The documents take at most this in session state."""
 
 MIN_DOCUMENT_TOKENS = 60
@@ -46,7 +46,7 @@ MIN_DOCUMENT_TOKENS = 60
 MIN_DOCUMENT_BYTES = 4 * MIN_DOCUMENT_TOKENS
 """The same in session state."""
 
-_LEFT_OUT = "({} more have no room; load again what you need.)"
+_LEFT_OUT = "(Others have no room; load again what you need.)"
 """The line after the heading, if not all documents have room."""
 
 _TITLE_START = SKILL.partition("{")[0]
@@ -65,7 +65,7 @@ class Skills(Section):
     label = "the active skills"
     heading = SKILLS
     goes_at = 4
-    own_state_bytes = MAX_STATE_BYTES
+    own_state_bytes = SKILLS_STATE_BYTES
     has_own_room = True
 
     def most_tokens(self, turn: Turn, covered: frozenset[int]) -> float:
@@ -87,10 +87,7 @@ class Skills(Section):
             return ""
 
         shown = _choose_shown(documents, room)
-        blocks = [f"{_write_title(key)}\n{text}" for key, text in shown]
-        left_out_count = len(documents) - len(shown)
-        notes = [_LEFT_OUT.format(left_out_count)] if left_out_count else []
-        return "\n".join([SKILLS, *notes, *blocks])
+        return _write(shown, is_whole=len(shown) == len(documents))
 
     def refresh(
         self,
@@ -113,10 +110,8 @@ class Skills(Section):
         ]
         if len(current) == len(documents):
             return text
-        if not current:
-            return ""
-        blocks = [f"{_write_title(key)}\n{text}" for key, text in current]
-        return "\n".join([SKILLS, *blocks])
+        was_whole = _LEFT_OUT not in text.partition(_TITLE_START)[0]
+        return _write(current, is_whole=was_whole) if current else ""
 
 
 def _find_documents(
@@ -157,7 +152,7 @@ def _read_documents(contents: Iterable[types.Content]) -> Iterator[Document]:
 
 
 def _choose_shown(documents: Sequence[Document], room: Room) -> list[Document]:
-    """Returns the documents that have room, the last of them shortened, in their order.
+    """Returns the documents that have room, some of them shortened, in their order.
 
     The instructions of skills get room first, then the resources; the newest first.
 
@@ -169,8 +164,7 @@ def _choose_shown(documents: Sequence[Document], room: Room) -> list[Document]:
     resources = [each for each in documents if each.key.path]
     by_rank = [*reversed(instructions), *reversed(resources)]
 
-    note = _LEFT_OUT.format(len(documents))
-    frame = f"{SKILLS}\n{note}"
+    frame = f"{SKILLS}\n{_LEFT_OUT}"
     left_tokens = room.tokens - room.turn.count(frame)
     left_bytes = room.state_bytes - measure_stored(frame)
     texts: dict[DocumentKey, str] = {}
@@ -186,6 +180,13 @@ def _choose_shown(documents: Sequence[Document], room: Room) -> list[Document]:
     return [
         Document(each.key, texts[each.key]) for each in documents if each.key in texts
     ]
+
+
+def _write(documents: Iterable[Document], is_whole: bool) -> str:
+    """Writes documents, with the heading; `is_whole` tells that none is left out."""
+    notes = [] if is_whole else [_LEFT_OUT]
+    blocks = [f"{_write_title(key)}\n{text}" for key, text in documents]
+    return "\n".join([SKILLS, *notes, *blocks])
 
 
 def _write_title(key: DocumentKey) -> str:

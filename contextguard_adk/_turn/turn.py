@@ -24,7 +24,6 @@ from contextguard_adk._history.contents import (
 )
 from contextguard_adk._history.history import History
 from contextguard_adk._history.moved_media import MediaMover
-from contextguard_adk._history.skills import find_skill_tools
 from contextguard_adk._history.stored import AgentRecord, Draft, Reason
 from contextguard_adk._history.truncation import fit_results
 from contextguard_adk._measuring.budgets import Budgets, resolve_size
@@ -39,7 +38,7 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.families import find_family
 from contextguard_adk._runtime.memory import SessionFacts
-from contextguard_adk._runtime.skills import has_used_skills
+from contextguard_adk._runtime.skills import find_skill_tools
 from contextguard_adk._runtime.state import AgentState
 from contextguard_adk._turn.facts import Counts, KeptSteps, ModelFacts, Size
 from contextguard_adk._turn.settings import (
@@ -268,9 +267,7 @@ class Turn:
     @cached_property
     def skill_tools(self) -> tuple[str, ...]:
         """The tools that return documents of skills; () if the agent has no skills."""
-        if not has_used_skills(self.state):
-            return ()
-        return tuple(find_skill_tools(self.request.tools_dict))
+        return find_skill_tools(self.state, self.request.tools_dict)
 
     @cached_property
     def newest_results(self) -> dict[str, int]:
