@@ -271,10 +271,13 @@ async def test_one_long_text_does_not_take_the_room_of_all() -> None:
 async def test_skills_take_no_room_from_the_words_of_the_user() -> None:
     """What stands beside a summary is the same with and without them."""
     told = list[str]()
-    facts = [f"Order {n * 7_919} belongs to customer {n * 104_729}." for n in range(60)]
+    facts = [
+        f"Order {n * 7_919} belongs to customer {n * 104_729}." for n in range(200)
+    ]
+    messages = [" ".join(facts[n : n + 25]) for n in range(0, 200, 25)]
     for name in ("complaints", "missing"):
         clerk = Clerk(skills=(make_skill("complaints", 100),))
-        await clerk.say(f"load_skill skill_name={name}", *facts)
+        await clerk.say(f"load_skill skill_name={name}", *messages)
         await clerk.read_pages(3)
         told.append(await clerk.compact())
     with_skill, without = told

@@ -46,23 +46,24 @@ def tell_fullness(turn: Turn, contents: list[types.Content]) -> list[types.Conte
     A request that is sent again has a line there already: it gives way to the new one.
     """
     newest = contents[-1]
-    parts = parts_of(newest)
-    last = parts[-1] if parts else types.Part()
     words = _describe_fullness(turn, contents)
-    line = FULLNESS_NOTE.format(words)
+    told_parts = _tell_in(parts_of(newest), words)
+    return [*contents[:-1], with_parts(newest, told_parts)]
 
+
+def _tell_in(parts: list[types.Part], words: str) -> list[types.Part]:
+    """Returns the parts of a message with the words at the end of the last one."""
+    line = FULLNESS_NOTE.format(words)
+    last = parts[-1] if parts else types.Part()
     if last.function_response is not None:
-        told = _tell_in_result(last, last.function_response, words)
-        return [*contents[:-1], with_parts(newest, [*parts[:-1], told])]
+        return [*parts[:-1], _tell_in_result(last, last.function_response, words)]
     if last.text is None:
         # After an image or another file, the line is a part of its own.
-        told = types.Part(text=line)
-        return [*contents[:-1], with_parts(newest, [*parts, told])]
+        return [*parts, types.Part(text=line)]
 
     text = _LINE_AT_END.sub("", last.text)
     told_text = f"{text}\n\n{line}" if text else line
-    told = last.model_copy(update={"text": told_text})
-    return [*contents[:-1], with_parts(newest, [*parts[:-1], told])]
+    return [*parts[:-1], last.model_copy(update={"text": told_text})]
 
 
 def _tell_in_result(

@@ -130,6 +130,7 @@ class Ask:
         self.failures: list[SummaryError] = []
         self.has_written = False
         self.is_refused = False
+
         # A strategy may call a method with a copy of this turn that has, for example,
         # another `keep_count`. So these methods have an argument `turn`.
         self._turn = turn

@@ -520,6 +520,7 @@ def refresh(
         fresh_text = section.refresh(text, state, run_id, kept) if text else ""
         if fresh_text:
             fresh[section.name] = fresh_text
+
     return stored.model_copy(update={"beside": fresh})
 
 

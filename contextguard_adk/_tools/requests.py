@@ -201,8 +201,8 @@ class Rebuilder:
         if recorded_summary:
             # `load_summary` refuses a summary of another scope than the given one. The
             # given scope is that of the summary itself, so no summary is refused.
-            stored = state.load_summary(recorded_summary.scope) or stored
-            stored = refresh(stored, state, call.event.invocation_id)
+            loaded = state.load_summary(recorded_summary.scope) or stored
+            stored = refresh(loaded, state, call.event.invocation_id)
 
         invocation = self._side.advance(call, agent, make_plugin_manager())
         question = self._find_question(call)
