@@ -173,8 +173,8 @@ async def test_a_model_that_binds_its_thoughts_is_not_told(name: str) -> None:
 
 async def test_a_request_that_is_sent_again_has_one_line() -> None:
     """The provider refuses it first, because its window is smaller than configured."""
-    chat, llm = open_chat(context_window=64_000, token_ratio=2)
-    for _ in range(24):
+    chat, llm = open_chat(context_window=64_000, token_ratio=4)
+    for _ in range(10):
         await chat.say("read_page please")
 
     assert llm.rejections

@@ -238,12 +238,13 @@ async def test_the_newest_skills_have_priority() -> None:
 
 async def test_instructions_have_priority_over_resources() -> None:
     """A skill with more resources than there is room for keeps its rules."""
-    files = {f"part-{n}": words(60, f"part {n} ") for n in range(60)}
+    files = {f"part-{n}": words(200, f"part {n} ") for n in range(18)}
     clerk = Clerk(skills=(make_skill("audits", rule_count=20, **files),))
     await clerk.say("load_skill skill_name=audits")
     load = "load_skill_resource skill_name=audits file_path=references/{}.md"
     await clerk.say(*[load.format(name) for name in files])
-    last = await clerk.read_pages(8)
+    await clerk.read_pages(4)
+    last = await clerk.compact()
 
     assert last.count(write_rules("audits", 20)) == 1
     section = last.partition("[Skills that are active")[2].partition("\n\n[")[0]
