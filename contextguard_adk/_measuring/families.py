@@ -62,7 +62,7 @@ MAX_NAME_CHARS = 200
 """
 
 # One or two numbers, as in claude-opus-4-6 and claude-3.5-sonnet. A date is longer.
-_CLAUDE_VERSION = re.compile(r"claude\D*?(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
+_CLAUDE_VERSION = re.compile(r"claude\D{0,40}?(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
 def find_family(model: str) -> Family:
