@@ -71,8 +71,8 @@ class Spans(Listener):
         if record.model:
             # OpenTelemetry's word for a model call is "generate_content". But ADK's
             # page of traces looks for an event in each span with this word, and this
-            # span has no such event. The model is the one that was asked; if it wrote no
-            # summary, the status of the span and `error.type` say so.
+            # span has no such event. The model is the one that was asked: if it wrote
+            # no summary, the status of the span and `error.type` say so.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         usage = record.usage
