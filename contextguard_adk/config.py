@@ -67,6 +67,13 @@ class PluginSettings(GuardSettings):
         description="The strategy of all other agents, or in Python a function that "
         'chooses one; None ("none" in a file) guards only the agents that are named.',
     )
+    reload_on_change: bool = Field(
+        default=False,
+        strict=True,
+        description="Only in a file: True has a running guard read the file again "
+        "after a change. At a model call, at most every 30 seconds, it looks whether "
+        "the file has changed.",
+    )
 
 
 def load_settings(path: str | os.PathLike[str]) -> PluginSettings:

@@ -19,6 +19,7 @@ from contextguard_adk._core.after_error import FailedCall, answer_error
 from contextguard_adk._plugin.arguments import check_arguments, check_functions
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.first_run import look_at_app
+from contextguard_adk._plugin.reloading import reload_if_changed, reload_settings
 from contextguard_adk._plugin.requests import (
     find_strategy,
     guard_request,
@@ -26,7 +27,12 @@ from contextguard_adk._plugin.requests import (
     warn_of_lost_compaction,
     warn_of_switch,
 )
-from contextguard_adk._plugin.sources import GUARD_ALL, FromFile, choose_settings
+from contextguard_adk._plugin.sources import (
+    GUARD_ALL,
+    SettingsFile,
+    choose_settings,
+    read_file,
+)
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._runtime.adk_objects import make_plugin_manager
@@ -41,7 +47,7 @@ from contextguard_adk._runtime.runs import Guard, call_key
 from contextguard_adk._support.log import REDACTORS, log_failures
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.settings import Summaries
-from contextguard_adk.config import Chooser, PluginSettings, StateKeys, load_settings
+from contextguard_adk.config import Chooser, PluginSettings, StateKeys
 from contextguard_adk.records import CallRecord, CompactionRecord, PressureRecord
 from contextguard_adk.strategies.base import Strategy
 
@@ -163,6 +169,7 @@ class ContextGuardPlugin(GuardPlugin):
         chosen = choose_settings(arguments, default, strict)
         self.settings = chosen.settings
         self.is_shared = chosen.is_shared
+        self._file = chosen.file
         self.registry = registry
         self._listeners = Listeners(
             on_pressure=on_pressure,
@@ -180,12 +187,11 @@ class ContextGuardPlugin(GuardPlugin):
 
         A copy of the plugin starts with an empty memory of its own.
         """
-        timeout_seconds = self.settings.listener_timeout_seconds
         self._guard = Guard(
             settings=self.settings,
             registry=self.registry,
             redactor=self._redactor,
-            observers=Observers(self._listeners, timeout_seconds),
+            observers=Observers(self._listeners),
         )
         if self._redactor:
             # The text of an error may quote messages. The log has such texts only at
@@ -193,11 +199,18 @@ class ContextGuardPlugin(GuardPlugin):
             REDACTORS.add(self._redactor)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes that a copy gets: all but the guard's memory."""
-        return {**vars(self), "_guard": None}
+        """Returns the attributes that a copy gets: all but the guard's memory.
+
+        Of the settings file a copy gets the path. Nobody knows whether the file still
+        has the copied settings when the copy is put to use.
+        """
+        file = None if self._file is None else self._file.path
+        return {**vars(self), "_guard": None, "_file": file}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        path = state["_file"]
+        file = None if path is None else SettingsFile(path)
+        vars(self).update(state, _file=file)
         self._start()
 
     @property
@@ -230,7 +243,7 @@ class ContextGuardPlugin(GuardPlugin):
             ConfigError: The file cannot be read, or a setting in it is wrong.
         """
         return cls(
-            default=FromFile(settings=load_settings(path)),
+            default=read_file(path),
             registry=registry,
             on_pressure=on_pressure,
             on_compaction=on_compaction,
@@ -240,6 +253,29 @@ class ContextGuardPlugin(GuardPlugin):
             redact=redact,
             name=name,
         )
+
+    def reload(self) -> bool:
+        """Reads the settings file again, and uses its settings from now on.
+
+        The file is the one of `from_file`, or the one that `CONTEXTGUARD_CONFIG` named
+        when the plugin was made. Sessions keep their summaries, and the guard remembers
+        what it has learned; a model call that is under way keeps its strategy.
+        Listeners, `redact` and the registry stay. The log has one line at INFO with the
+        names of the changed settings.
+
+        It may be called from any thread, and from a signal handler. It blocks while
+        the file is read. Classes of your own that were imported before are not
+        imported again.
+
+        Returns:
+            True if the file was read, also if nothing has changed. False if it is
+            missing or wrong: the log has one line at ERROR with file, key, value and
+            what is accepted, and the settings stay as they are.
+
+        Raises:
+            ContextGuardError: The plugin has no settings file.
+        """
+        return reload_settings(self)
 
     async def before_run_callback(
         self, *, invocation_context: InvocationContext
@@ -255,6 +291,9 @@ class ContextGuardPlugin(GuardPlugin):
 
         The request of an agent that is not guarded stays as it is.
         """
+        with _log_failures("The guard could not look for new settings"):
+            await reload_if_changed(self)
+
         with _log_failures(
             "The guard could not tell whether a request is its own, or could not cut it"
         ):
@@ -264,12 +303,12 @@ class ContextGuardPlugin(GuardPlugin):
             run.calls.pop(call_key(callback_context), None)
 
             strategy = find_strategy(self, callback_context, llm_request)
+            may_change = strategy is not None and not self.settings.observe
             if strategy is not None:
                 await guard_request(
                     self._guard, callback_context, llm_request, strategy
                 )
 
-            may_change = strategy is not None and not self.settings.observe
             if not may_change:
                 # An unchanged request lacks the stored summary. So if the session was
                 # compacted before, the request may have the whole history.

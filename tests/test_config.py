@@ -161,9 +161,8 @@ OF_THRESHOLD = (
 )
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
-    "observe, prices, recent_events, state_keys, summaries, summary_artifacts, "
-    "usage_in_state, user_ids, "
-    "warning_threshold."
+    "observe, prices, recent_events, reload_on_change, state_keys, summaries, "
+    "summary_artifacts, usage_in_state, user_ids, warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
 OF_STRATEGIES = (

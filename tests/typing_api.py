@@ -244,6 +244,8 @@ def make_app(model: BaseLlm) -> App:
         name="guard",
     )
 
+    assert_type(from_file.reload(), bool)
+
     chosen = cg.ContextGuardPlugin(agents={"a": choose, "b": None}, default=choose)
     plugins: list[BasePlugin] = [cg.ContextGuardPlugin(), plugin, of_subclass, some]
     plugins.append(chosen)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import NamedTuple
+import threading
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from contextguard_adk._runtime.settings import GuardSettings
 from contextguard_adk._support.log import warn_once
@@ -30,6 +32,43 @@ _NOT_STRICT = ("", "0", "false", "no", "off")
 """The values of `STRICT_VARIABLE` that do not ask for an error."""
 
 
+FileVersion = tuple[int, ...]
+"""Tells versions of a file apart; () if the file cannot be found."""
+
+
+def read_version(path: str) -> FileVersion:
+    """Returns the version of a file, or of the file that a link leads to."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+@dataclass
+class SettingsFile:
+    """The file of the settings, which can be read again.
+
+    Attributes:
+        path: The absolute path.
+        version: The version that was read last; None if it is not known, as in a copy
+            of a plugin.
+        checked_seconds: When a model call last looked for a change, on the clock of its
+            event loop; None if none has.
+        is_checked: Whether a thread looks for a change right now.
+        read_count: How often the file was read again.
+        lock: Held while the file is read again, and its settings are put in place. A
+            signal handler may interrupt the thread that holds the lock, and get it too.
+    """
+
+    path: str
+    version: FileVersion | None = None
+    checked_seconds: float | None = None
+    is_checked: bool = False
+    read_count: int = 0
+    lock: Any = field(default_factory=threading.RLock)
+
+
 class FromFile(Threshold):
     """The settings of a file, in the form of a strategy that guards no agent.
 
@@ -38,6 +77,26 @@ class FromFile(Threshold):
     """
 
     settings: PluginSettings
+    file: SettingsFile
+
+
+def read_file(path: str | os.PathLike[str]) -> FromFile:
+    """Reads a settings file that the user names.
+
+    Raises:
+        ConfigError: The file cannot be read, or a setting in it is wrong.
+    """
+    file = _open_file(path)
+    return FromFile(settings=load_settings(path), file=file)
+
+
+def _open_file(path: str | os.PathLike[str]) -> SettingsFile:
+    """Notes the version of a file, which is to be read after that.
+
+    If the file changes in between, a later look finds another version.
+    """
+    full_path = os.path.abspath(path)
+    return SettingsFile(full_path, read_version(full_path))
 
 
 class ChosenSettings(NamedTuple):
@@ -47,10 +106,13 @@ class ChosenSettings(NamedTuple):
         settings: All settings.
         is_shared: Whether the settings come from the file that the environment names,
             which other apps may use as well.
+        file: The file that the settings come from, or would come from if it were not
+            wrong; None if they were given in code.
     """
 
     settings: PluginSettings
-    is_shared: bool
+    is_shared: bool = False
+    file: SettingsFile | None = None
 
 
 def choose_settings(
@@ -76,10 +138,10 @@ def choose_settings(
             the environment asks for an error.
     """
     if isinstance(default, FromFile):
-        return ChosenSettings(default.settings, is_shared=False)
+        return ChosenSettings(default.settings, file=default.file)
     path = os.environ.get(CONFIG_VARIABLE)
     if not path:
-        return ChosenSettings(arguments, is_shared=False)
+        return ChosenSettings(arguments)
 
     changed = _list_changed(arguments, default)
     if changed:
@@ -92,10 +154,11 @@ def choose_settings(
             ", ".join(changed),
             path,
         )
-        return ChosenSettings(arguments, is_shared=False)
+        return ChosenSettings(arguments)
 
+    file = _open_file(path)
     try:
-        return ChosenSettings(load_settings(path), is_shared=True)
+        return ChosenSettings(load_settings(path), is_shared=True, file=file)
     except ConfigError as error:
         strict_value = os.environ.get(STRICT_VARIABLE, "").lower()
         if is_strict or strict_value not in _NOT_STRICT:
@@ -104,7 +167,7 @@ def choose_settings(
             ) from error
         message = "%s Every agent is guarded with the defaults until this is mended."
         warn_once(logger, message, str(error), level=logging.ERROR)
-        return ChosenSettings(arguments, is_shared=False)
+        return ChosenSettings(arguments, is_shared=True, file=file)
 
 
 def _list_changed(arguments: PluginSettings, default: object) -> list[str]:

@@ -89,13 +89,14 @@ class _LateKey(NamedTuple):
 
 
 class Observers:
-    """Tells listeners what happened, and waits for their answers until a timeout."""
+    """Tells listeners what happened, and waits for their answers until a timeout.
 
-    def __init__(
-        self,
-        listeners: Listeners | None = None,
-        listener_timeout_seconds: float = 5.0,
-    ) -> None:
+    Attributes:
+        listeners: The functions of the user.
+        listener_timeout_seconds: The timeout.
+    """
+
+    def __init__(self, listeners: Listeners | None = None) -> None:
         self.listeners = listeners or Listeners()
         self._functions: Mapping[type, Callable[[Any], object] | None] = {
             PressureRecord: self.listeners.on_pressure,
@@ -104,7 +105,7 @@ class Observers:
             PlannedCompaction: self.listeners.before_compaction,
             PlannedSummary: self.listeners.after_summary,
         }
-        self.listener_timeout_seconds = listener_timeout_seconds
+        self.listener_timeout_seconds = 5.0
         self._tasks = SummaryTasks()
         self._failed_kinds = set[type]()
         self._late_calls: dict[_LateKey, _Call] = {}
@@ -216,7 +217,7 @@ class _DaemonThreads(Executor):
         """Starts a thread that calls a function.
 
         Args:
-            call: The function. It raises nothing: `_Call._invoke` returns exceptions.
+            call: The function, which must raise nothing.
             args: The arguments of the function.
             kwargs: The keyword arguments of the function.
         """
@@ -233,7 +234,8 @@ class _DaemonThreads(Executor):
         return future
 
 
-_THREADS = _DaemonThreads()
+DAEMON_THREADS = _DaemonThreads()
+"""Has functions called that may block, each in a thread of its own."""
 
 
 class _Outcome(NamedTuple):
@@ -289,7 +291,7 @@ class _Call:
             context = contextvars.copy_context()
             work = functools.partial(context.run, self._invoke, listener, record)
             loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(_THREADS, work)
+            outcome = await loop.run_in_executor(DAEMON_THREADS, work)
 
         if outcome.error is not None:
             raise outcome.error

@@ -282,7 +282,7 @@ class Guard:
     """The memory of the plugin.
 
     Attributes:
-        settings: The settings of the plugin.
+        settings: The settings of the plugin; `use` replaces them.
         registry: The user's registry of models; None for LiteLLM's table.
         redactor: Applies the user's `redact`.
         observers: Calls the listeners of the user.
@@ -319,8 +319,20 @@ class Guard:
     _runs_by_state: dict[int, _RunsOfState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.has_namespaced_keys = self.settings.state_keys == "namespaced"
-        self.tasks = SummaryTasks(self.settings.max_background_summaries)
+        self.has_namespaced_keys = False
+        self.tasks = SummaryTasks()
+        self.use(self.settings)
+
+    def use(self, settings: GuardSettings) -> None:
+        """Puts settings in place of the current ones; the rest of the memory stays.
+
+        With the setting "auto", state keys keep their form.
+        """
+        self.settings = settings
+        self.observers.listener_timeout_seconds = settings.listener_timeout_seconds
+        self.tasks.max_working = settings.max_background_summaries
+        if settings.state_keys != "auto":
+            self.has_namespaced_keys = settings.state_keys == "namespaced"
 
     def memory(
         self, invocation: InvocationContext, agent: str, scope: str
