@@ -260,12 +260,9 @@ class ContextGuardPlugin(GuardPlugin):
         The file is the one of `from_file`, or the one that `CONTEXTGUARD_CONFIG` named
         when the plugin was made. Sessions keep their summaries, and the guard remembers
         what it has learned; a model call that is under way keeps its strategy.
-        Listeners, `redact` and the registry stay. The log has one line at INFO with the
-        names of the changed settings.
-
-        It may be called from any thread, and from a signal handler. It blocks while
-        the file is read. Classes of your own that were imported before are not
-        imported again.
+        Listeners, `redact` and the registry stay, and so do imported classes. The log
+        names the changed settings at INFO. It may be called from any thread and from a
+        signal handler, and blocks while the file is read.
 
         Returns:
             True if the file was read, also if nothing has changed. False if it is

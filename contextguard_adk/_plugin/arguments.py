@@ -36,6 +36,7 @@ def check_functions(functions: Mapping[str, object]) -> None:
             continue
         is_async = is_coroutine_function(function)
         is_wrong_kind = name == "redact" and is_async
+
         if is_wrong_kind or not _takes_one_argument(function):
             kind = "a sync function" if name == "redact" else "a function"
             raise TypeError(
