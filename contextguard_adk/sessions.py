@@ -10,7 +10,8 @@ functions:
   and `edit` then need a session with only one summary.
 - `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
-- A `SessionError` says why nothing was changed.
+- A `SessionError` says why nothing was changed; a `NoSummaryError`, that there was
+  nothing to change.
 
 A message is covered if the summary replaces it. An index is the position of a message
 among the contents of a request; a position is one among the session's events.
@@ -21,9 +22,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -43,6 +44,7 @@ from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime import state as keys
 from contextguard_adk._runtime.adk_objects import make_session_config
 from contextguard_adk._summaries.compose import (
@@ -70,8 +72,20 @@ _SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
 _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
 
 
+class SessionChange(Protocol):
+    """A function of this module that changes a session, such as `leave`."""
+
+    def __call__(
+        self, service: Service, session: Session, *, force: bool
+    ) -> Awaitable[str]: ...
+
+
 class SessionError(ContextGuardError):
     """Nothing was changed; the message gives the reason in one line."""
+
+
+class NoSummaryError(SessionError):
+    """Nothing was changed, because there is no summary, or none that is in use."""
 
 
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
@@ -173,12 +187,12 @@ def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
     """Returns the values of the agents that have a summary; there is at least one.
 
     Raises:
-        SessionError: No agent has a summary, or a later release has written one of the
-            summaries.
+        NoSummaryError: No agent has a summary.
+        SessionError: A later release has written one of the summaries.
     """
     agent_states = [each for each in _find_states(session, agent) if each.has_summary]
     if not agent_states:
-        raise SessionError(f"there is no summary of {agent or 'any agent'}")
+        raise NoSummaryError(f"there is no summary of {agent or 'any agent'}")
     if any(each.record.is_newer for each in agent_states):
         raise SessionError("a later release has written this state; use that one")
     return agent_states
@@ -296,7 +310,9 @@ async def leave(
     may end even earlier, see `_count_removable`.
 
     The agents' values in session state are removed, except for pins and todos. The
-    values of agents in a branch or an isolation scope stay.
+    values of agents in a branch or an isolation scope stay, and the line names them. It
+    also tells how many tokens the text and the newer messages have, by an estimate of 4
+    bytes each: without a guard, these are sent to a model, with instruction and tools.
     """
     summarized = _find_summarized(session, agent)
     # ADK shows its compaction to all agents. So summaries that hold only in a branch or
@@ -309,27 +325,35 @@ async def leave(
     # The summary that reaches farthest comes last.
     views.sort(key=lambda view: view.removable_count)
     if not any(view.covered_event_count for view in views):
-        raise SessionError("the messages that were summarized are gone")
+        raise NoSummaryError("the messages that were summarized are gone")
     removed_count = views[-1].removable_count
     if removed_count == 0:
         # These are the two reasons for which `_count_removable` returns 0.
         raise SessionError("a call waits for its result, or a later event is older")
 
     last_removed = session.events[removed_count - 1]
+    # ADK shows the text to all agents, whichever of them is named as its author.
+    text = _render_views(views, agent_states[0].agent)
     compaction = {
         "start_timestamp": 0.0,  # From the session's first event on.
         "end_timestamp": last_removed.timestamp,
-        # ADK shows the text to all agents, whichever of them is named as its author.
-        "compacted_content": _render_views(views, agent_states[0].agent),
+        "compacted_content": text,
     }
     removals = _list_removals(session, agent_states)
     actions = EventActions.model_validate(
         {"state_delta": removals, "compaction": compaction}
     )
-    summaries = _name_summaries(agent_states)
+    newer_contents = [
+        event.content for event in session.events[removed_count:] if event.content
+    ]
+    tokens = estimate_contents_tokens([text, *newer_contents])
     change = (
-        f"{removed_count:,} events give way to {summaries}, as ADK's own compaction"
+        f"{removed_count:,} events give way to {_name_summaries(agent_states)}, as "
+        f"ADK's own compaction; about {tokens:,} tokens of messages remain"
     )
+    staying = [each for each in summarized if each.owner != each.agent]
+    if staying:
+        change = f"{change}; {_name_summaries(staying)} stays stored, for a guard"
     return await _append(service, session, change, actions, force)
 
 
@@ -547,7 +571,7 @@ def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
 
 
 def _name_summaries(agent_states: Sequence[_EditedState]) -> str:
-    """Returns the subject of a sentence, such as "the summary of writer, editor"."""
+    """Returns the subject of a clause, such as "the summary of writer, editor"."""
     return f"the summary of {', '.join(each.owner for each in agent_states)}"
 
 
@@ -571,8 +595,11 @@ async def _append(
 
     # ADK itself gives this author to a compaction, and to a change of the state.
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
+    # A run may have loaded the session already, and be about to append its first event.
+    # ADK's services refuse that event if the session has a later time by then.
+    event.timestamp = session.last_update_time or event.timestamp
     await service.append_event(session, event)
-    return f"Session {session.id!r}: {change}."
+    return f"Session {session.id!r} of user {session.user_id!r}: {change}."
 
 
 def _is_busy(session: Session) -> bool:
