@@ -47,6 +47,7 @@ from contextguard_adk._history.transcript import render_entries
 from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime import state as keys
 from contextguard_adk._runtime.adk_objects import make_session_config
+from contextguard_adk._runtime.spending import SPENT_KEY, read_spent
 from contextguard_adk._summaries.compose import (
     refresh,
     render_head,
@@ -91,7 +92,8 @@ class NoSummaryError(SessionError):
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     """Returns a line on each agent; `is_full` adds the lines of its summary.
 
-    With the summary come the texts beside it, as requests have them.
+    With the summary come the texts beside it, as requests have them. With a budget for
+    each session, a last line says what the session has spent on summaries.
 
     Returns [] if the session has no values of the agent.
     """
@@ -101,6 +103,10 @@ def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
         if is_full and agent_state.has_summary:
             summary = refresh(agent_state.summary, agent_state)
             lines += show_texts(summary).splitlines()
+
+    spent = read_spent(session.state.get(SPENT_KEY))
+    if lines and spent.since:
+        lines.append(f"spent on summaries: {spent}")
     return lines
 
 
@@ -362,8 +368,8 @@ def _list_removals(
 ) -> dict[str, object]:
     """Returns the state delta that removes the values of these agents.
 
-    The delta has None under each key that has a value, in both forms of keys. Pins and
-    todos are not removed.
+    The delta has None under each key that has a value, in both forms of keys, and under
+    that of the session's costs. Pins and todos are not removed.
     """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
     owners = [each.owner for each in agent_states]
@@ -373,7 +379,7 @@ def _list_removals(
     namespaced_keys = [
         f"context_guard:{name}:{owner}" for name in names for owner in owners
     ]
-    all_keys = [*plain_keys, *namespaced_keys]
+    all_keys = [*plain_keys, *namespaced_keys, SPENT_KEY]
     return {key: None for key in all_keys if session.state.get(key) is not None}
 
 
