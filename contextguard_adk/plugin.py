@@ -16,7 +16,7 @@ from google.adk.models.llm_response import LlmResponse
 
 from contextguard_adk._core.after_call import record_answer, warn_of_silence
 from contextguard_adk._core.after_error import FailedCall, answer_error
-from contextguard_adk._plugin.arguments import check_arguments
+from contextguard_adk._plugin.arguments import check_arguments, check_functions
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.first_run import look_at_app
 from contextguard_adk._plugin.requests import (
@@ -113,7 +113,8 @@ class ContextGuardPlugin(GuardPlugin):
     given as well. With any other argument, the file is not read.
 
     Raises:
-        TypeError: An argument is an object of a wrong kind.
+        TypeError: An argument is an object of a wrong kind, or a function that cannot
+            be called with its one argument.
         ConfigError: A value is not accepted, or the file in the environment is wrong
             and `strict` is set.
     """
@@ -168,7 +169,6 @@ class ContextGuardPlugin(GuardPlugin):
         self.settings = chosen.settings
         self.is_shared = chosen.is_shared
         self.registry = registry
-        self._redactor = Redactor(redact)
         self._listeners = Listeners(
             on_pressure=on_pressure,
             on_compaction=on_compaction,
@@ -176,6 +176,8 @@ class ContextGuardPlugin(GuardPlugin):
             before_compaction=before_compaction,
             after_summary=after_summary,
         )
+        check_functions({**vars(self._listeners), "redact": redact})
+        self._redactor = Redactor(redact)
         self._start()
 
     def _start(self) -> None:

@@ -140,7 +140,8 @@ class CompactionRecord(Origin):
         duration_seconds: How long the strategy took, with all its summaries.
         attempts: How many summaries were written, mechanical ones included.
         is_mechanical: Whether a part of the summary was written without a model.
-        model: The model that was asked for summaries; "" if none was.
+        model: The model that was asked for summaries, whether or not it wrote one (see
+            `failure`); "" if none was asked.
         usage: The tokens of all summary calls, also of those that were of no use.
         cost: The price of all summary calls in US dollars; None if it is unknown.
         waited_seconds: How long the model call was held up by this compaction.
@@ -173,6 +174,14 @@ class CompactionRecord(Origin):
     def is_recovery(self) -> bool:
         """Whether the provider had rejected the request as too long."""
         return self.reason == "overflow"
+
+    @property
+    def is_without_model(self) -> bool:
+        """Whether excerpts were taken because no model wrote a summary: see `failure`.
+
+        Excerpts may stand after the last summary, which a model has written earlier.
+        """
+        return self.is_mechanical and bool(self.failure)
 
 
 @dataclass(frozen=True)
@@ -240,7 +249,9 @@ def format_cost(dollars: float | None) -> str:
 def describe_compaction(record: CompactionRecord) -> str:
     """Describes a compaction for people, in one line and without message text.
 
-    "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5.2, cost $0.0012"
+    - "9,120 → 2,310 tokens, 40 → 12 messages, 1 summary by gpt-5.2, cost $0.0012"
+    - "9,120 → 2,310 tokens, 40 → 12 messages, excerpts, no model (gpt-5.2: timeout),
+      cost unknown"
     """
     parts = [
         f"{record.tokens_before:,} → {record.tokens_after:,} tokens",
@@ -248,18 +259,31 @@ def describe_compaction(record: CompactionRecord) -> str:
     ]
 
     has_new_summary = record.attempts > 0 and record.summary_tokens > 0
-    if has_new_summary:
-        count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
-        mechanical_part = ", in part without a model" if record.is_mechanical else ""
-        author = f" by {record.model}" if record.model else ""
-        parts.append(f"{count}{mechanical_part}{author}")
-    else:
+    if not has_new_summary:
         parts.append("no new summary")
+    elif record.is_without_model:
+        parts.append(f"excerpts, no model ({_describe_failure(record)})")
+    else:
+        parts.append(_describe_summaries(record))
 
     # A model whose answer was of no use has its price, too.
     if record.model:
         parts.append(f"cost {format_cost(record.cost)}")
     return ", ".join(parts)
+
+
+def _describe_failure(record: CompactionRecord) -> str:
+    """Says which model failed and how: "gpt-5.2: timeout"; or "not asked"."""
+    failure = record.failure.replace("_", " ")
+    return f"{record.model}: {failure}" if record.model else failure
+
+
+def _describe_summaries(record: CompactionRecord) -> str:
+    """Counts the summaries, and names their model: "2 summaries by gpt-5.2"."""
+    count = "1 summary" if record.attempts == 1 else f"{record.attempts} summaries"
+    author = f" by {record.model}" if record.model else ""
+    rest = ", in part without a model" if record.is_mechanical else ""
+    return f"{count}{author}{rest}"
 
 
 def describe_call(record: CallRecord) -> dict[str, Any]:
@@ -290,11 +314,13 @@ def _describe_fields(compaction: CompactionRecord) -> dict[str, Any]:
     Two kinds of fields are left out:
 
     - the fields of `Origin`: the event itself tells whose call it is
-    - three fields that only the log and listeners need
+    - fields that only the log and listeners need, and a `failure` that is ""
     """
     # `strategy` is a field of `Origin` that the event does not tell.
     fields_of_event = {each.name for each in fields(Origin)} - {"strategy"}
-    left_out = fields_of_event | {"summary_tokens", "duration_seconds", "failure"}
+    left_out = fields_of_event | {"summary_tokens", "duration_seconds"}
+    if not compaction.failure:
+        left_out.add("failure")
     short_names = {"attempts": "summaries", "is_mechanical": "mechanical"}
 
     described = dict[str, Any]()

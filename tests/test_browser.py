@@ -202,8 +202,9 @@ def look_around(page: Page, address: str, app: str, is_saved: bool = False) -> N
     for key in ("summary", "summarized_at", "real_tokens", "last_heuristic"):
         expect(state).to_contain_text(f"__context_guard_{key}_operator")
     text = state.inner_text()
-    for key in ("usage", "compacted"):
-        assert text.index(f"context_guard:{key}:") < text.index("__context_guard_")
+    assert text.index("context_guard:usage:") < text.index("__context_guard_")
+    first_of_summary = text.index("__context_guard_summar")
+    assert text.index("context_guard:compacted:") < first_of_summary
     save("state")
     if SCREENSHOTS and is_saved:
         size = page.viewport_size

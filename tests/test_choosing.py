@@ -166,7 +166,6 @@ def fail(context: CallbackContext) -> Strategy | None:
 WRONG: dict[str, Any] = {
     "NoChoiceError": fail,
     "str": lambda _: "threshold",
-    "TypeError": lambda: SMALL,
     "bool": lambda _: False,
 }
 

@@ -371,8 +371,7 @@ TYPED = {
     "Did you mean Pipeline()? Names of strategies are for files",
     "ContextGuardPlugin(agents={'a': {'keep': 8}})": f"agents['a'] {NO_STRATEGY} dict: "
     "{'keep': 8}. Did you mean Threshold(…) with these settings?",
-    "ContextGuardPlugin(default=choose)": f"default {NO_STRATEGY} function: "
-    "<function choose…",
+    "ContextGuardPlugin(default=choose)": f"default {NO_STRATEGY} async choose(_)",
     "ContextGuardPlugin(registry={'gpt-6': 8})": "registry must have a method "
     "context_window(model) that returns tokens or None, not dict: {'gpt-6': 8}",
     "Threshold(contxt_window=8_000)": "Threshold: contxt_window = 8000: unknown "

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -272,3 +273,85 @@ def test_a_wrong_limit_is_refused(seconds: Any) -> None:
     """More than 0 and at most 3,600 seconds are accepted."""
     with pytest.raises(ConfigError, match="listener_timeout_seconds"):
         ContextGuardPlugin(listener_timeout_seconds=seconds)
+
+
+class Told:
+    """Listeners that are methods and objects."""
+
+    def __call__(self, record: object, log: object = None) -> None:
+        """Takes a record, and one more if it is given."""
+
+    def told(self, record: object) -> None:
+        """Takes a record."""
+
+    def told_nothing(self) -> None:
+        """Takes no record."""
+
+    async def told_twice(self, record: object, again: object) -> None:
+        """Takes too many."""
+
+
+def hand_on(function: Callable[..., object]) -> Callable[[object], object]:
+    """Decorates a function of two values: the second is the decorator's."""
+
+    @functools.wraps(function)
+    def wrapper(record: object) -> object:
+        return function(record, "log")
+
+    return wrapper
+
+
+def tell_log(record: object, log: object) -> None:
+    """Needs two values."""
+
+
+WRONG: dict[str, tuple[object, str]] = {
+    "text": ("tell", "not str: 'tell'"),
+    "no parameter": (Told().told_nothing, r"not told_nothing\(\)"),
+    "two parameters": (tell_log, r"not tell_log\(record, log\)"),
+    "async": (Told().told_twice, r"not async told_twice\(record, again\)"),
+    "keyword": (lambda *, record: None, r"not <lambda>\(record\)"),
+    "partial": (functools.partial(tell_log, 1, 2), r"not partial\(\)"),
+    "class": (Late, r"not Late\(\)"),
+}
+RIGHT: dict[str, Callable[..., Any]] = {
+    "method": Told().told,
+    "object": Told(),
+    "more by default": lambda record, log=None: None,
+    "any": lambda *records: None,
+    "partial": functools.partial(tell_log, log=1),
+    "decorated": hand_on(tell_log),
+    "builtin": [].append,
+    "unknown": {}.update,
+    "mock": Mock(),
+    "async mock": AsyncMock(),
+}
+FUNCTIONS = {
+    **KINDS,
+    "before_compaction": "PlannedCompaction",
+    "after_summary": "PlannedSummary",
+    "redact": "text",
+}
+
+
+@pytest.mark.parametrize(("wrong", "given"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_called_with_one_argument_is_refused(
+    wrong: Any, given: str
+) -> None:
+    """When the plugin is made, with the argument, what it takes, and what was given."""
+    for name, taken in FUNCTIONS.items():
+        kind = "a sync function" if name == "redact" else "a function"
+        expected = f"{name} must be {kind} of one argument, a {taken}, {given}"
+        with pytest.raises(TypeError, match=expected):
+            ContextGuardPlugin(**{name: wrong})
+    with pytest.raises(TypeError, match="default must be a Strategy, a sync function"):
+        ContextGuardPlugin(default=wrong)
+
+
+@pytest.mark.parametrize("right", RIGHT.values(), ids=RIGHT)
+def test_whatever_can_be_called_with_one_argument_is_accepted(right: Any) -> None:
+    """Also where Python does not know its parameters."""
+    for name in FUNCTIONS:
+        if name == "redact" and isinstance(right, AsyncMock):
+            continue
+        assert ContextGuardPlugin(**{name: right})

@@ -57,7 +57,15 @@ MISTAKES: dict[str, str] = {
     ),
     "Threshold(ahead=3, keep_tools='x')": (
         "Threshold: ahead = 3: a part of the trigger as a float, more than 0 "
-        "and less than 1, or a boolean is expected; keep_tools = 'x': …a valid tuple"
+        "and less than 1, or a boolean is expected; keep_tools = 'x': a list is "
+        "expected, such as ['x']"
+    ),
+    "Threshold(keep_tools=['a', 1])": "Threshold: keep_tools.1 = 1: …a valid string",
+    "Threshold(keep_tools={'a': 1})": "Threshold: keep_tools: a list is expected",
+    "SlidingWindow(keep_tools=7)": "SlidingWindow: keep_tools = 7: a list is expected",
+    "Pipeline(reducers='ClearToolResults')": (
+        "Pipeline: reducers = 'ClearToolResults': a list is expected, such as "
+        "['ClearToolResults']"
     ),
     "Pipeline(window=TokenWindow)": (
         "Pipeline: window = <class "

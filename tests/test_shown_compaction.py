@@ -21,8 +21,19 @@ from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 
-from contextguard_adk import CompactionRecord, ContextGuardPlugin, Costs, Threshold
-from contextguard_adk.testing import Reply, SimulatedLlm, call
+from contextguard_adk import (
+    CompactionRecord,
+    ContextGuardPlugin,
+    Costs,
+    PlannedSummary,
+    Threshold,
+)
+from contextguard_adk.testing import (
+    Reply,
+    SimulatedLlm,
+    SimulatedProviderError,
+    call,
+)
 from tests.background import in_virtual_time
 from tests.builders import Chat, answer_text, model, user
 from tests.chats import DEMAND, words
@@ -128,6 +139,79 @@ async def test_event_of_a_compaction_names_its_artifact() -> None:
 
     sent = "\n".join(request.text for request in llm.requests)
     assert not re.search(r"Compaction of |compacted:agent| → ", sent)
+
+
+def refuse_summary(_: PlannedSummary) -> bool:
+    return False
+
+
+NO_MODEL: dict[str, tuple[dict[str, Any], str, str]] = {
+    "summarizer fails": ({}, "simulated: refused", "refused"),
+    "user refuses": (
+        {"after_summary": refuse_summary},
+        "simulated: refused",
+        "refused",
+    ),
+    "stored only": ({"summaries": "stored"}, "not asked", "not_asked"),
+}
+
+
+@pytest.mark.parametrize(("guard", "why", "failure"), NO_MODEL.values(), ids=NO_MODEL)
+async def test_excerpts_are_never_said_to_be_by_a_model(
+    guard: dict[str, Any],
+    why: str,
+    failure: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Log, state, event and artifact say that no model wrote a word, and why."""
+    caplog.set_level(logging.INFO, "contextguard_adk")
+    service = InMemoryArtifactService()
+    error = SimulatedProviderError("No such key.")
+    llm = make_llm() if guard else make_llm(summary_replies=lambda _: error)
+    chat = await open_chat(service, make_agent(model=llm), **guard)
+    events = await chat.say("Look.")
+
+    said = f"messages, excerpts, no model ({why})"
+    line = (await chat.state())[KEY]
+    assert said in line
+    [logged] = [text for text in caplog.messages if text.startswith("Compacted agent")]
+    assert said in logged
+    text = await load(service)
+    assert said in text
+    assert "## Excerpts, without a model" in text
+    assert f"by {llm.model}" not in line + logged + text
+
+    metadata = [event.custom_metadata or {} for event in events]
+    [told] = [each["context_guard"] for each in metadata if "context_guard" in each]
+    assert told["compaction"]["failure"] == failure
+
+
+async def test_excerpts_after_a_summary_are_not_by_its_model() -> None:
+    """The earlier summary stays, and the artifact tells the two apart."""
+    replies = [SUMMARY, RuntimeError("down")]
+    service = InMemoryArtifactService()
+    chat = await open_chat(service, make_agent(model=make_llm(summary_replies=replies)))
+    await chat.say("Look.")
+    await chat.tell([model(words(3_300)), user("More?"), model("No.")])
+    await chat.say("Look.")
+    assert "excerpts, no model (simulated: other)" in (await chat.state())[KEY]
+    text = await load(service, 1)
+    assert "## Earlier summary, then excerpts without a model" in text
+    assert SUMMARY in text
+
+
+async def test_only_the_event_of_a_compaction_is_labeled() -> None:
+    """`adk web` labels events by the keys of their state."""
+    chat = await open_chat(None, usage_in_state=True)
+    before = await chat.say("Look.")
+    after = await chat.say("And look again.")
+    labeled = [
+        event
+        for event in [*before, *after]
+        if any("compacted" in key for key in event.actions.state_delta)
+    ]
+    assert len(labeled) == 1
+    assert "compaction" in (labeled[0].custom_metadata or {})["context_guard"]
 
 
 async def test_text_is_never_beside_an_artifact() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, assert_type
 
@@ -139,7 +140,9 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
         summary_timeout_seconds=30,
         summary_instruction="Summarize in {max_words} words.",
         reuse_prompt_cache=False,
+        keep_tools=["get_rules", "load_plan"],
     )
+    assert_type(threshold.keep_tools, Sequence[str])
     assert_type(threshold.context_window, int | None)
     assert_type(threshold.max_tokens, int | None)
     assert_type(threshold.trigger_tokens(8_000), int | None)
@@ -177,7 +180,8 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
             min_messages_for_summary=10,
             preserve_recent_count=4,
         ),
-        reducers=(OwnReducer(), strategies.TokenWindow(budget_tokens=4_000)),
+        reducers=[OwnReducer(), strategies.TokenWindow(budget_tokens=4_000)],
+        keep_tools=("get_rules",),
         compression_threshold=0.7,
     )
 
@@ -185,6 +189,7 @@ def make_strategies(model: BaseLlm) -> dict[str, strategies.Strategy]:
         window=strategies.TokenWindow(budget_tokens=0.4, preserve_system=False),
         tool_output=None,
         summary=None,
+        reducers=(strategies.ClearToolResults(exclude_tools=["get_rules"]),),
     )
     own = OwnStrategy(keep_count=5, max_tokens=8_000, summarizer="gemini-flash-latest")
     plain = cg.SlidingWindow(max_messages=30, ahead=None)
@@ -292,6 +297,9 @@ def wrong_types() -> list[type[cg.ContextGuardError]]:
     cg.ContextGuardPlugin(before_compaction=on_call)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(after_summary=put_off)  # type: ignore[arg-type]
     cg.ContextGuardPlugin(on_pressure=on_compaction)  # type: ignore[arg-type]
+    cg.Threshold(keep_tools=[1])  # type: ignore[list-item]
+    cg.Threshold(keep_tools=5)  # type: ignore[arg-type]
+    cg.Pipeline(reducers=["x"])  # type: ignore[list-item]
     cg.Threshold(context_window="8k")  # type: ignore[arg-type]
     cg.Threshold(window=8_000)  # type: ignore[call-arg]
     cg.SlidingWindow(max_turns="9")  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from contextguard_adk._core.call import Call
@@ -94,7 +94,7 @@ def _kept_tools_of(turn: Turn, index: int) -> list[str]:
     return sorted(names.intersection(turn.settings.keep_tools))
 
 
-def _warn_of_names(call: Call, kept_tools: tuple[str, ...]) -> None:
+def _warn_of_names(call: Call, kept_tools: Sequence[str]) -> None:
     """Warns of each name in `keep_tools` that no tool of the app has.
 
     A toolset learns the names of its tools later, and other apps may have the same

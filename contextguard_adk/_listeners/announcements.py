@@ -71,7 +71,8 @@ class Spans(Listener):
         if record.model:
             # OpenTelemetry's word for a model call is "generate_content". But ADK's
             # page of traces looks for an event in each span with this word, and this
-            # span has no such event.
+            # span has no such event. The model is the one that was asked: if it wrote
+            # no summary, the status of the span and `error.type` say so.
             span.set_attribute("gen_ai.operation.name", "summarize")
             span.set_attribute("gen_ai.request.model", record.model)
         usage = record.usage
@@ -164,8 +165,3 @@ class StateLines(Listener):
         line = f"{count.real_tokens:,} of {window_tokens:,} tokens, {percent:.0f} %"
         agent = event.context.agent_name
         event.state.set(USAGE_KEY + agent, line)
-
-        # The web UI shows keys in the order in which they were added. So the key for
-        # the last compaction is added now, before keys that are not for people.
-        if COMPACTED_KEY + agent not in event.context.state:
-            event.state.set(COMPACTED_KEY + agent, "none so far")

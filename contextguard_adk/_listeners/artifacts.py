@@ -12,6 +12,7 @@ from google.genai import types
 from contextguard_adk._runtime.adk_tree import names_of, walk_tree
 from contextguard_adk._runtime.runs import call_key, name_session
 from contextguard_adk._support.log import warn_once
+from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.units import Compacted, Listener
 from contextguard_adk.records import REASONS, CompactionRecord, describe_compaction
 
@@ -43,7 +44,7 @@ class Artifacts(Listener):
             return
 
         name = f"compaction-{record.agent}.md"
-        markdown = _write_markdown(record, event.outcome.stored.text)
+        markdown = _write_markdown(record, event.outcome)
         artifact = types.Part.from_bytes(
             data=markdown.encode("utf-8", "replace"), mime_type="text/markdown"
         )
@@ -84,23 +85,37 @@ def _shows_artifacts(invocation: InvocationContext) -> bool:
     return caller is not None and _shows_artifacts(caller.get_invocation_context())
 
 
-def _write_markdown(record: CompactionRecord, text: str) -> str:
+def _write_markdown(record: CompactionRecord, outcome: Outcome) -> str:
     """Returns the text of the artifact: the facts of a compaction and its summary.
 
     The summary is fenced, so that nothing in the summary is markup. The other text is
     ASCII, because ADK's chat page decodes nothing else correctly.
     """
     head = _write_head(record)
+    text = outcome.stored.text
     if not text:
         return f"{head}No summary was needed: older messages were left out.\n"
 
-    title = "Summary, in part without a model" if record.is_mechanical else "Summary"
+    title = _choose_title(record, outcome)
     # The fence has to be longer than any fence in the text. A fence has at least three
     # characters, so the default is one less.
     inner_fences = re.findall("`{3,}", text)
     longest_inner_chars = max((len(each) for each in inner_fences), default=2)
     fence = "`" * (longest_inner_chars + 1)
     return f"{head}## {title}\n\n{fence}\n{text}\n{fence}\n"
+
+
+def _choose_title(record: CompactionRecord, outcome: Outcome) -> str:
+    """Returns the title of a text, which says how much of it a model wrote."""
+    if not record.is_mechanical:
+        return "Summary"
+    if not record.is_without_model:
+        return "Summary, in part without a model"
+
+    has_earlier_summary = outcome.draft.model_chars > 0
+    if has_earlier_summary:
+        return "Earlier summary, then excerpts without a model"
+    return "Excerpts, without a model"
 
 
 def _write_head(record: CompactionRecord) -> str:

@@ -55,6 +55,12 @@ take its place; or None, which changes nothing."""
 _MAX_LATE_CALLS = 1_024
 
 
+def is_coroutine_function(function: object) -> bool:
+    """Whether a function, or the method `__call__` of an object, is an `async def`."""
+    method = getattr(function, "__call__", None)  # noqa: B004 - of an object.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
+
+
 @dataclass(frozen=True)
 class Listeners:
     """The functions of a user, one for each kind of record; None for no function."""
@@ -276,10 +282,7 @@ class _Call:
         coroutine. Any other function may block, so it is called in a thread. An
         awaitable that a function returns is awaited on the event loop.
         """
-        # The listener may be an object whose method `__call__` is a coroutine function.
-        method = getattr(listener, "__call__", None)  # noqa: B004 - of an object.
-        is_coroutine_method = inspect.iscoroutinefunction(method)
-        if is_coroutine_method or inspect.iscoroutinefunction(listener):
+        if is_coroutine_function(listener):
             outcome = self._invoke(listener, record)
         else:
             # A new thread has no context variables, so it gets those of this task.

@@ -126,9 +126,13 @@ def _spell(opening: str) -> str:
 _FRAME_OPENING = _compile(_FRAME)
 _ANY_OPENING = _compile(_FRAME + _NOTICES)
 _BRACKET = re.compile(f"[{_BRACKETS}]")
-# The lines around a summary are its markers. Their openings are found anywhere in a
-# line: the empty `start` matches before any bracket.
-_MARKER_OPENINGS = [SUMMARY_BEGIN.rstrip("]"), SUMMARY_END.partition(" —")[0]]
+# The lines around a summary, and what the guard says itself, are the markers. Their
+# openings are found anywhere in a line: the empty `start` matches before any bracket.
+_MARKER_OPENINGS = [
+    SUMMARY_BEGIN.rstrip("]"),
+    SUMMARY_END.partition(" —")[0],
+    SYSTEM.rstrip(),
+]
 _MARKER = _compile(_MARKER_OPENINGS, start="")
 
 
@@ -136,8 +140,8 @@ def quote(text: str) -> str:
     """Quotes a text that stands beside lines of the guard.
 
     A bracket becomes a round one in two cases: if a line of the text begins with an
-    opening of the guard, and if `SUMMARY_BEGIN` or `SUMMARY_END` stands anywhere in a
-    line. The length of the text stays the same.
+    opening of the guard, and if `SUMMARY_BEGIN`, `SUMMARY_END` or `SYSTEM` stands
+    anywhere in a line. The length of the text stays the same.
 
     A part of a quoted text must be quoted again. The part may begin in the middle of a
     line, just at something that looks like an opening.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from typing import Any
 
 import pydantic_core
@@ -37,21 +36,6 @@ class Redactor:
     """Redacts texts by the user's function; None leaves all texts as they are."""
 
     function: Callable[[str], str] | None = None
-
-    def __post_init__(self) -> None:
-        """Raises a TypeError for an object that is no sync function."""
-        function = self.function
-        if function is None:
-            return
-
-        # A callable object may have an async `__call__`.
-        call_method = getattr(function, "__call__", None)  # noqa: B004
-        is_async = iscoroutinefunction(function) or iscoroutinefunction(call_method)
-        if is_async or not callable(function):
-            raise TypeError(
-                "redact must be a sync function of a text that returns a text, not "
-                f"{type(function).__name__}"
-            )
 
     def __bool__(self) -> bool:
         return self.function is not None

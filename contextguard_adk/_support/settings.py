@@ -12,8 +12,16 @@ import json
 import reprlib
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    TypeAlias,
+    TypeVar,
+)
 
 from pydantic import (
     AliasChoices,
@@ -99,6 +107,28 @@ def suggest(name: object, known: Iterable[str]) -> str:
     if not similar and len(unknown_name) >= _LEAST_PART_CHARS:
         similar = [each for each in shortest_first if unknown_name in each]
     return f" Did you mean {similar[0]!r}?" if similar else ""
+
+
+def _read_items(value: object) -> object:
+    """Returns the items of a list, or of another collection, as a tuple.
+
+    Raises:
+        ValueError: The value is a text, a mapping or no collection.
+    """
+    if isinstance(value, str):
+        raise ValueError(f"a list is expected, such as [{short_repr(value)}]")
+    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
+        raise ValueError("a list is expected")
+    return tuple(value)
+
+
+Item = TypeVar("Item")
+
+Items = Annotated[Sequence[Item], BeforeValidator(_read_items)]
+"""A setting with several items: a list is accepted, and becomes a tuple.
+
+So settings do not change, and have a hash.
+"""
 
 
 def size(

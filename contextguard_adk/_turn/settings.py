@@ -17,6 +17,7 @@ from pydantic import (
 from contextguard_adk._history.truncation import Preview, Truncation
 from contextguard_adk._measuring.budgets import resolve_size, scale_trigger
 from contextguard_adk._support.settings import (
+    Items,
     Seconds,
     Settings,
     Summaries,
@@ -134,7 +135,7 @@ class StrategySettings(Settings):
         "for the most telling sentences of the others. The size of the summary does "
         "not depend on it.",
     )
-    keep_tools: tuple[str, ...] = Field(
+    keep_tools: Items[str] = Field(
         default=(),
         description="Names of tools whose newest result stays whole and word for "
         "word, with its call, while it has room beside all else and takes at most half "
@@ -333,7 +334,7 @@ class StrategySettings(Settings):
             max_tokens=max_tokens,
             strings=strings,
             with_handles=has_recall,
-            exclude_tools=self.keep_tools,
+            exclude_tools=tuple(self.keep_tools),
             excluded_tokens=int(window_tokens * NEWEST_KEPT_RATIO),
         )
 

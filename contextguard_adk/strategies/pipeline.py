@@ -21,7 +21,7 @@ from contextguard_adk._history.stored import Draft
 from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._summaries.ask import Ask
 from contextguard_adk._summaries.compose import squeeze
-from contextguard_adk._support.settings import Ratio
+from contextguard_adk._support.settings import Items, Ratio
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.strategies.base import Strategy
 from contextguard_adk.strategies.loading import import_subclass
@@ -123,7 +123,7 @@ class Pipeline(Strategy):
         "(false in a file): a summary is written only when nothing else makes the "
         "request fit.",
     )
-    reducers: tuple[Annotated[Reducer, BeforeValidator(_read_reducer)], ...] = Field(
+    reducers: Items[Annotated[Reducer, BeforeValidator(_read_reducer)]] = Field(
         default=(),
         description="Reducers of your own, which run after the others; in a file each "
         "names its class as `reducer`, by dotted path.",

@@ -15,6 +15,7 @@ from contextguard_adk._history.truncation import Truncation
 from contextguard_adk._measuring.budgets import resolve_size
 from contextguard_adk._support.settings import (
     Count,
+    Items,
     PositiveCount,
     Ratio,
     Settings,
@@ -331,7 +332,7 @@ class ClearToolResults(Reducer):
         description="How many of the newest messages with tool results stay, at least "
         "1; the results of one message answer calls that were made together.",
     )
-    exclude_tools: tuple[str, ...] = Field(
+    exclude_tools: Items[str] = Field(
         default=(), description="Names of tools whose results stay."
     )
 
@@ -352,7 +353,7 @@ class ClearToolResults(Reducer):
         # `ToolOutputTruncation` without relaxed lengths does not undo a truncation that
         # has a `result_length`.
         clearing = Truncation(
-            max_length=0, result_length=1, exclude_tools=self.exclude_tools
+            max_length=0, result_length=1, exclude_tools=tuple(self.exclude_tools)
         )
         return reduction.truncate(clearing, upto_index)
 
