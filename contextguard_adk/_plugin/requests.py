@@ -213,7 +213,8 @@ def warn_of_lost_compaction(context: CallbackContext, request: LlmRequest) -> No
     # Not at the first run of the app: the agents of a workflow are not seen there.
     model = find_set_model(context.get_invocation_context().agent)
     if loses_compaction(model, request.config):
-        warn_once(logger, "Agent %r: %s.", context.agent_name, LOST_COMPACTION)
+        message = f"Agent %r: {LOST_COMPACTION}."
+        warn_once(logger, message, context.agent_name)
 
 
 def warn_of_switch(
