@@ -320,7 +320,12 @@ async def leave(
     also tells how many tokens the text and the newer messages have, by an estimate of 4
     bytes each: without a guard, these are sent to a model, with instruction and tools.
     """
-    summarized = _find_summarized(session, agent)
+    try:
+        summarized = _find_summarized(session, agent)
+    except NoSummaryError as error:
+        remain = _describe_remaining(session.events)
+        raise NoSummaryError(f"{error}; {remain}") from None
+
     # ADK shows its compaction to all agents. So summaries that hold only in a branch or
     # an isolation scope are left out: there the owner is more than the agent's name.
     agent_states = [each for each in summarized if each.owner == each.agent]
@@ -349,18 +354,39 @@ async def leave(
     actions = EventActions.model_validate(
         {"state_delta": removals, "compaction": compaction}
     )
-    newer_contents = [
-        event.content for event in session.events[removed_count:] if event.content
-    ]
-    tokens = estimate_contents_tokens([text, *newer_contents])
+    event_of_change = Event(author="user", actions=actions)
+    remain = _describe_remaining([*session.events, event_of_change])
     change = (
         f"{removed_count:,} events give way to {_name_summaries(agent_states)}, as "
-        f"ADK's own compaction; about {tokens:,} tokens of messages remain"
+        f"ADK's own compaction; {remain}"
     )
     staying = [each for each in summarized if each.owner != each.agent]
     if staying:
         change = f"{change}; {_name_summaries(staying)} stays stored, for a guard"
     return await _append(service, session, change, actions, force)
+
+
+def _describe_remaining(events: Sequence[Event]) -> str:
+    """Describes how much an app without the guard would send of some events.
+
+    "about 5,204 tokens of messages remain"
+    """
+    compactions = [
+        event.actions.compaction for event in events if event.actions.compaction
+    ]
+    contents = list[types.Content]()
+    replaced_until = 0.0
+    if compactions:
+        newest = max(compactions, key=lambda each: each.end_timestamp)
+        contents.append(newest.compacted_content)
+        replaced_until = newest.end_timestamp
+
+    contents += [
+        event.content
+        for event in events
+        if event.content and event.timestamp > replaced_until
+    ]
+    return f"about {estimate_contents_tokens(contents):,} tokens of messages remain"
 
 
 def _list_removals(
