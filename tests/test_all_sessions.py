@@ -121,8 +121,8 @@ async def test_all_sessions_of_an_app_are_left(
             "or force the change." in lines
         )
         assert re.search(
-            r"'new' of user 'bob': there is no summary of any agent; about \d+ tokens of "
-            r"messages remain\.",
+            r"'new' of user 'bob': there is no summary of any agent; about \d+ tokens "
+            r"of messages remain\.",
             said,
         )
         assert lines[-2].startswith("4 sessions of app 'shop': ")
