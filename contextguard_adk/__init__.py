@@ -3,6 +3,7 @@
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.registry import ModelRegistry
 from contextguard_adk._recall.compact_tool import CompactTool
+from contextguard_adk._runtime.settings import SummaryBudget
 from contextguard_adk._runtime.state import request_compaction
 from contextguard_adk._sections.pins import PinTool, pin, unpin
 from contextguard_adk._sections.todos import TodosTool
@@ -32,6 +33,7 @@ __all__ = [
     "PlannedSummary",
     "PressureRecord",
     "SlidingWindow",
+    "SummaryBudget",
     "Threshold",
     "TodosTool",
     "pin",

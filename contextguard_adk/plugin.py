@@ -44,6 +44,7 @@ from contextguard_adk._runtime.observers import (
     Observers,
 )
 from contextguard_adk._runtime.runs import Guard, call_key
+from contextguard_adk._runtime.settings import SummaryBudget
 from contextguard_adk._support.log import REDACTORS, log_failures
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk._support.settings import Summaries
@@ -75,6 +76,8 @@ class ContextGuardPlugin(GuardPlugin):
             one is asked for, and a request that is too large is cut to excerpts without
             a model. "write" leaves it to each strategy, and to the session's state
             (`context_guard:summaries`).
+        summary_budget: The most that summaries may cost, for each session or for the
+            process; beyond it they are excerpts. None: no limit.
         state_keys: The form of the session-state keys that are written. "plain" is
             `__context_guard_summary_{agent}`, "namespaced" is
             `context_guard:summary:{agent}`; "auto" takes the latter where anything
@@ -129,6 +132,7 @@ class ContextGuardPlugin(GuardPlugin):
         default: Strategy | Chooser | None = GUARD_ALL,
         observe: bool = False,
         summaries: Summaries = "write",
+        summary_budget: SummaryBudget | None = None,
         registry: ModelRegistry | None = None,
         state_keys: StateKeys = "auto",
         warning_threshold: float = 0.70,
@@ -155,6 +159,7 @@ class ContextGuardPlugin(GuardPlugin):
             default=default,
             observe=observe,
             summaries=summaries,
+            summary_budget=summary_budget,
             state_keys=state_keys,
             warning_threshold=warning_threshold,
             prices=prices or {},

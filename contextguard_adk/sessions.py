@@ -10,7 +10,8 @@ functions:
   and `edit` then need a session with only one summary.
 - `force` makes a change even if a run seems to be under way: the newest message has no
   answer, and is less than ten minutes old.
-- A `SessionError` says why nothing was changed.
+- A `SessionError` says why nothing was changed; a `NoSummaryError`, that there was
+  nothing to change.
 
 A message is covered if the summary replaces it. An index is the position of a message
 among the contents of a request; a position is one among the session's events.
@@ -21,9 +22,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -43,8 +44,10 @@ from contextguard_adk._history.contents import content_text
 from contextguard_adk._history.history import History
 from contextguard_adk._history.stored import MAX_SUMMARY_CHARS, StoredSummary
 from contextguard_adk._history.transcript import render_entries
+from contextguard_adk._measuring.tokens import estimate_contents_tokens
 from contextguard_adk._runtime import state as keys
 from contextguard_adk._runtime.adk_objects import make_session_config
+from contextguard_adk._runtime.spending import SPENT_KEY, read_spent
 from contextguard_adk._summaries.compose import (
     refresh,
     render_head,
@@ -70,14 +73,27 @@ _SUMMARY_NAMES = tuple(name for name in keys.SCOPED_NAMES if name != "record")
 _OWNER = re.compile("(?:__context_guard_|context_guard:)(?:record|real_tokens)[_:](.+)")
 
 
+class SessionChange(Protocol):
+    """A function of this module that changes a session, such as `leave`."""
+
+    def __call__(
+        self, service: Service, session: Session, *, force: bool
+    ) -> Awaitable[str]: ...
+
+
 class SessionError(ContextGuardError):
     """Nothing was changed; the message gives the reason in one line."""
+
+
+class NoSummaryError(SessionError):
+    """Nothing was changed, because there is no summary, or none that is in use."""
 
 
 def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
     """Returns a line on each agent; `is_full` adds the lines of its summary.
 
-    With the summary come the texts beside it, as requests have them.
+    With the summary come the texts beside it, as requests have them. With a budget for
+    each session, a last line says what the session has spent on summaries.
 
     Returns [] if the session has no values of the agent.
     """
@@ -87,6 +103,10 @@ def show(session: Session, agent: str = "", is_full: bool = False) -> list[str]:
         if is_full and agent_state.has_summary:
             summary = refresh(agent_state.summary, agent_state)
             lines += show_texts(summary).splitlines()
+
+    spent = read_spent(session.state.get(SPENT_KEY))
+    if lines and spent.since:
+        lines.append(f"spent on summaries: {spent}")
     return lines
 
 
@@ -173,12 +193,12 @@ def _find_summarized(session: Session, agent: str) -> list[_EditedState]:
     """Returns the values of the agents that have a summary; there is at least one.
 
     Raises:
-        SessionError: No agent has a summary, or a later release has written one of the
-            summaries.
+        NoSummaryError: No agent has a summary.
+        SessionError: A later release has written one of the summaries.
     """
     agent_states = [each for each in _find_states(session, agent) if each.has_summary]
     if not agent_states:
-        raise SessionError(f"there is no summary of {agent or 'any agent'}")
+        raise NoSummaryError(f"there is no summary of {agent or 'any agent'}")
     if any(each.record.is_newer for each in agent_states):
         raise SessionError("a later release has written this state; use that one")
     return agent_states
@@ -296,9 +316,16 @@ async def leave(
     may end even earlier, see `_count_removable`.
 
     The agents' values in session state are removed, except for pins and todos. The
-    values of agents in a branch or an isolation scope stay.
+    values of agents in a branch or an isolation scope stay, and the line names them. It
+    also tells how many tokens the text and the newer messages have, by an estimate of 4
+    bytes each: without a guard, these are sent to a model, with instruction and tools.
     """
-    summarized = _find_summarized(session, agent)
+    try:
+        summarized = _find_summarized(session, agent)
+    except NoSummaryError as error:
+        remain = _describe_remaining(session.events)
+        raise NoSummaryError(f"{error}; {remain}") from None
+
     # ADK shows its compaction to all agents. So summaries that hold only in a branch or
     # an isolation scope are left out: there the owner is more than the agent's name.
     agent_states = [each for each in summarized if each.owner == each.agent]
@@ -309,28 +336,57 @@ async def leave(
     # The summary that reaches farthest comes last.
     views.sort(key=lambda view: view.removable_count)
     if not any(view.covered_event_count for view in views):
-        raise SessionError("the messages that were summarized are gone")
+        raise NoSummaryError("the messages that were summarized are gone")
     removed_count = views[-1].removable_count
     if removed_count == 0:
         # These are the two reasons for which `_count_removable` returns 0.
         raise SessionError("a call waits for its result, or a later event is older")
 
     last_removed = session.events[removed_count - 1]
+    # ADK shows the text to all agents, whichever of them is named as its author.
+    text = _render_views(views, agent_states[0].agent)
     compaction = {
         "start_timestamp": 0.0,  # From the session's first event on.
         "end_timestamp": last_removed.timestamp,
-        # ADK shows the text to all agents, whichever of them is named as its author.
-        "compacted_content": _render_views(views, agent_states[0].agent),
+        "compacted_content": text,
     }
     removals = _list_removals(session, agent_states)
     actions = EventActions.model_validate(
         {"state_delta": removals, "compaction": compaction}
     )
-    summaries = _name_summaries(agent_states)
+    event_of_change = Event(author="user", actions=actions)
+    remain = _describe_remaining([*session.events, event_of_change])
     change = (
-        f"{removed_count:,} events give way to {summaries}, as ADK's own compaction"
+        f"{removed_count:,} events give way to {_name_summaries(agent_states)}, as "
+        f"ADK's own compaction; {remain}"
     )
+    staying = [each for each in summarized if each.owner != each.agent]
+    if staying:
+        change = f"{change}; {_name_summaries(staying)} stays stored, for a guard"
     return await _append(service, session, change, actions, force)
+
+
+def _describe_remaining(events: Sequence[Event]) -> str:
+    """Describes how much an app without the guard would send of some events.
+
+    "about 5,204 tokens of messages remain"
+    """
+    compactions = [
+        event.actions.compaction for event in events if event.actions.compaction
+    ]
+    contents = list[types.Content]()
+    replaced_until = 0.0
+    if compactions:
+        newest = max(compactions, key=lambda each: each.end_timestamp)
+        contents.append(newest.compacted_content)
+        replaced_until = newest.end_timestamp
+
+    contents += [
+        event.content
+        for event in events
+        if event.content and event.timestamp > replaced_until
+    ]
+    return f"about {estimate_contents_tokens(contents):,} tokens of messages remain"
 
 
 def _list_removals(
@@ -338,8 +394,8 @@ def _list_removals(
 ) -> dict[str, object]:
     """Returns the state delta that removes the values of these agents.
 
-    The delta has None under each key that has a value, in both forms of keys. Pins and
-    todos are not removed.
+    The delta has None under each key that has a value, in both forms of keys, and under
+    that of the session's costs. Pins and todos are not removed.
     """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
     owners = [each.owner for each in agent_states]
@@ -349,7 +405,7 @@ def _list_removals(
     namespaced_keys = [
         f"context_guard:{name}:{owner}" for name in names for owner in owners
     ]
-    all_keys = [*plain_keys, *namespaced_keys]
+    all_keys = [*plain_keys, *namespaced_keys, SPENT_KEY]
     return {key: None for key in all_keys if session.state.get(key) is not None}
 
 
@@ -547,7 +603,7 @@ def _find_last_results(events: Sequence[Event], most_count: int) -> list[int]:
 
 
 def _name_summaries(agent_states: Sequence[_EditedState]) -> str:
-    """Returns the subject of a sentence, such as "the summary of writer, editor"."""
+    """Returns the subject of a clause, such as "the summary of writer, editor"."""
     return f"the summary of {', '.join(each.owner for each in agent_states)}"
 
 
@@ -571,8 +627,11 @@ async def _append(
 
     # ADK itself gives this author to a compaction, and to a change of the state.
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
+    # A run may have loaded the session already, and be about to append its first event.
+    # ADK's services refuse that event if the session has a later time by then.
+    event.timestamp = session.last_update_time or event.timestamp
     await service.append_event(session, event)
-    return f"Session {session.id!r}: {change}."
+    return f"Session {session.id!r} of user {session.user_id!r}: {change}."
 
 
 def _is_busy(session: Session) -> bool:

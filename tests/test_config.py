@@ -21,6 +21,7 @@ from contextguard_adk import (
     Costs,
     Pipeline,
     SlidingWindow,
+    SummaryBudget,
     Threshold,
     strategies,
 )
@@ -120,7 +121,7 @@ def test_the_sample_has_every_setting() -> None:
     """It is valid, and what it shows are the defaults."""
     name = re.compile(r"^\[*(?:[\w.]*\.)?(\w+)(?: =|\])", re.M)
     written = {*name.findall(SAMPLE.read_text("utf-8")), "agents", "prices"}
-    kinds = (PluginSettings, Costs, SlidingWindow, Pipeline, *REDUCERS)
+    kinds = (PluginSettings, SummaryBudget, Costs, SlidingWindow, Pipeline, *REDUCERS)
     assert {name for kind in kinds for name in kind.model_fields} <= written
 
     settings = load_settings(SAMPLE)
@@ -149,7 +150,15 @@ def test_the_sample_has_every_setting() -> None:
     above = Costs(input=0.4, output=1.2, cached_input=0.04)
     own = Costs(input=0.2, output=0.8, cached_input=0.02, above=above)
     prices = {"my-own-model": own}
-    assert settings == PluginSettings(default=said, agents=agents, prices=prices)
+    budget = SummaryBudget(
+        dollars_per_session=1.0,
+        tokens_per_session=2_000_000,
+        dollars_per_process=50.0,
+        tokens_per_process=100_000_000,
+    )
+    assert settings == PluginSettings(
+        default=said, agents=agents, prices=prices, summary_budget=budget
+    )
 
 
 OF_THRESHOLD = (
@@ -162,7 +171,7 @@ OF_THRESHOLD = (
 OF_PLUGIN = (
     "Known here: agents, default, listener_timeout_seconds, max_background_summaries, "
     "observe, prices, recent_events, reload_on_change, state_keys, summaries, "
-    "summary_artifacts, usage_in_state, user_ids, warning_threshold."
+    "summary_artifacts, summary_budget, usage_in_state, user_ids, warning_threshold."
 )
 OF_TOKENS = "Known here: budget_tokens, preserve_initial_task, preserve_system."
 OF_STRATEGIES = (

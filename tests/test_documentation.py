@@ -388,9 +388,9 @@ def test_every_page_and_public_name_is_listed() -> None:
     assert read(ROOT / "README.md").count("\n") <= 150
 
 
-def load_tables() -> Any:
-    """The script that writes the tables of settings."""
-    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+def load_script(name: str) -> Any:
+    """A script of the documentation, such as the one that writes the settings."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -416,7 +416,7 @@ MODELS = (
 def test_every_setting_is_in_the_tables() -> None:
     """Each with its default and a description, as they are today."""
     page = read(ROOT / "docs" / "configuration.md")
-    assert load_tables().update(page) == page, "run: python docs/tables.py"
+    assert load_script("tables").update(page) == page, "run: python docs/tables.py"
     rows = dict(re.findall(r"(?m)^\| `(\w+)`[^|]*\| (.*) \|$", page))
     for model in MODELS:
         for name, field in model.model_fields.items():
@@ -425,9 +425,55 @@ def test_every_setting_is_in_the_tables() -> None:
             assert " ".join((field.description or "").split())[:40] in text
 
 
+def test_every_line_of_the_log_is_explained() -> None:
+    """Each at WARNING and above, as the source has them today, and what to do."""
+    log_lines = load_script("log_lines")
+    page = read(ROOT / "docs" / "on-call.md")
+    assert log_lines.update(page) == page, "run: python docs/log_lines.py"
+
+    rows = dict(log_lines.ROW.findall(page))
+    lines = log_lines.list_lines()
+    assert rows.keys() == {line.text for line in lines}
+    assert [line for line, meaning in rows.items() if not meaning.strip()] == []
+    assert len(lines) > 50
+    assert ("ERROR", "recall_history failed: ….") in lines
+
+
+def test_a_new_line_of_the_log_has_to_be_explained(tmp_path: Path) -> None:
+    """Whatever way the source writes it; what is not understood is an error."""
+    log_lines = load_script("log_lines")
+    log_lines.PACKAGE = tmp_path
+    source = tmp_path / "source.py"
+    source.write_text(
+        """
+_SHARED = "Shared, about %s."
+
+def first(error):
+    logger.warning("Written %d times; %.1f %%.", 1, 2.0)
+    message = f"Named by {error}."
+    warn_once(logger, message, "x")
+    message = "Not a warning."
+    logger.info(message)
+    with log_failures(logger, "It could not " + "end"):
+        warn_once(logger, _SHARED, "x", level=logging.ERROR)
+"""
+    )
+    assert log_lines.list_lines() == [
+        ("ERROR", "It could not end"),
+        ("ERROR", "Shared, about …."),
+        ("WARNING", "Named by …."),
+        ("WARNING", "Written … times; … %."),
+    ]
+    page = log_lines.update("<!-- log lines -->\n<!-- end -->")
+    assert "| ERROR | `` Shared, about …. `` |  |" in page
+    source.write_text("logger.error(choose())")
+    with pytest.raises(ValueError, match="is no message"):
+        log_lines.list_lines()
+
+
 def test_a_setting_without_a_description_is_an_error() -> None:
     """So are names of models that there are not."""
-    tables = load_tables()
+    tables = load_script("tables")
 
     class Lacking(Reducer):
         size: int = 3

@@ -180,7 +180,7 @@ def test_the_simulated_provider_does_not_know_the_guard() -> None:
 PUBLIC = """
 CallRecord CompactTool CompactionRecord ConfigError ContextGuardError ContextGuardPlugin
 Costs ModelRegistry PinTool Pipeline PlannedCompaction PlannedSummary PressureRecord
-SlidingWindow Threshold TodosTool
+SlidingWindow SummaryBudget Threshold TodosTool
 pin request_compaction unpin
 """
 

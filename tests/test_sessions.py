@@ -256,7 +256,9 @@ def test_the_same_texts_stand_everywhere(path: Path, capsys: Output) -> None:
 def test_compact_is_for_the_next_model_call(path: Path, capsys: Output) -> None:
     """It is told what the summary should keep."""
     said = change(path, capsys, "compact", "--agent", "agent", "--focus", "lemons")
-    assert said == "Session 'session': the next model call of agent compacts.\n"
+    assert said == (
+        "Session 'session' of user 'user': the next model call of agent compacts.\n"
+    )
     llm = asyncio.run(go_on(path))
     assert llm.requests[0].is_summary
     assert "lemons" in llm.requests[0].text

@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 
 from contextguard_adk._history.history import History
 from contextguard_adk._providers.clients import find_llm
-from contextguard_adk._runtime.runs import Guard, digest, summary_scope
+from contextguard_adk._runtime.runs import Guard, name_user, summary_scope
 from contextguard_adk._turn.facts import Counts
 from contextguard_adk.records import CompactionRecord, Origin
 from contextguard_adk.strategies.base import Strategy
@@ -83,10 +83,6 @@ class Call:
     ) -> None:
         invocation = context.get_invocation_context()
         session = invocation.session
-        app = session.app_name
-        user = session.user_id
-        if guard.settings.user_ids != "plain":
-            user = digest([app, user])
 
         self.guard = guard
         self.context = context
@@ -100,8 +96,8 @@ class Call:
         self.origin = Origin(
             agent=self.agent,
             session_id=session.id,
-            app=app,
-            user=user,
+            app=session.app_name,
+            user=name_user(invocation, guard.settings),
             strategy=type(strategy).__name__,
             invocation_id=invocation.invocation_id,
         )

@@ -6,6 +6,7 @@ from contextguard_adk._listeners.announcements import LogLine, Spans, StateLines
 from contextguard_adk._listeners.artifacts import Artifacts
 from contextguard_adk._listeners.metrics import Metrics
 from contextguard_adk._listeners.recent_events import RecentEvents
+from contextguard_adk._listeners.spending import StoredSpending
 from contextguard_adk._listeners.truncating_servers import TruncatingServers
 from contextguard_adk._shapes.sealed_thoughts import Seals
 from contextguard_adk._turn.units import Listener
@@ -16,6 +17,7 @@ LISTENERS: tuple[Listener, ...] = (
     LogLine(),
     StateLines(),
     RecentEvents(),
+    StoredSpending(),
     Artifacts(),
     Seals(),
     TruncatingServers(),

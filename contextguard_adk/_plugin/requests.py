@@ -17,6 +17,7 @@ from contextguard_adk._core.loop import look_and_act, prepare_request
 from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._plugin.base import GuardPlugin
+from contextguard_adk._plugin.budget import is_budget_spent
 from contextguard_adk._plugin.sources import GUARD_ALL
 from contextguard_adk._providers.clients import find_llm, find_set_model
 from contextguard_adk._providers.native_compaction import (
@@ -55,8 +56,8 @@ def find_strategy(
     - If the plugin may not change the request.
     - If the user's function has chosen None.
 
-    If the plugin or the session wants no new summaries, the result is a copy of the
-    strategy that writes none.
+    If the plugin or the session wants no new summaries, or if the budget for summaries
+    is spent, the result is a copy of the strategy that writes none.
     """
     settings = plugin.settings
     configured = settings.agents.get(context.agent_name, settings.default)
@@ -76,7 +77,8 @@ def find_strategy(
     if session_summaries not in (None, "stored", "write"):
         message = 'Session state %r is neither "stored" nor "write": ignored.'
         warn_once(logger, message, SUMMARIES_KEY)
-    if settings.summaries == "stored" or session_summaries == "stored":
+    is_stored_only = "stored" in (settings.summaries, session_summaries)
+    if is_stored_only or is_budget_spent(plugin._guard, context):
         return strategy.model_copy(update={"summaries": "stored"})
     return strategy
 
@@ -211,7 +213,8 @@ def warn_of_lost_compaction(context: CallbackContext, request: LlmRequest) -> No
     # Not at the first run of the app: the agents of a workflow are not seen there.
     model = find_set_model(context.get_invocation_context().agent)
     if loses_compaction(model, request.config):
-        warn_once(logger, "Agent %r: %s.", context.agent_name, LOST_COMPACTION)
+        message = f"Agent %r: {LOST_COMPACTION}."
+        warn_once(logger, message, context.agent_name)
 
 
 def warn_of_switch(

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._providers.costs import add_costs
+from contextguard_adk._runtime.spending import ProcessSpending, SessionSpending
 from contextguard_adk._support.log import log_traceback
 from contextguard_adk.records import Usage
 
@@ -466,10 +467,14 @@ class AgentMemory:
         pending: The summary under way, if there is one.
         facts: The facts at this moment. They are never changed: a change of a fact puts
             another `SessionFacts` in place.
+        spending: What the session has spent on summaries, of all its agents.
     """
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
+    spending: SessionSpending = field(
+        default_factory=lambda: SessionSpending(ProcessSpending())
+    )
 
     def remember_unit(self, value: object) -> None:
         """Remembers the value of a section, shape or listener.

@@ -39,6 +39,7 @@ from contextguard_adk._runtime.memory import (
 )
 from contextguard_adk._runtime.observers import Observers
 from contextguard_adk._runtime.settings import GuardSettings
+from contextguard_adk._runtime.spending import ProcessSpending, SessionSpending
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.records import CompactionRecord, Origin
@@ -66,6 +67,14 @@ def name_session(invocation: InvocationContext) -> str:
     """
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def name_user(invocation: InvocationContext, settings: GuardSettings) -> str:
+    """Returns how records, traces and the log name the user: hashed, or by the id."""
+    session = invocation.session
+    if settings.user_ids == "plain":
+        return session.user_id
+    return digest([session.app_name, session.user_id])
 
 
 def call_key(context: CallbackContext) -> CallKey:
@@ -296,6 +305,7 @@ class Guard:
         limits: The limits that providers have shown to this process, by server.
         accepted: The size in tokens of the largest accepted prompt, by server.
         artifacts: The name and version of each artifact that no event has named yet.
+        spending: What the process has spent on summaries.
     """
 
     settings: GuardSettings = field(default_factory=GuardSettings)
@@ -311,6 +321,11 @@ class Guard:
     accepted: BoundedDict[_ServerKey, int] = field(default_factory=BoundedDict)
     artifacts: BoundedDict[_AgentKey, tuple[str, int]] = field(
         default_factory=BoundedDict
+    )
+    spending: ProcessSpending = field(default_factory=ProcessSpending)
+    # By the names of sessions, which `name_session` returns.
+    _session_spendings: BoundedDict[str, SessionSpending] = field(
+        default_factory=lambda: BoundedDict(MAX_SESSIONS)
     )
     _memories: BoundedDict[_AgentKey, AgentMemory] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
@@ -351,7 +366,9 @@ class Guard:
         key = name_session(invocation), agent, scope
         wanted = self._memories.get(key)
         if wanted is None:
-            wanted = AgentMemory(PendingSummary(self.tasks))
+            pending = PendingSummary(self.tasks)
+            spending = self.session_spending(invocation)
+            wanted = AgentMemory(pending, spending=spending)
         # This makes the memory the newest one of the `BoundedDict`.
         self._memories[key] = wanted
 
@@ -365,6 +382,13 @@ class Guard:
         for idle_key in idle_keys[:-MAX_IDLE_SESSIONS]:
             self._memories.pop(idle_key, None)
         return wanted
+
+    def session_spending(self, invocation: InvocationContext) -> SessionSpending:
+        """Returns what a session has spent on summaries, as far as is known here."""
+        key = name_session(invocation)
+        spending = self._session_spendings.get(key) or SessionSpending(self.spending)
+        self._session_spendings[key] = spending
+        return spending
 
     def run(self, invocation: InvocationContext) -> Run:
         """Returns the memory of a run, a new one if needed.

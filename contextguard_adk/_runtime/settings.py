@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._support.settings import (
@@ -17,6 +17,66 @@ from contextguard_adk._support.settings import (
 )
 
 StateKeys = Literal["auto", "plain", "namespaced"]
+Dollars = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+
+
+class SummaryBudget(Settings):
+    """The most that summaries may cost; beyond it they are excerpts, without a model.
+
+    At least one of the four limits has to be given. A summary that is under way when a
+    limit is reached is still paid for, so that the cost may exceed the limit by the
+    summaries that are written at once.
+    """
+
+    dollars_per_session: Dollars | None = Field(
+        default=None,
+        description="US dollars for the summaries of one session in a period, more "
+        "than 0. None: no such limit.",
+    )
+    tokens_per_session: PositiveCount | None = Field(
+        default=None,
+        description="Tokens that summaries of one session read and write in a period, "
+        "at least 1. None: no such limit.",
+    )
+    dollars_per_process: Dollars | None = Field(
+        default=None,
+        description="US dollars for all summaries of this process in a period, more "
+        "than 0. None: no such limit.",
+    )
+    tokens_per_process: PositiveCount | None = Field(
+        default=None,
+        description="Tokens that all summaries of this process read and write in a "
+        "period, at least 1. None: no such limit.",
+    )
+    period_hours: Annotated[float, Field(gt=0, le=8_760, strict=True)] = Field(
+        default=24.0,
+        description="The hours of a period, more than 0 and at most 8,760. A period "
+        "begins with the first summary that is paid for after the last period.",
+    )
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if not self.limits_session and not self.limits_process:
+            raise ValueError(
+                "give at least one of dollars_per_session, tokens_per_session, "
+                "dollars_per_process, tokens_per_process"
+            )
+        return self
+
+    @property
+    def limits_session(self) -> bool:
+        """Whether there is a limit for each session."""
+        return bool(self.dollars_per_session or self.tokens_per_session)
+
+    @property
+    def limits_process(self) -> bool:
+        """Whether there is a limit for the process."""
+        return bool(self.dollars_per_process or self.tokens_per_process)
+
+    @property
+    def is_in_dollars(self) -> bool:
+        """Whether there is a limit in dollars, which needs the prices of models."""
+        return bool(self.dollars_per_session or self.dollars_per_process)
 
 
 class GuardSettings(Settings):
@@ -36,6 +96,13 @@ class GuardSettings(Settings):
         "asked for, and what does not fit is cut to excerpts without a model. Here it "
         'holds for all agents and sessions. "write": the strategy of each agent '
         "decides, and session state (`context_guard:summaries`).",
+    )
+    summary_budget: SummaryBudget | None = Field(
+        default=None,
+        description="The most that summaries may cost (`SummaryBudget`), for each "
+        "session or for the process, in dollars or tokens and a period. Beyond it, "
+        "stored summaries stay and new ones are excerpts, as with "
+        '`summaries="stored"`. None: no limit.',
     )
     state_keys: StateKeys = Field(
         default="auto",

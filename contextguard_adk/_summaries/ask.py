@@ -22,7 +22,7 @@ from contextguard_adk import _sections
 from contextguard_adk._history.stored import Draft
 from contextguard_adk._providers.calling import is_transient, name_error
 from contextguard_adk._providers.clients import answers_freely, find_llm
-from contextguard_adk._providers.costs import price_calls
+from contextguard_adk._providers.costs import Costs, price_calls
 from contextguard_adk._providers.registry import resolve_costs
 from contextguard_adk._runtime.memory import AgentMemory
 from contextguard_adk._runtime.runs import Guard
@@ -42,6 +42,7 @@ from contextguard_adk._summaries.write import (
     write_in_place,
     write_mechanical_summary,
 )
+from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.turn import Turn
 from contextguard_adk.errors import SummaryError, UnusableAnswerError
@@ -313,6 +314,7 @@ class Ask:
             prices = resolve_costs(name, stated_prices, self._guard.registry)
             # The cost is None if a price is unknown.
             cost = price_calls(self._model.usages, prices)
+            self._count_spending(self._model, prices)
             # A success ends the row of failures.
             failed = self._count_failures(name) if self.failures else Failed()
             self._memory.remember_unit(failed)
@@ -324,7 +326,8 @@ class Ask:
         elif self.is_refused:
             failure = "refused"
         elif self._is_choice_made and self._model is None:
-            failure = "not_asked"
+            is_over_budget = self._memory.spending.is_over
+            failure = "over_budget" if is_over_budget else "not_asked"
         else:
             failure = ""
         return {
@@ -334,6 +337,30 @@ class Ask:
             "cost": cost,
             "attempts": self.attempts,
         }
+
+    def _count_spending(self, model: SummaryModel, prices: Costs | None) -> None:
+        """Counts the cost of this compaction for the budget, if there is one.
+
+        A call whose usage is not reported counts nothing.
+
+        Args:
+            model: The model that was asked.
+            prices: Its prices; None if they are unknown.
+        """
+        budget = self._guard.settings.summary_budget
+        if budget is None:
+            return
+        if prices is None and budget.is_in_dollars:
+            warn_once(
+                logger,
+                "No prices are known for model %r, so summary_budget does not count "
+                "the dollars of its summaries. Set `prices`, or limit the tokens.",
+                model.llm.model,
+            )
+
+        dollars = sum(prices.price(each) for each in model.usages) if prices else 0.0
+        tokens = sum(each.prompt_tokens + each.output_tokens for each in model.usages)
+        self._memory.spending.add(dollars, tokens, budget.period_hours)
 
     def _count_failures(self, model: str) -> Failed:
         """Returns the number of a model's failures in a row, this compaction included.

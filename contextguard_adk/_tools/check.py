@@ -27,6 +27,7 @@ from google.adk.models.registry import LLMRegistry
 from google.adk.tools.base_toolset import BaseToolset
 from rich.console import Console
 
+from contextguard_adk._plugin.budget import describe_budget
 from contextguard_adk._plugin.plans import describe_start, plan_strategy
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.native_compaction import (
@@ -39,6 +40,7 @@ from contextguard_adk._providers.registry import (
     resolve_costs,
 )
 from contextguard_adk._runtime.adk_tree import names_of, walk_tree
+from contextguard_adk._runtime.settings import SummaryBudget
 from contextguard_adk._support.settings import suggest
 from contextguard_adk._tools.terminal import CommandError, print_line, quiet_logs
 from contextguard_adk.config import CONFIG_VARIABLE, SETTINGS_SUFFIXES, load_settings
@@ -448,6 +450,9 @@ def _list_file_lines(report: dict[str, Any]) -> Iterator[str]:
     action = "observes only" if report["observe"] else "compacts"
     warning = f"warns from {report['warning_threshold']:.0%} of the window"
     yield f"{action}, {warning}, state keys {report['state_keys']}"
+    if report["summary_budget"]:
+        budget = SummaryBudget(**report["summary_budget"])
+        yield f"summaries may cost {describe_budget(budget)}"
     for agent in report["agents"]:
         yield from _list_agent_lines(agent)
 

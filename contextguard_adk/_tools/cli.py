@@ -198,8 +198,8 @@ def contextguard(context: click.Context) -> None:
     """Keeps Google ADK agents inside their model's context window.
 
     Exit code: 0 if all is well, 1 if a guarded run of the demo saw a refusal or a
-    failure, or an agent in a checked folder is wrong, 2 for wrong arguments and what
-    cannot be read, 130 after Ctrl-C.
+    failure, an agent in a checked folder is wrong, or `sessions --all` has skipped a
+    session, 2 for wrong arguments and what cannot be read, 130 after Ctrl-C.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -375,14 +375,16 @@ def why(**options: Any) -> int | None:
 @click.option(
     "--force", is_flag=True, help="Change it even if a run seems to be under way."
 )
+@click.option("--all", "is_all", is_flag=True, help="Change all sessions of an app.")
+@click.option("--database", help="Of `purge --all`: the database of the sessions.")
 def sessions(**options: Any) -> int | None:
     """Show or change what the guard keeps of a session.
 
     ACTION is show, compact (at the next model call), reset (remove the summary), edit,
     leave (make it a compaction of ADK, for an app without the guard) or purge (delete
     saved artifacts: SESSION is an --artifact_service_uri). SESSION is adk web's SQLite
-    file, or a database's URL, of which the newest session is taken where no name is
-    given.
+    file, or a database's URL. `show` takes the newest session where no name is given,
+    the other actions take the only one, or with --all each one of an app.
     """
     # The guard keeps a summary and other values for each agent of a session.
     #

@@ -22,6 +22,7 @@ from rich.console import Console
 from contextguard_adk._providers.clients import read_usage
 from contextguard_adk._providers.costs import add_costs, price_calls
 from contextguard_adk._providers.registry import resolve_costs
+from contextguard_adk._runtime.spending import SPENT_KEY, read_spent
 from contextguard_adk._tools import recordings, replay
 from contextguard_adk._tools.aftermath import (
     CallNeeds,
@@ -100,6 +101,7 @@ def _write_report(output: Path, session: Session, report: Report) -> None:
         session=describe_session(session),
         usage=sum(usages, Usage()),
         cost=_describe_cost([call.cost for call in calls]),
+        spent=read_spent(session.state.get(SPENT_KEY)),
         reasons=REASONS,
         need=Share(len(report.needed), len(report.missing)),
         missing=list_missing(report.missing),
