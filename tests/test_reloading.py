@@ -25,7 +25,7 @@ from contextguard_adk import (
     Threshold,
 )
 from contextguard_adk.testing import Reply, SimulatedLlm
-from tests.background import in_virtual_time
+from tests.background import Writer, in_virtual_time
 from tests.builders import Chat, answer_text, call_part, guarded_agent, model, user
 from tests.chats import agent_requests, words
 from tests.guarded import is_compacted
@@ -149,6 +149,25 @@ async def test_sessions_stay_compacted(guarded: Guarded) -> None:
     newest = agent_requests(guarded.llm)[len(chats) :]
     assert [request.contents[0] for request in newest] == heads
     assert guarded.llm.summaries == len(chats)
+
+
+async def test_a_summary_in_the_background_is_used(guarded: Guarded) -> None:
+    """It was begun with the settings before, and is not paid for again."""
+    writer = Writer()
+    guarded.llm.summary_replies = writer.write
+    ahead = "[default]\ncontext_window = 10_000\nahead = 0.75\nrecall = false\n"
+    guarded.use(ahead)
+    chat = guarded.open()
+    await chat.tell([user("The task."), model(words(6_300, "ORIGINAL"))])
+    await chat.say("Go on.")
+    await writer.has_begun.wait()
+
+    guarded.use(f"{ahead}keep = 0\n")
+    await writer.end()
+    await chat.say(words(2_500))
+    assert guarded.is_newest_compacted()
+    assert [record.was_ahead for record in guarded.told] == [True]
+    assert writer.begun == 1
 
 
 async def test_a_turn_under_way_goes_on(guarded: Guarded) -> None:
@@ -287,11 +306,12 @@ async def test_a_copy_reads_the_file_too(
     """On demand; where it is watched, also what changed before the copy was used."""
     path = tmp_path / "guard.toml"
     path.write_text(f"{WATCHED}{OBSERVING}")
-    made = duplicate(ContextGuardPlugin.from_file(path))
+    original = ContextGuardPlugin.from_file(path)
+    path.write_text(f"{WATCHED}{SMALL}")
+    made = duplicate(original)
     plugin = pickle.loads(made) if isinstance(made, bytes) else made
     assert plugin.settings.observe
 
-    path.write_text(f"{WATCHED}{SMALL}")
     llm = SimulatedLlm(summary_replies=lambda _: "A summary.")
     await grow(Chat(guarded_agent(llm), [plugin]))
     assert is_compacted(agent_requests(llm)[-1])
