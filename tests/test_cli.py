@@ -343,7 +343,7 @@ def test_model_that_cannot_be_used_is_one_line(tree: Path, capsys: Output) -> No
 def test_a_missing_litellm_is_named(
     tree: Path, capsys: Output, monkeypatch: Patch, model: str
 ) -> None:
-    """Where it is not installed, and the name is one that litellm would have to know."""
+    """Where it is not installed, and the name has a provider."""
     monkeypatch.setitem(sys.modules, "litellm", None)
     assert run_demo(tree, "--model", model) == 2
     has_provider = "/" in model
