@@ -366,7 +366,8 @@ def _create_real_model(name: str) -> BaseLlm:
     except Exception as error:
         text = f"the model cannot be used: {_describe_error(error)}"
         if "/" in name and importlib.util.find_spec("litellm") is None:
-            text += ' (for "provider/model": pip install "litellm[mcp]")'
+            hint = 'for "provider/model": pip install "litellm[mcp]"'
+            raise CommandError(f"{text} ({hint})") from error
         raise CommandError(text) from error
     return llm
 
