@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import importlib.util
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import google.adk
 import pydantic_core
+import tiktoken
 from pydantic_core import to_json
 from rich.console import Console
 from rich.measure import Measurement
@@ -49,6 +51,21 @@ def quiet() -> None:
     os.environ.setdefault("ADK_CAPTURE_MESSAGE_CONTENT_IN_SPANS", "false")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+
+
+def find_tokenizers() -> Path:
+    """Returns litellm's folder of vocabularies, without importing litellm."""
+    spec = importlib.util.find_spec("litellm")
+    assert spec
+    assert spec.origin
+    return Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
+
+
+def load_encoding(name: str) -> tiktoken.Encoding:
+    """Loads a vocabulary such as "cl100k_base" from litellm's folder."""
+    # Otherwise tiktoken would download the vocabulary.
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(find_tokenizers())
+    return tiktoken.get_encoding(name)  # tiktoken loads each once.
 
 
 def build_parser(description: str | None) -> argparse.ArgumentParser:

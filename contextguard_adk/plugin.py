@@ -70,8 +70,8 @@ class ContextGuardPlugin(GuardPlugin):
         default: The strategy of agents that are not named, or such a function; None
             guards only the named ones.
         observe: Measures and reports, but changes no request and stores no summary.
-        registry: Looks up windows and prices of models; None reads the table that
-            litellm ships.
+        registry: Looks up windows and prices of models; None reads litellm's table, or
+            the copy of it in this package if litellm is not installed.
         summaries: "stored" stops paying at once: stored summaries stay in place, no new
             one is asked for, and a request that is too large is cut to excerpts without
             a model. "write" leaves it to each strategy, and to the session's state

@@ -339,6 +339,17 @@ def test_model_that_cannot_be_used_is_one_line(tree: Path, capsys: Output) -> No
         assert f"window of {name} is unknown: give" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", ["nobody-knows", "nobody/knows"])
+def test_a_missing_litellm_is_named(
+    tree: Path, capsys: Output, monkeypatch: Patch, model: str
+) -> None:
+    """Where it is not installed, and the name has a provider."""
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    assert run_demo(tree, "--model", model) == 2
+    has_provider = "/" in model
+    assert ('pip install "litellm[mcp]"' in capsys.readouterr().err) == has_provider
+
+
 def test_what_cannot_be_read_is_an_answer(tree: Path) -> None:
     """No tool raises, leaves the folder, or says where it is."""
     (tree.parent / "secret.txt").write_text("the password")

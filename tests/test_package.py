@@ -193,6 +193,9 @@ def test_public_names() -> None:
 
 REPORT = """
 import json, sys
+import pytest_contextguard_adk
+
+fixtures_need = sorted(sys.modules)
 import google.adk.apps, google.adk.models, google.adk.plugins.base_plugin
 import google.adk.agents.callback_context, google.adk.sessions, google.adk.runners
 
@@ -203,21 +206,28 @@ import contextguard_adk
 ours = sorted(set(sys.modules) - before)
 import contextguard_adk.testing
 names = sorted(set(sys.modules) - before)
+
+sys.modules["litellm"] = None  # As if it were not installed.
+from contextguard_adk._providers.registry import LitellmRegistry
+window_tokens = LitellmRegistry().context_window("gemini-flash-latest")
 network = [e for e in events if e.startswith(("socket.", "urllib.", "subprocess."))]
-print(json.dumps([ours, names, network]))
+print(json.dumps([ours, names, network, window_tokens, fixtures_need]))
 """
 
 
 def test_importing_is_cheap_and_offline() -> None:
-    """Nothing heavy, nothing for demos, and no socket before it is needed."""
+    """Nothing heavy, nothing for demos, and no socket; fixtures are free."""
     command = [sys.executable, "-W", "ignore", "-c", REPORT]
     cwd = PACKAGE.parent
     report = subprocess.run(command, capture_output=True, check=True, cwd=cwd).stdout
-    ours, names, network = json.loads(report.splitlines()[-1])
+    facts = json.loads(report.splitlines()[-1])
+    ours, names, network, window_tokens, fixtures_need = facts
     heavy = {"jinja2", "litellm", "matplotlib", "rich", "tiktoken"}
-    heavy |= {"openai", "numpy", "pandas"}
+    heavy |= {"click", "openai", "numpy", "pandas", "yaml"}
 
     assert not heavy & {name.partition(".")[0] for name in names}
     assert "contextguard_adk.testing" not in ours
     assert not {"contextguard_adk._tools", "contextguard_adk.__main__"} & {*names}
+    assert not {"contextguard_adk", "google", "pydantic"} & {*fixtures_need}
     assert network == []
+    assert window_tokens == 1_048_576

@@ -2,7 +2,9 @@
 
 The facts come from a registry: an object of the user, or else litellm's table. The
 table is a JSON file in litellm's package with an entry for each name of a model. Some
-entries are aliases, such as "claude-opus-latest": they only name another entry.
+entries are aliases, such as "claude-opus-latest": they only name another entry. Where
+litellm is not installed, `models.json` stands in: a shortened copy of the table, which
+`python -m tests.model_table` makes.
 
 A name has up to three parts besides the model: "bedrock/us.anthropic.claude-x-20250929"
 has a provider ("bedrock/"), vendors ("us.", "anthropic.") and a suffix ("-20250929").
@@ -85,6 +87,7 @@ _KEY_SPELLING = str.maketrans(".", "-")
 # Local servers, whose tokens are free. In the entries of other providers a price of 0
 # stands for an unknown price.
 _FREE_PROVIDERS = ("ollama/", "lemonade/")
+_COPIED_TABLE = Path(__file__).with_name("models.json")
 
 
 class ModelRegistry(Protocol):
@@ -124,7 +127,7 @@ class _Entry(NamedTuple):
 
 
 class LitellmRegistry:
-    """Looks windows up in litellm's packaged table.
+    """Looks windows up in litellm's table, or in the copy of it in this package.
 
     The table is read as a file, because importing litellm takes seconds.
 
@@ -258,39 +261,51 @@ def _without_prefixes(name: str) -> list[str]:
 def _load_table(path: Path | None) -> dict[str, _Entry]:
     """Returns the entries of a table by key; reads each table once per process.
 
-    If the file cannot be used, litellm is imported, and the table of the imported
-    module is used. If the import fails as well, the result is empty.
+    If the file cannot be used, the copy of this package is used. If that cannot be used
+    either, the result is empty.
 
     Args:
-        path: The file of the table; None for the file in litellm's package.
+        path: The file of the table; None for the file in litellm's package, or for the
+            copy if litellm is not installed.
     """
-    failure: object
+    for table_path in (path or _find_litellm_table(), _COPIED_TABLE):
+        if table_path is None:
+            continue
+        try:
+            return _read_table(table_path)
+        except (OSError, ValueError) as error:
+            _LOGGER.warning("Cannot use the model table %s: %s", table_path, error)
+    return {}
+
+
+def _find_litellm_table() -> Path | None:
+    """Returns the table in litellm's package, without importing litellm.
+
+    Returns None if litellm is not installed.
+    """
     try:
-        content = json.loads((path or _packaged_path()).read_bytes())
-        table = _index(content if isinstance(content, dict) else {})
-    except (OSError, ValueError) as error:
-        failure = error
-    else:
-        if table:
-            return table
-        failure = "no chat models in it"
+        spec = importlib.util.find_spec("litellm")
+    except ValueError:  # A test of the user has put something else in its place.
+        return None
+    if spec is None or spec.origin is None:
+        return None
 
-    _LOGGER.warning("Cannot use litellm's model table (%s); importing litellm", failure)
-    try:
-        # Not litellm.get_model_info: it prints to stdout and asks servers over HTTP.
-        return _index(importlib.import_module("litellm").model_cost)
-    except Exception:  # noqa: BLE001 - whatever importing it may raise
-        return {}
-
-
-def _packaged_path() -> Path:
-    """Returns the path of the table in litellm's package, without importing litellm."""
-    spec = importlib.util.find_spec("litellm")
-    origin = spec.origin if spec else None
-    # Without litellm the result is the path of no file. Then the caller fails to read
-    # the file, and logs the name of the path.
-    package_file = Path(origin or "no litellm package")
+    package_file = Path(spec.origin)
     return package_file.with_name("model_prices_and_context_window_backup.json")
+
+
+def _read_table(path: Path) -> dict[str, _Entry]:
+    """Returns the entries of a table by key.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is no JSON, or has no chat model.
+    """
+    content = json.loads(path.read_bytes())
+    table = _index(content if isinstance(content, dict) else {})
+    if not table:
+        raise ValueError("no chat models in it")
+    return table
 
 
 def _index(raw: Mapping[str, object]) -> dict[str, _Entry]:

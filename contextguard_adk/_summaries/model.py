@@ -183,7 +183,8 @@ def find_summarizer(setting: BaseLlm | str | None) -> BaseLlm | None:
     except (ValueError, ImportError):
         message = (
             "ADK knows no model %r for summaries; the agent's own model writes them. "
-            "Set `summarizer` to a model name that ADK's LLMRegistry resolves."
+            "Set `summarizer` to a model name that ADK's LLMRegistry resolves. "
+            'Names such as "openai/gpt-5.4" need litellm: pip install "litellm[mcp]".'
         )
         warn_once(logger, message, setting)
         return None

@@ -10,6 +10,7 @@ opening, or with something that looks like an opening, the bracket becomes a rou
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 _FRAME: list[str] = []
@@ -123,8 +124,20 @@ def _spell(opening: str) -> str:
     return _GAP.join(piece_patterns)
 
 
-_FRAME_OPENING = _compile(_FRAME)
-_ANY_OPENING = _compile(_FRAME + _NOTICES)
+# Compiling each of these two patterns takes some 60 ms, so it waits for the first text
+# with a bracket.
+
+
+@cache
+def _frame_opening() -> re.Pattern[str]:
+    return _compile(_FRAME)
+
+
+@cache
+def _any_opening() -> re.Pattern[str]:
+    return _compile(_FRAME + _NOTICES)
+
+
 _BRACKET = re.compile(f"[{_BRACKETS}]")
 # The lines around a summary, and what the guard says itself, are the markers. Their
 # openings are found anywhere in a line: the empty `start` matches before any bracket.
@@ -149,7 +162,7 @@ def quote(text: str) -> str:
     if not _BRACKET.search(text):
         return text
     # Group 1 is what stands before the bracket: see `_compile`.
-    without_openings = _ANY_OPENING.sub(r"\1(", text)
+    without_openings = _any_opening().sub(r"\1(", text)
     return _MARKER.sub("(", without_openings)
 
 
@@ -161,7 +174,7 @@ def quote_stored(text: str) -> str:
     """
     if not _BRACKET.search(text):
         return text
-    without_openings = _FRAME_OPENING.sub(r"\1(", text)
+    without_openings = _frame_opening().sub(r"\1(", text)
     return _MARKER.sub("(", without_openings)
 
 

@@ -9,6 +9,7 @@ of steps to make.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -364,6 +365,9 @@ def _create_real_model(name: str) -> BaseLlm:
             litellm.suppress_debug_info = True
     except Exception as error:
         text = f"the model cannot be used: {_describe_error(error)}"
+        if "/" in name and importlib.util.find_spec("litellm") is None:
+            hint = 'for "provider/model": pip install "litellm[mcp]"'
+            raise CommandError(f"{text} ({hint})") from error
         raise CommandError(text) from error
     return llm
 

@@ -5,13 +5,13 @@ A flaw is a rule of the provider that contents break.
 
 from __future__ import annotations
 
+import base64
 import functools
-import importlib.util
+import gzip
 import json
 import math
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,14 +92,26 @@ _ADK_PROMPT_END = "capture the essence of the interaction."
 """The beginning and the end of the prompt of ADK's `LlmEventSummarizer`, which the
 material follows."""
 
-_CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
-"""The environment variable for the folder of tiktoken's files."""
+_VOCABULARY = Path(__file__).with_name("o200k_base.tiktoken.gz")
+"""The vocabulary o200k_base: in each line a token in base64, and its number.
 
-_CACHED_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
-"""The file of o200k_base in such a folder: the SHA-1 of the address from which tiktoken
-downloads it."""
+It is here because tiktoken would download it.
+"""
 
-_loading = threading.Lock()
+_WORD_PATTERN = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+"""Splits a text into words, whose tokens are counted; from tiktoken's o200k_base."""
 
 
 class SimulatedProviderError(Exception):
@@ -365,46 +377,23 @@ def count_tokens(texts: Iterable[str], token_ratio: float | None) -> int:
 
 @functools.lru_cache(maxsize=16_384)  # Every request repeats the history before it.
 def _count_slice(text: str) -> int:
-    return len(load_encoding("o200k_base").encode_ordinary(text))
+    return len(_load_encoding().encode_ordinary(text))
 
 
-@functools.lru_cache(maxsize=4)
-def load_encoding(name: str) -> tiktoken.Encoding:
-    """Loads a vocabulary of tiktoken, such as "o200k_base".
-
-    If litellm is installed, the vocabulary comes from a folder of litellm. Otherwise
-    tiktoken reads the vocabulary from its own cache, or downloads it.
-    """
+@functools.cache
+def _load_encoding() -> tiktoken.Encoding:
+    """Loads o200k_base from the file of this package."""
     import tiktoken
 
-    shipped_folder = _find_shipped_folder()
-    # tiktoken takes the folder from an environment variable alone. So the variable is
-    # set while the vocabulary is loaded, and then has its earlier value again. The lock
-    # keeps two threads from doing so at once.
-    with _loading:
-        user_folder = os.environ.get(_CACHE_VARIABLE)
-        if shipped_folder is not None:
-            os.environ[_CACHE_VARIABLE] = str(shipped_folder)
-        try:
-            return tiktoken.get_encoding(name)
-        finally:
-            os.environ.pop(_CACHE_VARIABLE, None)
-            if user_folder is not None:
-                os.environ[_CACHE_VARIABLE] = user_folder
+    ranks = dict[bytes, int]()
+    with gzip.open(_VOCABULARY) as lines:
+        for line in lines:
+            token, rank = line.split()
+            ranks[base64.b64decode(token)] = int(rank)
 
-
-def _find_shipped_folder() -> Path | None:
-    """Returns litellm's folder of vocabularies, if it has the file of o200k_base.
-
-    Otherwise returns None: litellm is not installed, or keeps its vocabularies in
-    another folder.
-    """
-    litellm = importlib.util.find_spec("litellm")
-    if litellm is None or not litellm.submodule_search_locations:
-        return None
-    package_folder = Path(litellm.submodule_search_locations[0])
-    folder = package_folder / "litellm_core_utils" / "tokenizers"
-    return folder if (folder / _CACHED_FILE).is_file() else None
+    return tiktoken.Encoding(
+        "o200k_base", pat_str=_WORD_PATTERN, mergeable_ranks=ranks, special_tokens={}
+    )
 
 
 def _to_json_text(value: Any) -> str:
