@@ -37,10 +37,14 @@ PRICES = "[prices.simulated]\ninput = 1.0\ncached_input = 0.25\noutput = 4.0\n"
 async def record(
     plugins: Sequence[BasePlugin] = (), has_cache: bool = False, turns: int = TURNS
 ) -> Recorded:
-    """Has a real conversation with two searches a turn; returns its session."""
+    """Has a real conversation with two searches a turn; returns its session.
+
+    The second search names a part that the second search of the turn before has found.
+    """
     script: list[Reply] = []
     for turn in range(turns):
-        script += [call_part("search")] * 2
+        known = f"7f{(2 * turn - 1) % len(FINDINGS)}a"
+        script += [call_part("search"), call_part("search", part=known)]
         script.append(f"Part {turn} is in hall B, says the scanner.")
 
     llm = SimulatedLlm(context_window=100_000, script=script, prompt_cache=has_cache)

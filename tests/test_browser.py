@@ -1,7 +1,7 @@
-"""ADK's web UI and the page of a report in a real browser (`pytest -m browser`).
+"""ADK's web UI, a report and the documentation in a browser (`pytest -m browser`).
 
-Needs the extra `browser` and Chromium, which playwright does not bring along. With
-CONTEXTGUARD_SCREENSHOTS=DIR pictures are saved there.
+Needs the extras `browser` and `docs`, and Chromium, which playwright does not bring
+along. With CONTEXTGUARD_SCREENSHOTS=DIR pictures are saved there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import sysconfig
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -38,7 +42,8 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
 
-SAMPLES = Path(__file__).parent.parent / "samples"
+ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "samples"
 SCREENSHOTS = os.environ.get("CONTEXTGUARD_SCREENSHOTS")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 # Icons are letters of a font from the network; without it their names would show.
@@ -126,6 +131,33 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     config.write_text(PRICES)
     assert main(["report", str(source), "--config", str(config), "-o", str(page)]) == 0
     return page.as_uri()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves files of a folder, without a line for each request."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="module")
+def documentation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Builds and serves the documentation; gives the addresses of all its pages."""
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    folder = tmp_path_factory.mktemp("documentation")
+    # The page of a missing address names its files from the root of the real site.
+    site = folder / "contextguard-adk"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", f"--site-dir={site}"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+    handler = partial(QuietHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        files = sorted(file.relative_to(folder) for file in site.rglob("*.html"))
+        yield [f"{root}/{file.as_posix()}" for file in files]
+        server.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +303,20 @@ def test_the_extra_plugin_guards_an_app_without_code(
     look_around(page, address, "plain")
 
 
+def save_top_of_report(page: Page) -> None:
+    """Makes the picture of the documentation: all above the second chart."""
+    end = page.locator("section").first.bounding_box()
+    assert end
+    area = {
+        "x": 0.0,
+        "y": 0.0,
+        "width": 1200.0,
+        "height": end["y"] + end["height"] + 8,
+    }
+    path = Path(SCREENSHOTS or "") / "report.png"
+    page.screenshot(path=path, full_page=True, clip=area)
+
+
 def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) -> None:
     """With mouse and keyboard, light and dark, on a phone."""
     context = browser.new_context(
@@ -284,7 +330,8 @@ def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) 
     page.on("request", lambda request: asked.append(request.url))
 
     page.goto(report)
-    charts, facts, tokens = (page.locator(n) for n in ("canvas", "#facts", "#tokens"))
+    names = ("canvas", "#tokens-facts", "#tokens")
+    charts, facts, tokens = (page.locator(name) for name in names)
     assert all(chart.evaluate(IS_DRAWN) for chart in charts.all())
     expect(facts).to_contain_text("agent")
 
@@ -292,9 +339,10 @@ def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) 
     middle = int(facts.locator("dd").first.inner_text())
     assert 1 < middle < CALLS
     expect(facts).to_contain_text("tools called")
+    expect(facts).to_contain_text("without the guard (simulated)")
 
     if SCREENSHOTS:
-        page.screenshot(path=Path(SCREENSHOTS) / "report.png")
+        save_top_of_report(page)
     tokens.focus()
     for key, number in ("ArrowRight", middle + 1), ("Home", 1), ("End", CALLS):
         page.keyboard.press(key)
@@ -336,7 +384,63 @@ def test_a_report_is_for_everybody(
     page = context.new_page()
     page.goto(report)
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    found = Axe().run(page).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+    assert find_violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    check_that_facts_hide_no_chart(page)
     context.close()
+
+
+def find_violations(page: Page) -> list[tuple[str, str]]:
+    """What axe finds: the name of each rule, and one element that breaks it."""
+    found = Axe().run(page).response["violations"]
+    return [(each["id"], each["nodes"][0]["html"]) for each in found]
+
+
+def check_that_facts_hide_no_chart(page: Page) -> None:
+    """Wherever the mouse is, a call's facts stand below the chart, inside the page."""
+    for name in ("tokens", "made", "bill"):
+        chart = page.locator(f"#{name}")
+        facts = page.locator(f"#{name}-facts")
+        chart.scroll_into_view_if_needed()
+        size = chart.bounding_box()
+        assert size
+        number = facts.locator("dd").first
+
+        for x in (size["width"] - 90, size["width"] / 2, 80.0):
+            shown = number.inner_text()
+            chart.hover(position={"x": x, "y": 60})
+            expect(number).not_to_have_text(shown)
+            below = facts.bounding_box()
+            drawn = chart.bounding_box()
+            assert below
+            assert drawn
+            assert below["y"] >= drawn["y"] + drawn["height"]
+            assert below["x"] >= 0
+            assert below["x"] + below["width"] <= 390
+
+
+@pytest.mark.parametrize("color_scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_documentation_is_for_everybody(
+    browser: Browser,
+    documentation: list[str],
+    width: int,
+    color_scheme: Literal["light", "dark"],
+) -> None:
+    """axe finds nothing on any page, and no page scrolls sideways as a whole."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme=color_scheme
+    )
+    page = context.new_page()
+    found: dict[str, list[tuple[str, str]]] = {}
+    widths: dict[str, int] = {}
+
+    for address in documentation:
+        page.goto(address)
+        found[address] = find_violations(page)
+        widths[address] = page.evaluate("document.documentElement.scrollWidth")
+    context.close()
+
+    assert len(documentation) > 30
+    assert {address: each for address, each in found.items() if each} == {}
+    assert {*widths.values()} == {width}

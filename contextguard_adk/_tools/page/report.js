@@ -3,7 +3,6 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const facts = document.getElementById("facts");
   const toggle = document.getElementById("theme");
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
@@ -11,22 +10,72 @@
   const labels = data.prompt.map((_, index) => index + 1);
   const count = (value) => value.toLocaleString("en-US");
   const dollars = (value) => `$${Number(value.toPrecision(3))}`;
+  // The index of the chosen call of each chart, by the chart's id.
+  const chosen = { tokens: 0, made: 0, bill: 0 };
   let charts = [];
-  let chosen = 0;
 
-  function showFacts(index) {
-    chosen = index;
-    facts.replaceChildren(
-      ...Object.entries(data.facts[index]).map(([name, value]) => {
-        const item = document.createElement("div");
-        item.className = value.length > 30 ? "wide" : "";
-        for (const [tag, text] of [["dt", name], ["dd", value]]) {
-          item.append(Object.assign(document.createElement(tag), { textContent: text }));
-        }
-        return item;
-      }),
+  function createFact(name, value, markColor) {
+    const item = document.createElement("div");
+    item.className = value.length > 30 ? "wide" : "";
+    for (const [tag, text] of [["dt", name], ["dd", value]]) {
+      item.append(Object.assign(document.createElement(tag), { textContent: text }));
+    }
+    if (markColor) {
+      const mark = document.createElement("i");
+      mark.style.background = markColor;
+      item.firstChild.prepend(mark);
+    }
+    return item;
+  }
+
+  function createLinkToCompaction(index) {
+    const item = createFact("compaction", "");
+    const link = { href: `#compaction-${index + 1}`, textContent: "show what it did" };
+    item.lastChild.append(Object.assign(document.createElement("a"), link));
+    return item;
+  }
+
+  function listValues(chart, index) {
+    const isShown = ({ label, data: values }) =>
+      values[index] && !["compaction", "compaction (simulated)", "threshold", "context window"].includes(label);
+    return chart.data.datasets.filter(isShown).map((dataset) => {
+      const value = dataset.data[index];
+      const text = dataset.yAxisID === "money" ? dollars(value) : count(value);
+      return createFact(dataset.label, text, dataset.backgroundColor);
+    });
+  }
+
+  // Marks a call in a chart, and shows what is known of it below the chart: a text in
+  // the chart would hide lines.
+  function choose(chart, index) {
+    const id = chart.canvas.id;
+    chosen[id] = index;
+    chart.draw();
+
+    const facts = Object.entries(data.facts[index]).map(([name, value]) => createFact(name, value));
+    const [call, agent, ...others] = facts;
+    document.getElementById(`${id}-facts`).replaceChildren(
+      call, agent,
+      ...listValues(chart, index),
+      ...(data.compactions[index] ? [createLinkToCompaction(index)] : []),
+      ...(id === "tokens" ? others : []),
     );
   }
+
+  const markOfChosenCall = {
+    id: "chosen",
+    beforeDatasetsDraw(chart) {
+      const x = chart.scales.x.getPixelForValue(chosen[chart.canvas.id]);
+      const { top, bottom } = chart.chartArea;
+      chart.ctx.save();
+      chart.ctx.strokeStyle = color("muted");
+      chart.ctx.beginPath();
+      chart.ctx.moveTo(x, top);
+      chart.ctx.lineTo(x, bottom);
+      chart.ctx.stroke();
+      chart.ctx.restore();
+    },
+  };
 
   function line(label, values, name, more) {
     return {
@@ -116,26 +165,18 @@
     }
     const chart = new Chart(canvas, {
       data: { labels, datasets },
+      plugins: [markOfChosenCall],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, scales,
         interaction: { mode: "index", intersect: false },
-        onHover: (_, items) => items.length && showFacts(items[0].index),
+        onHover: (_, items) => items.length && choose(chart, items[0].index),
         onClick: (_, items) => {
           const card = items.length && document.getElementById(`compaction-${items[0].index + 1}`);
           if (card) card.focus();
         },
         plugins: {
           legend: { position: "bottom", labels: { usePointStyle: true, boxWidth: 24 } },
-          tooltip: {
-            usePointStyle: true,
-            filter: ({ dataset, raw }) => raw && !["threshold", "context window"].includes(dataset.label),
-            callbacks: {
-              title: ([item]) => `call ${item.label}: ${data.agents[item.dataIndex]}`,
-              label: ({ dataset, raw }) =>
-                `${dataset.label}: ${dataset.yAxisID === "money" ? dollars(raw) : count(raw)}`,
-              footer: ([item]) => (data.compactions[item.dataIndex] ? "compaction; click for details" : ""),
-            },
-          },
+          tooltip: { enabled: false },
         },
       },
     });
@@ -143,11 +184,10 @@
       const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -labels.length, End: labels.length };
       if (!(event.key in steps)) return;
       event.preventDefault();
-      showFacts(Math.min(Math.max(chosen + steps[event.key], 0), labels.length - 1));
-      const active = chart.data.datasets.map((_, datasetIndex) => ({ datasetIndex, index: chosen }));
-      chart.tooltip.setActiveElements(active, { x: 0, y: 0 });
-      chart.draw();
+      const index = chosen[id] + steps[event.key];
+      choose(chart, Math.min(Math.max(index, 0), labels.length - 1));
     };
+    choose(chart, chosen[id]);
     return chart;
   }
 
@@ -171,5 +211,4 @@
   };
   prefersDark.onchange = drawAll;
   drawAll();
-  showFacts(0);
 })();
