@@ -126,9 +126,9 @@ SUMMED = (
 )
 """What is added up of all sets, beside the cost."""
 
-SUM_HEADER = ("", "turns lost", "need", "far", "lines", "cost, of keeps 6")
+SUM_HEADER = ("way", "turns lost", "need", "far", "lines", "cost, of keeps 6")
 HEADER = (
-    "",
+    "way",
     "rejections",
     "turns lost",
     "summaries",
