@@ -313,7 +313,8 @@ async def leave(
     summaries of all agents, one after another.
 
     The compaction ends before the first long-running call that waits for its result. It
-    may end even earlier, see `_count_removable`.
+    ends even earlier where a later event has an older time, as when the clocks of two
+    machines differ: ADK compacts all events up to a time.
 
     The agents' values in session state are removed, except for pins and todos. The
     values of agents in a branch or an isolation scope stay, and the line names them. It

@@ -307,14 +307,12 @@ def save_top_of_report(page: Page) -> None:
     """Makes the picture of the documentation: all above the second chart."""
     end = page.locator("section").first.bounding_box()
     assert end
-    area = {
-        "x": 0.0,
-        "y": 0.0,
-        "width": 1200.0,
-        "height": end["y"] + end["height"] + 8,
-    }
-    path = Path(SCREENSHOTS or "") / "report.png"
-    page.screenshot(path=path, full_page=True, clip=area)
+    height = end["y"] + end["height"] + 8
+    page.screenshot(
+        path=Path(SCREENSHOTS or "") / "report.png",
+        full_page=True,
+        clip={"x": 0, "y": 0, "width": 1200, "height": height},
+    )
 
 
 def test_a_report_shows_each_call_and_compaction(browser: Browser, report: str) -> None:

@@ -140,6 +140,6 @@ def test_need_stands_beside_tokens_and_money(
     assert "plain-Word" not in printed
 
     assert main(["report", *options, "-o", str(page)]) == 0
-    shown = page.read_text("utf-8")
-    assert "<strong>Need (simulated):</strong>" in shown
-    assert "of 3 values that the calls took from the conversation" in shown
+    html = page.read_text("utf-8")
+    assert "<strong>Need (simulated):</strong>" in html
+    assert "of 3 values that the calls took from the conversation" in html

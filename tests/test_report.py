@@ -195,6 +195,19 @@ def test_the_page_tells_what_was_needed_later_and_what_recall_brought_back(
     assert f"<li>{IDS[31]}</li>" in recalled
 
 
+def test_what_calls_needed_is_left_out_where_they_needed_nothing(
+    guarded: tuple[Session, list[CallRecord]], tmp_path: Path
+) -> None:
+    """A page about calls that took no value from the conversation has no figure."""
+    session = guarded[0]
+    page = write_page(session, tmp_path)
+    need = "of 5 values that the calls took from the conversation were in the requests."
+    assert f"<strong>Need:</strong> 100.0% {need}" in page
+
+    start = session.model_copy(update={"events": session.events[:2]})
+    assert "<strong>Need" not in write_page(start, tmp_path)
+
+
 def test_without_a_guard_the_page_shows_a_simulation(tmp_path: Path) -> None:
     """What the replay finds stands beside what was recorded, and is labelled."""
     session, _ = asyncio.run(record())
