@@ -44,6 +44,10 @@ MOST_USUAL_ARGUMENTS = 3
 """A call of `log_failure` with more arguments has a level of its own."""
 
 
+Values = dict[str, list[ast.expr]]
+"""By a name, what is assigned to it."""
+
+
 class Line(NamedTuple):
     """A line of the log, with "…" for what differs."""
 
@@ -54,26 +58,48 @@ class Line(NamedTuple):
 def list_lines() -> list[Line]:
     """Lists the lines of the package, errors first."""
     paths = sorted(PACKAGE.rglob("*.py"))
-    modules = [ast.parse(path.read_text("utf-8")) for path in paths]
+    modules = {path: ast.parse(path.read_text("utf-8")) for path in paths}
+    # A constant may be imported from another module.
+    constants = Values()
+    for module in modules.values():
+        constants.update(_find_values(module))
+
     lines = set[Line]()
-    for path, module in zip(paths, modules, strict=True):
+    for path, module in modules.items():
         if path.name != "log.py":  # It has the functions that write lines of others.
-            lines |= set(_list_lines_of(module, modules))
+            lines |= set(_list_lines_of(module, constants))
     return sorted(lines)
 
 
-def _list_lines_of(module: ast.Module, modules: list[ast.Module]) -> Iterator[Line]:
-    """Yields the lines of a module; `modules` are all modules of the package."""
+def _list_lines_of(module: ast.Module, constants: Values) -> Iterator[Line]:
+    """Yields the lines of a module; `constants` are those of the whole package."""
+    own_constants = _find_values(module)
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     scopes = [node for node in ast.walk(module) if isinstance(node, functions)]
     for scope in [*scopes, module]:
         for call in _list_calls(scope):
             level, message = _read_call(call)
-            if message is not None:
-                # A constant may be imported from another module.
-                resolver = Resolver([scope, module, *modules], call.lineno)
-                texts = resolver.list_texts(message)
-                yield from (Line(level, _shorten(text)) for text in texts)
+            if message is None:
+                continue
+            # A name may be bound anew for a later line.
+            local = {
+                name: [each for each in values if each.lineno < call.lineno]
+                for name, values in _find_values(scope).items()
+            }
+            resolver = Resolver([local, own_constants, constants])
+            texts = resolver.list_texts(message)
+            yield from (Line(level, _shorten(text)) for text in texts)
+
+
+def _find_values(scope: ast.AST) -> Values:
+    """Returns what is assigned to each name in a function or a module."""
+    found = Values()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)
+    return found
 
 
 def _list_calls(scope: ast.AST) -> Iterator[ast.Call]:
@@ -115,12 +141,10 @@ class Resolver(NamedTuple):
     """Finds the texts that an expression may have.
 
     Attributes:
-        scopes: Where names may be bound: a function, its module, and other modules.
-        line: The number of the line of the call that has the expression.
+        scopes: What is assigned to names: in a function, its module, and the package.
     """
 
-    scopes: list[ast.AST]
-    line: int
+    scopes: list[Values]
 
     def list_texts(self, message: ast.expr) -> list[str]:
         """Returns the texts of an expression."""
@@ -131,7 +155,7 @@ class Resolver(NamedTuple):
         if isinstance(message, ast.BinOp):
             sides = (message.left, message.right)
             return self._join([self.list_texts(side) for side in sides])
-        values = self._list_values(message) if isinstance(message, ast.Name) else []
+        values = self._list_values(message.id) if isinstance(message, ast.Name) else []
         if not values:
             text = ast.unparse(message)
             raise ValueError(f"line {message.lineno}: {text} is no message")
@@ -148,21 +172,10 @@ class Resolver(NamedTuple):
     def _join(self, parts: list[list[str]]) -> list[str]:
         return ["".join(texts) for texts in itertools.product(*parts)]
 
-    def _list_values(self, name: ast.Name) -> list[ast.expr]:
+    def _list_values(self, name: str) -> list[ast.expr]:
         """Returns what is assigned to a name, in the first scope that assigns it."""
-        for scope in self.scopes:
-            values = [
-                node.value
-                for node in ast.walk(scope)
-                if isinstance(node, ast.Assign)
-                and name.id in [ast.unparse(target) for target in node.targets]
-            ]
-            if not isinstance(scope, ast.Module):
-                # The name may be bound anew for a later line.
-                values = [each for each in values if each.lineno < self.line]
-            if values:
-                return values
-        return []
+        found = [scope[name] for scope in self.scopes if scope.get(name)]
+        return found[0] if found else []
 
 
 def _shorten(text: str) -> str:

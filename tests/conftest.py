@@ -68,6 +68,15 @@ def young_heap() -> Iterator[None]:
     gc.unfreeze()
 
 
+def is_left_to_slow_tests(item: pytest.Item) -> bool:
+    """Whether the mark `quick` of a test names other variants than this one."""
+    quick = item.get_closest_marker("quick")
+    if quick is None or not isinstance(item, pytest.Function):
+        return False
+    is_slow = item.get_closest_marker("slow") is not None
+    return not is_slow and item.callspec.id not in quick.args
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -80,6 +89,8 @@ def pytest_collection_modifyitems(
     for item in items:
         if len(list(item.iter_markers("slow"))) > 1:
             item.add_marker("exhaustive")
+        elif is_left_to_slow_tests(item):
+            item.add_marker("slow")
 
     unwanted = {*ON_REQUEST}.difference(find_requested(config))
     left_out = [

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[Strategy, int | None]] = {
 LONG = ("threshold", "pipeline, tokens", "resend")
 
 
+@pytest.mark.quick("threshold-1", "pipeline, tokens-1", "threshold-10")
 @pytest.mark.parametrize(
     ("name", "count"),
     [

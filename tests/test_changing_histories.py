@@ -211,6 +211,7 @@ def find_results(record: RecordedRequest, name: str) -> list[Any]:
     return [result.response for result in results if result.name == name]
 
 
+@pytest.mark.quick("threshold-alone-model-ids", "sliding-parallel-model-ids")
 @pytest.mark.parametrize("has_ids", [False, True], ids=["adk-ids", "model-ids"])
 @spread("is_parallel", {"alone": False, "parallel": True, "on its own": False})
 async def test_a_final_result_comes_back_with_its_call(
@@ -275,6 +276,7 @@ async def test_a_tool_that_waits_for_confirmation(
     talk.check()
 
 
+@pytest.mark.quick("threshold-low")
 @spread(
     "settings",
     {
@@ -469,6 +471,7 @@ LARGE: dict[str, Strategy] = {
 }
 
 
+@pytest.mark.quick("threshold-an old one", "threshold-the newest 300 are loaded")
 @pytest.mark.parametrize("name", some_slow(CHANGES, "the newest 600 are loaded"))
 @pytest.mark.parametrize("strategy", ["threshold", *slow("sliding", "pipeline")])
 async def test_a_change_of_a_long_history_uncovers_what_it_must(

@@ -165,6 +165,7 @@ async def test_no_turn_is_lost(loopback: Loopback, client: str, setting: str) ->
     talk.check(rejections=0 if is_right else 1)
 
 
+@pytest.mark.quick("claude")
 @pytest.mark.parametrize("client", ["gemini", "openai", *slow("anthropic"), "claude"])
 async def test_a_result_larger_than_the_window_is_not_sent(
     loopback: Loopback, client: str
@@ -244,6 +245,7 @@ async def test_other_failures_are_the_providers_own(
     assert ends[0] == ends[1]
 
 
+@pytest.mark.quick("claude-8192")
 @pytest.mark.parametrize(
     ("client", "max_tokens"),
     [

@@ -255,6 +255,7 @@ def due(strategy: type[Strategy]) -> int:
     return count_due(strategy)
 
 
+@pytest.mark.quick("Threshold-absurd")
 @pytest.mark.parametrize(
     ("strategy", "report"),
     [
@@ -366,6 +367,7 @@ NO_CUTS: dict[str, tuple[Count, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick("a token more or less", "always 2,000", "a cache")
 @pytest.mark.parametrize(("report", "settings"), NO_CUTS.values(), ids=NO_CUTS)
 async def test_other_counts_show_no_cut(
     report: Count, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -472,6 +474,7 @@ async def test_what_a_gateway_adds_to_every_request_is_counted() -> None:
         assert record.estimated_tokens == pytest.approx(record.real_tokens, rel=0.25)
 
 
+@pytest.mark.quick("1.0-200000", "1.35-1000000")
 @pytest.mark.parametrize(
     ("factor", "window_tokens"),
     [

@@ -307,6 +307,7 @@ async def test_two_processes_take_turns() -> None:
     assert len(stored_facts(await process.chat.events())) == 12
 
 
+@pytest.mark.quick("after the guard", "in a tool")
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_killed_process_costs_at_most_one_summary(point: str) -> None:
     """Wherever a process dies, the next one goes on with all that was stored."""

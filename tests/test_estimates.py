@@ -200,6 +200,7 @@ async def test_the_name_of_a_model_tells_how_many_tokens_it_takes(
     assert tokens == pytest.approx(factor * usual_tokens, rel=0.01)
 
 
+@pytest.mark.quick("qwen3-coder")
 @pytest.mark.parametrize("model", ["gemini-pro-latest", "qwen3-coder", "gpt-5.2"])
 async def test_a_first_request_full_of_digits_is_not_refused(model: str) -> None:
     """Whether a model takes a token for each digit, or for three of them."""

@@ -394,6 +394,7 @@ REFUSALS: list[Reply] = [
 ]
 
 
+@pytest.mark.quick("none-broken", "failing strategy-fine", "observing-fine")
 @pytest.mark.parametrize("is_state_broken", [False, True], ids=["fine", "broken"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_nothing_that_was_said_is_logged(

@@ -67,6 +67,7 @@ def check(notes: Notes, undisturbed: Notes, beyond: int) -> None:
     assert notes.count().paid <= usual.paid + beyond
 
 
+@pytest.mark.quick("inline", "taken back")
 @pytest.mark.parametrize(
     ("name", "worker_count", "is_taken_back", "beyond"),
     [
@@ -116,6 +117,7 @@ async def open_twice(
         yield first, second
 
 
+@pytest.mark.quick("memory")
 @pytest.mark.parametrize(
     ("kind", "strategy", "beyond"),
     [
@@ -137,6 +139,7 @@ async def test_two_workers_take_turns(
     check(notes, undisturbed, beyond)
 
 
+@pytest.mark.quick("memory")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -162,6 +165,7 @@ async def test_two_workers_work_at_once(kind: str, tmp_path: Path) -> None:
     check(notes, undisturbed, beyond=undisturbed.count().paid + interrupted)
 
 
+@pytest.mark.quick("2-inline", "3-inline")
 @pytest.mark.parametrize("strategy", [SHIFT, AHEAD], ids=["inline", "ahead"])
 @pytest.mark.parametrize("back_to", [1, 2, 3])
 async def test_a_turn_may_be_taken_back(
@@ -183,6 +187,7 @@ async def test_a_turn_may_be_taken_back(
     check(notes, undisturbed, beyond=taken_back + written_ahead)
 
 
+@pytest.mark.quick("inline")
 @pytest.mark.parametrize("strategy", [SHIFT, AHEAD], ids=["inline", "ahead"])
 async def test_other_plugins_may_edit_messages(
     strategy: Strategy, tmp_path: Path
@@ -194,6 +199,7 @@ async def test_other_plugins_may_edit_messages(
     check(notes, undisturbed, beyond=0)
 
 
+@pytest.mark.quick("newest")
 @pytest.mark.parametrize("is_exact", [True, False], ids=["what is needed", "newest"])
 async def test_a_session_may_be_loaded_in_part(is_exact: bool, tmp_path: Path) -> None:
     """As the guard says, or a number of events that has all since the last summary."""
@@ -214,6 +220,7 @@ async def test_a_session_may_be_loaded_in_part(is_exact: bool, tmp_path: Path) -
     check(notes, undisturbed, beyond=0)
 
 
+@pytest.mark.quick("inline")
 @pytest.mark.parametrize(
     ("name", "worker_count"),
     [("inline", 1), ("ahead", 1), ("inline", 2)],

@@ -169,6 +169,7 @@ async def play_strategy(
     assert llm.rejections == llm.violations == 0
 
 
+@pytest.mark.quick("ahead", "pipeline", "truncation")
 @pytest.mark.parametrize("name", some_slow(STRATEGIES, "trigger", "late truncation"))
 async def test_a_policy_stays_word_for_word(name: str) -> None:
     """Over three compactions, with its call; never previewed, shortened, doubled."""
@@ -187,6 +188,7 @@ async def test_without_the_setting_it_is_a_preview() -> None:
     assert len(shown["result"]) < len(POLICY)
 
 
+@pytest.mark.quick("sliding window", "pipeline")
 @pytest.mark.parametrize(
     "name",
     [
@@ -215,6 +217,7 @@ async def test_what_was_called_beside_it_stays_with_it(name: str) -> None:
         assert len([each for each in calls if each.args == {"step": 777}]) == 1
 
 
+@pytest.mark.quick("sliding window", "truncation")
 @pytest.mark.parametrize(
     "name",
     [
@@ -377,6 +380,7 @@ async def test_what_is_too_large_is_compacted_as_others_are(
     assert llm.rejections == llm.violations == 0
 
 
+@pytest.mark.quick("12-Pipeline", "35-Pipeline")
 @pytest.mark.parametrize("kind", [Threshold, SlidingWindow, Pipeline])
 @pytest.mark.parametrize("percent", [12, 35])
 async def test_the_newest_result_stays_while_it_has_room(

@@ -128,6 +128,7 @@ async def test_a_slip_is_known_by_what_the_session_has_sent() -> None:
     assert {call.window_tokens for call in calls} == {WINDOW}
 
 
+@pytest.mark.quick("unnamed")
 @pytest.mark.parametrize(
     ("said", "backup", "accepted_turns"),
     [(NAMED, "provider/small", 0), (NAMED, "", 8), (UNNAMED, "", 0)],

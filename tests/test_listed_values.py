@@ -110,6 +110,16 @@ NOISE = [
 ]
 
 
+@pytest.mark.quick(
+    "base64-fields",
+    "base64 in lines-mcp",
+    "hex-fields",
+    "embedding-fields",
+    "vector as text-fields",
+    "UUIDs-fields",
+    "hashes-fields",
+    "script-mcp",
+)
 @pytest.mark.parametrize("is_mcp", [False, True], ids=["fields", "mcp"])
 @pytest.mark.parametrize("kind", NOISE)
 async def test_a_field_of_noise_leaves_room_for_the_ids_beside_it(
@@ -205,6 +215,20 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick(
+    "statement-mcp",
+    "in quotes-mcp",
+    "in brackets-field",
+    "foreign key-mcp",
+    "insertion-field",
+    "rows-mcp",
+    "printed rows-field",
+    "markdown-mcp",
+    "JSON schema-field",
+    "map-mcp",
+    "Protocol Buffers-field",
+    "TypeScript-mcp",
+)
 @pytest.mark.parametrize("is_mcp", [False, True], ids=["field", "mcp"])
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 async def test_the_names_of_a_schema_are_listed(schema: Any, is_mcp: bool) -> None:

@@ -109,6 +109,19 @@ async def request_with(result: Any, strategy: Strategy) -> RecordedRequest:
     return llm.requests[-1]
 
 
+@pytest.mark.quick(
+    "plain-2.0",
+    "text-2.0",
+    "dict in result-2.0",
+    "mcp-2.0",
+    "mcp error-2.0",
+    "long first-2.0",
+    "resource-2.0",
+    "image-2.0",
+    "structured-2.0",
+    "content text-2.0",
+    "content of texts-2.0",
+)
 @pytest.mark.parametrize("is_old", [False, True], ids=["2.11", "2.0"])
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_claude_is_sent_the_notes_of_a_preview(shape: str, is_old: bool) -> None:
@@ -153,6 +166,9 @@ async def test_what_stands_twice_is_shown_once() -> None:
     assert shown_result(request) == mcp(text_item(text))
 
 
+@pytest.mark.quick(
+    "plain", "dict in result", "mcp error", "resource", "image", "content text"
+)
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_the_whole_result_is_recalled_by_its_handle(shape: str) -> None:
     """Page by page, in whatever place the preview names the handle."""
@@ -201,6 +217,14 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+@pytest.mark.quick(
+    "text-pipeline",
+    "text-sliding window",
+    "mcp-pipeline",
+    "many texts-pipeline",
+    "content text-clearing",
+    "content text-pipeline",
+)
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("shape", ["text", "mcp", "many texts", "content text"])
 async def test_all_that_shows_less_puts_its_notes_there(name: str, shape: str) -> None:

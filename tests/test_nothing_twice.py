@@ -60,6 +60,13 @@ async def do_jobs(
     return check(await run_turn(*place, **settings), agent)
 
 
+@pytest.mark.quick(
+    "threshold-useless-15-4000-1",
+    "sliding-good-15-4000-1",
+    "pipeline-good-15-4000-1",
+    "pipeline-absent-15-4000-1",
+    "pipeline-useless-15-4000-3",
+)
 @pytest.mark.parametrize(
     ("strategy", "summarizer", "count", "window", "parallel"), CASES
 )
@@ -71,6 +78,7 @@ async def test_each_job_is_done_once(
     await do_jobs(STRATEGIES[strategy](context_window=window), summarizer, agent)
 
 
+@pytest.mark.quick("pipeline")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_plain_numbers_are_done_once(strategy: str) -> None:
     """It is the same where the jobs are plain numbers and a real tokenizer counts."""
@@ -79,6 +87,7 @@ async def test_plain_numbers_are_done_once(strategy: str) -> None:
     await do_jobs(made, "useless", agent, token_ratio=None)
 
 
+@pytest.mark.quick("pipeline-useless", "pipeline-failing")
 @with_and_without_summary
 async def test_chapters_are_written_once(strategy: str, summarizer: str) -> None:
     """A tool that asks for a compaction at each chapter's end gets one for each at

@@ -73,6 +73,7 @@ async def compacted_chat(
     return llm, chat
 
 
+@pytest.mark.quick("threshold-False")
 @pytest.mark.litellm
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

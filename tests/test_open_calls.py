@@ -121,6 +121,7 @@ def answer(name: str, call_id: str, result: Any) -> types.Content:
     return responses(response_part(name, result, call_id))
 
 
+@pytest.mark.quick("pipeline-lenient")
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [
@@ -157,6 +158,7 @@ async def test_calls_without_an_answer_hold_nothing_up(
     assert {f"order-{number}" for number in range(16)} <= shown
 
 
+@pytest.mark.quick("sliding-second")
 @spread("count", {"first": 1, "second": 2, "third": 3})
 async def test_a_late_answer_finds_its_call(strategy: Strategy, count: int) -> None:
     """After any number of compactions: the call comes back with it, and the heading of
@@ -202,6 +204,7 @@ PARTS: dict[str, Callable[[int], list[types.Part]]] = {
 }
 
 
+@pytest.mark.quick("threshold-long arguments")
 @spread("parts", PARTS)
 async def test_steps_of_many_forms_are_compacted(
     strategy: Strategy, parts: Callable[[int], list[types.Part]]
@@ -307,6 +310,7 @@ WAITING: dict[str, tuple[Any, str, Any, str]] = {
 }
 
 
+@pytest.mark.quick("threshold-authentication")
 @pytest.mark.parametrize("what", WAITING)
 @pytest.mark.parametrize("name", ["threshold", *slow("sliding", "pipeline")])
 async def test_what_adk_waits_for_survives_three_compactions(

@@ -15,6 +15,7 @@ from tests.workers import shows_own_items, work
 pytestmark = shows_own_items
 
 
+@pytest.mark.quick("memory-2-12-90-3")
 @pytest.mark.parametrize(
     ("kind", "item_count", "call_count", "words", "alone"),
     [

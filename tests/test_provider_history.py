@@ -69,6 +69,7 @@ def check(player: Player, compactions: int = 2) -> None:
     assert len({tool_names(body) for body in fake.of_agent}) == 1
 
 
+@pytest.mark.quick("unsigned threshold", "gemini pipeline")
 @pytest.mark.parametrize(
     "case",
     [
@@ -111,6 +112,7 @@ async def test_a_compacted_history_is_accepted(
     assert "cannot be sent again" not in caplog.text
 
 
+@pytest.mark.quick("gemini threshold")
 @pytest.mark.parametrize(
     "case",
     [
@@ -259,6 +261,7 @@ def insert_text(request: LlmRequest) -> None:
 CHANGES = (change_system, shorten_result, describe_tool, remove_tool, insert_text)
 
 
+@pytest.mark.quick("describe_tool")
 @pytest.mark.parametrize("change", some_slow(CHANGES, shorten_result, remove_tool))
 async def test_what_another_plugin_changes_costs_no_turn(
     serve: Serve, change: Callable[[LlmRequest], None]
@@ -517,6 +520,7 @@ def approve(what: str) -> None:
     """Asks a human, who says nothing yet."""
 
 
+@pytest.mark.quick("adaptive")
 @pytest.mark.parametrize("name", ["adaptive", "gemini", *slow("openai")])
 async def test_providers_that_want_a_result_get_one(serve: Serve, name: str) -> None:
     """From the first refusal on, through ADK's own classes, over compactions."""

@@ -79,6 +79,7 @@ def tell_rates(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each for each in told if "key's limit" in each]
 
 
+@pytest.mark.quick("groq-Threshold")
 @pytest.mark.parametrize("strategy", [Threshold, *slow(SlidingWindow, Pipeline)])
 @pytest.mark.parametrize("said", WORDS)
 async def test_a_limit_below_the_request_costs_one_refusal(
@@ -125,6 +126,7 @@ class Sum(Key):
             raise RateLimitError(self.words.format(limit=LIMIT_TOKENS, sent=sent))
 
 
+@pytest.mark.quick("3000")
 @pytest.mark.parametrize("output_tokens", [3_000, 8_000, 11_000])
 async def test_output_counts_against_a_limit_that_names_the_request(
     output_tokens: int,

@@ -857,6 +857,7 @@ PARTLY: list[Strategy] = [
 ]
 
 
+@pytest.mark.quick("False-Pipeline", "True-Pipeline")
 @pytest.mark.parametrize("strategy", PARTLY, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("is_result", [False, True])
 async def test_what_was_masked_stays_so_where_it_is_not_loaded(

@@ -132,6 +132,7 @@ def requests_of_whole() -> list[str]:
     return sent(whole)
 
 
+@pytest.mark.quick("memory")
 @pytest.mark.parametrize("kind", STORES)
 async def test_databases_load_no_less(
     kind: str, tmp_path: Path, requests_of_whole: list[str]
@@ -144,6 +145,7 @@ async def test_databases_load_no_less(
         assert max(loaded) < 0.7 * len(await chat.events())
 
 
+@pytest.mark.quick("Threshold-3-11-chat", "Pipeline-2-7-chat")
 @pytest.mark.parametrize("until", [0, 5, *slow(1_000)], ids=["chat", "mixed", "tools"])
 @pytest.mark.parametrize(
     ("kind", "least_compactions", "least_loaded"),
@@ -277,6 +279,7 @@ class Reading(BaseAgent):
     """An agent that reads the events by itself."""
 
 
+@pytest.mark.quick("other")
 @pytest.mark.parametrize("kind", ["default", "none", "other"])
 async def test_all_agents_count(kind: Any) -> None:
     """One that has not been compacted needs all, unless it never sees the history."""

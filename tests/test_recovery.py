@@ -78,6 +78,7 @@ def guard_errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in errors if r.name.startswith("contextguard")]
 
 
+@pytest.mark.quick("anthropic", "gemini", "ollama")
 @pytest.mark.parametrize("style", ["openai", "anthropic", "gemini", *UNNAMED])
 async def test_one_rejection_teaches_the_limit(style: ErrorStyle) -> None:
     """No turn is lost, and later calls of the process keep to a window that was named;

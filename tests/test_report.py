@@ -276,6 +276,7 @@ COUNTS = "promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"
 OF_COMPACTION = ("tokens_before", "cost", "waited_seconds", "reason", "model")
 
 
+@pytest.mark.quick("10000000")
 @pytest.mark.parametrize(
     "value", some_slow(STRANGE, -5, [{}]), ids=lambda value: ascii(value)[:8]
 )

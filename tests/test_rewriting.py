@@ -97,6 +97,7 @@ REWRITES = {
 plain_counts: dict[str, int] = {}
 
 
+@pytest.mark.quick("threshold-masking", "sliding-masking-behind")
 @spread(
     "case",
     REWRITES,
@@ -249,6 +250,7 @@ def ledger_of(request: RecordedRequest) -> str:
     return head.partition("[The user's messages")[2]
 
 
+@pytest.mark.quick("threshold")
 @every_strategy
 async def test_output_of_code_is_not_the_users_word(strategy: Strategy) -> None:
     """Neither quoted as the request nor listed among the user's messages."""

@@ -145,6 +145,7 @@ def rows_of(step: int) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.quick("SlidingWindow-1", "Pipeline-1")
 @pytest.mark.parametrize("rule_count", [1, 120])
 @pytest.mark.parametrize("kind", [Threshold, SlidingWindow, Pipeline])
 async def test_the_texts_beside_a_summary_have_one_budget(

@@ -85,6 +85,12 @@ def test_every_scenario_has_a_cell() -> None:
     assert [name for name, *_ in CELLS] == [*SCENARIOS]
 
 
+@pytest.mark.quick(
+    "normal talk-4000-plain-Threshold",
+    "late usage, ratio 5-4000-ids-SlidingWindow",
+    "rapid short-40000-stream+ids-Threshold",
+    "kubernetes-4000-stream-SlidingWindow",
+)
 @pytest.mark.parametrize(
     ("name", "window_tokens", "mode"),
     [*CELLS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LARGE_CELLS)],

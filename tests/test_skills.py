@@ -126,6 +126,7 @@ class Clerk:
         return agent_requests(self.llm)[-1].text
 
 
+@pytest.mark.quick("pipeline")
 @pytest.mark.parametrize("make", STRATEGIES, ids=NAMES)
 async def test_an_active_skill_outlives_every_compaction(
     make: Callable[[], Strategy],
@@ -409,6 +410,7 @@ async def test_another_tool_cannot_pose_as_a_skill() -> None:
     assert "\n[Active skill: returns]" not in last
 
 
+@pytest.mark.quick("value1", "value3")
 @pytest.mark.parametrize(
     "value",
     ["complaints", {"complaints": True}, [7, None, "complaints"], [["complaints"]], 5],

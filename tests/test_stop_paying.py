@@ -117,6 +117,7 @@ def make_plugin(place: str, name: str, folder: Path) -> ContextGuardPlugin:
     return ContextGuardPlugin.from_file(file)
 
 
+@pytest.mark.quick("plugin-sliding-6", "plugin-pipeline-6", "table-threshold-6")
 @pytest.mark.parametrize(
     ("place", "name", "turns"),
     [
@@ -205,6 +206,7 @@ OFF: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick("no default", "a chooser")
 @pytest.mark.parametrize("how", OFF)
 async def test_a_whole_history_that_goes_out_again_is_told_once(
     how: str, caplog: pytest.LogCaptureFixture

@@ -170,6 +170,7 @@ def before() -> Session:
     return sessions.kept["session"]
 
 
+@pytest.mark.quick("nan", "JSON of wrong types")
 @pytest.mark.parametrize("name", some_slow(BROKEN, "bytes", "list", "long number"))
 async def test_a_broken_value_costs_no_turn(
     name: str, before: Session, caplog: pytest.LogCaptureFixture

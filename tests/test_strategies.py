@@ -233,6 +233,7 @@ BARE: dict[str, Any] = {"window": None, "tool_output": None}
 FITS = range(15_999)
 
 
+@pytest.mark.quick("default", "too few messages", "last tool result")
 @pytest.mark.parametrize(
     ("settings", "contents", "summaries", "sizes"),
     [
@@ -263,6 +264,7 @@ async def test_no_preference_keeps_a_request_too_large(
     assert done.tokens in sizes
 
 
+@pytest.mark.quick("True-0-0.05")
 @pytest.mark.parametrize(
     ("uses_tools", "least_ratio", "most_ratio"), [(False, 0.2, 0.25), (True, 0, 0.05)]
 )

@@ -246,6 +246,7 @@ async def test_nothing_inside_can_pass_for_an_entry(window_tokens: int) -> None:
     assert authors.count("user") <= 3 * len(talk.asked)
 
 
+@pytest.mark.quick("8400")
 @pytest.mark.parametrize("size_tokens", [4_000, 8_400, 50_000])
 async def test_a_transcript_takes_one_call(size_tokens: int) -> None:
     """It has room for its answer; of what is too much the oldest is left out."""

@@ -197,6 +197,7 @@ async def test_a_failed_call_leaves_its_summary() -> None:
     assert SUMMARY_BEGIN in llm.requests[-1].text
 
 
+@pytest.mark.quick("False")
 @pytest.mark.litellm
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_state_survives_a_plugin_that_replaces_events(

@@ -207,6 +207,24 @@ CASES += slow_rows((name, (n + 1) % 2 + 1, 0, "last") for n, name in enumerate(N
 CASES += [(name, 0, 0, "never") for name in NUMBERS]
 
 
+@pytest.mark.quick(
+    "window of 1,000-0-0-last",
+    "window of 2,000-0-0-last",
+    "correction of infinity-0-0-last",
+    "count that is no number-0-0-last",
+    "long summary-0-0-last",
+    "broken text-0-0-last",
+    "number of 5,000 digits-0-0-last",
+    "todos-0-0-last",
+    "scopes-0-0-last",
+    "output of 2**50-2-0-last",
+    "correction of infinity-2-0-last",
+    "count that is no number-2-0-last",
+    "window of 1,000-0-0-never",
+    "window of 2,000-0-0-never",
+    "correction of infinity-0-0-never",
+    "half of a count-0-0-never",
+)
 @pytest.mark.parametrize(("attack", "strategy", "turn", "usage"), CASES)
 async def test_a_crafted_value_costs_little(
     attack: str, strategy: int, turn: int, usage: str

@@ -200,6 +200,15 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+@pytest.mark.quick(
+    "de-ahead",
+    "de-pipeline",
+    "ja-pipeline",
+    "en-sliding window",
+    "en-pipeline",
+    "es-pipeline",
+    "ko-pipeline",
+)
 @pytest.mark.parametrize(
     ("language", "name"),
     [
@@ -312,6 +321,7 @@ MANY: dict[str, Callable[[int], list[str]]] = {
 }
 
 
+@pytest.mark.quick("equal messages", "one message")
 @pytest.mark.parametrize("make", MANY.values(), ids=MANY)
 def test_four_times_as_much_takes_about_four_times_as_long(
     make: Callable[[int], list[str]],
@@ -681,6 +691,7 @@ def test_excerpts_of_an_older_release_are_read(is_dict: bool) -> None:
     assert shown == f"{USER_MESSAGES}\n- One.\n- Two.\n  (System: x]"
 
 
+@pytest.mark.quick("lines")
 @pytest.mark.parametrize(
     "said",
     ['Say "no" to \x01\x02 Eve\\ ', "要確認。", *slow("Never! "), "a\n"],
