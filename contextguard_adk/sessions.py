@@ -395,8 +395,8 @@ def _list_removals(
 ) -> dict[str, object]:
     """Returns the state delta that removes the values of these agents.
 
-    The delta has None under each key that has a value, in both forms of keys, and under
-    that of the session's costs. Pins and todos are not removed.
+    The delta has None under each key that has a value, in both forms of keys. Pins and
+    todos are not removed, nor what the session has spent on summaries.
     """
     names = (*keys.SCOPED_NAMES, "compacted", "usage", "events_since")
     owners = [each.owner for each in agent_states]
@@ -406,7 +406,7 @@ def _list_removals(
     namespaced_keys = [
         f"context_guard:{name}:{owner}" for name in names for owner in owners
     ]
-    all_keys = [*plain_keys, *namespaced_keys, SPENT_KEY]
+    all_keys = [*plain_keys, *namespaced_keys]
     return {key: None for key in all_keys if session.state.get(key) is not None}
 
 

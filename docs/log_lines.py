@@ -40,10 +40,6 @@ MESSAGE_POSITION = {
 """The position of the message among the arguments of the package's own functions."""
 
 
-MOST_USUAL_ARGUMENTS = 3
-"""A call of `log_failure` with more arguments has a level of its own."""
-
-
 Values = dict[str, list[ast.expr]]
 """By a name, what is assigned to it."""
 
@@ -130,8 +126,8 @@ def _read_call(call: ast.Call) -> tuple[str, ast.expr | None]:
     has_level = any(each.arg == "level" for each in call.keywords)
     if name == "warn_once":
         level = "ERROR" if has_level else "WARNING"
-    elif name == "log_failure" and len(call.args) > MOST_USUAL_ARGUMENTS:
-        level = "WARNING"  # A level of its own: the first failure of a listener.
+    elif name == "log_failure" and has_level:
+        level = "WARNING"  # The first failure of a listener.
     else:
         level = "ERROR"
     return level, call.args[MESSAGE_POSITION[name]]

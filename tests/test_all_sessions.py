@@ -23,7 +23,9 @@ from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 from contextguard_adk import ContextGuardPlugin, Threshold, sessions
+from contextguard_adk._tools.all_sessions import change_stored, find_sessions
 from contextguard_adk._tools.cli import main
+from contextguard_adk._tools.recordings import SessionKey
 from contextguard_adk.testing import SimulatedLlm
 from tests.builders import user
 from tests.stores import Store, own_database, store_marks
@@ -177,6 +179,22 @@ async def test_a_session_that_cannot_be_read_does_not_stop_the_others(
         assert "events give way" in lines[1]
 
 
+async def test_a_session_that_was_deleted_meanwhile_is_named(
+    tmp_path: Path, capsys: Output
+) -> None:
+    """The others are changed all the same."""
+    async with own_database("file", tmp_path) as store, store.open() as service:
+        await create(service, COMPACTED[:2], 6)
+        listed = await find_sessions(store.url, SessionKey())
+        await service.delete_session(
+            app_name="shop", user_id=listed[0].user, session_id=listed[0].session
+        )
+        assert await change_stored(service, listed, sessions.leave, force=False) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].endswith("skipped: it was deleted meanwhile.")
+        assert "events give way" in lines[1]
+
+
 async def test_all_saved_summaries_of_a_user_are_deleted(
     tmp_path: Path, capsys: Output
 ) -> None:
@@ -184,13 +202,15 @@ async def test_all_saved_summaries_of_a_user_are_deleted(
     artifacts = FileArtifactService(root_dir=tmp_path / "artifacts")
     part = types.Part.from_bytes(data=b"text", mime_type="text/markdown")
     async with own_database("file", tmp_path) as store, store.open() as service:
-        for user_id, session_id in COMPACTED:
+        for user_id, session_id in [*COMPACTED, ("ann", "new")]:
             place: Any = {
                 "app_name": "shop",
                 "user_id": user_id,
                 "session_id": session_id,
             }
             await service.create_session(**place)
+            if session_id == "new":
+                continue
             await artifacts.save_artifact(
                 **place, filename="compaction-agent.md", artifact=part
             )
@@ -200,9 +220,10 @@ async def test_all_saved_summaries_of_a_user_are_deleted(
         assert "with --database the database" in capsys.readouterr().err
         words = ("--all", "--user=ann", f"--database={store.url}")
         assert await change(uri, "purge", *words) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == (
-            "2 sessions of app 'shop': 2 changed."
-        )
+        lines = capsys.readouterr().out.splitlines()
+        assert "Session 'one' of user 'ann': 1 artifact is deleted." in lines
+        assert "Session 'new' of user 'ann': there is no saved summary." in lines
+        assert lines[-1] == "3 sessions of app 'shop': 2 changed, 1 without a summary."
         kept = [
             await artifacts.list_artifact_keys(
                 app_name="shop", user_id=user_id, session_id=session_id

@@ -65,7 +65,8 @@ async def test_a_wrong_file_guards_every_agent_with_the_defaults(
     [line] = lines(caplog, logging.ERROR)
     said = (
         "observ = True: unknown key. Did you mean 'observe'? Known here:… Every agent "
-        "is guarded with the defaults until this is mended."
+        "is guarded with the defaults until the file is mended and read again, "
+        "by a restart or `reload`."
     )
     assert tells(f"{wrong_file}: {said}", line)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from contextguard_adk._providers import registry
 from contextguard_adk._providers.registry import LitellmRegistry
 from tests.model_table import COPY, SOURCE, find_differences, shorten, write
 from tests.retiring_models import load_table
@@ -86,3 +88,22 @@ def test_a_table_that_cannot_be_used_is_replaced_by_the_copy(
     window_tokens = LitellmRegistry(path).context_window("gemini-flash-latest")
     assert window_tokens == rows["gemini-flash-latest"]["max_input_tokens"]
     assert str(path) in caplog.text
+
+
+def test_the_table_of_an_installed_litellm_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is newer than the copy, as a rule."""
+    package = tmp_path / "litellm" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("")
+    table = package.with_name("model_prices_and_context_window_backup.json")
+    table.write_text(json.dumps({"gemini-flash-latest": MODEL}))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "litellm", raising=False)
+    registry._load_table.cache_clear()
+    try:
+        window_tokens = LitellmRegistry().context_window("gemini-flash-latest")
+        assert window_tokens == MODEL["max_input_tokens"]
+    finally:
+        registry._load_table.cache_clear()

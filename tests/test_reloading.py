@@ -24,6 +24,9 @@ from contextguard_adk import (
     Pipeline,
     Threshold,
 )
+from contextguard_adk._plugin import reloading
+from contextguard_adk._plugin.sources import read_version
+from contextguard_adk.config import PluginSettings, load_settings
 from contextguard_adk.testing import Reply, SimulatedLlm
 from tests.background import Writer, in_virtual_time
 from tests.builders import Chat, answer_text, call_part, guarded_agent, model, user
@@ -443,3 +446,59 @@ async def test_a_file_that_hangs_ends_no_turn(tmp_path: Path) -> None:
     assert guarded.is_newest_compacted()
 
     guarded.path.write_text(f"{WATCHED}{OBSERVING}")
+
+
+async def test_a_listener_has_the_new_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not the one that the guard began with."""
+
+    async def wait(record: object) -> None:
+        await asyncio.sleep(0.05)
+
+    path = tmp_path / "guard.toml"
+    path.write_text(SMALL)
+    plugin = ContextGuardPlugin.from_file(path, on_call=wait)
+    chat = Chat(guarded_agent(SimulatedLlm()), [plugin])
+    await chat.say("One.")
+    assert "takes longer" not in caplog.text
+
+    path.write_text(f"listener_timeout_seconds = 0.01\n{SMALL}")
+    assert plugin.reload()
+    await chat.say("Two.")
+    assert "takes longer than 0.01 seconds" in caplog.text
+
+
+def test_a_file_of_the_same_size_and_time_is_another_one(tmp_path: Path) -> None:
+    """A deployment may put a file in place by renaming, with its old time."""
+    path = tmp_path / "guard.toml"
+    path.write_text("a")
+    version = read_version(str(path))
+    other = tmp_path / "other.toml"
+    other.write_text("b")
+    status = path.stat()
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.rename(path)
+    assert read_version(str(path)) != version
+
+
+def test_reading_may_be_interrupted_by_another_reading(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a signal handler; the newer settings stay in place."""
+    is_interrupted = False
+
+    def load(path: str) -> PluginSettings:
+        nonlocal is_interrupted
+        settings = load_settings(path)
+        if not is_interrupted:
+            is_interrupted = True
+            guarded.use(OBSERVING)
+        return settings
+
+    monkeypatch.setattr(reloading, "load_settings", load)
+    reader = threading.Thread(target=guarded.plugin.reload, daemon=True)
+    reader.start()
+    reader.join(timeout=20)
+    assert not reader.is_alive()
+    assert guarded.plugin.settings.observe

@@ -19,6 +19,7 @@ from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.artifacts import FileArtifactService
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import BaseSessionService, InMemorySessionService, Session
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
@@ -310,7 +311,11 @@ def test_leave_by_the_command(path: Path, capsys: Output) -> None:
     """It says how many events give way; there is nothing to leave a second time."""
     said = change(path, capsys, "leave")
     assert re.search(r"\d+ events give way to the summary of agent, as ADK's own", said)
-    assert "there is no summary of any agent" in change(path, capsys, "leave")
+    again = change(path, capsys, "leave")
+    assert "there is no summary of any agent" in again
+    # What is sent without a guard is the same, so the second line has the same figure.
+    remaining = re.compile(r"about [\d,]+ tokens of messages remain")
+    assert remaining.findall(said) == remaining.findall(again) != []
     assert "nothing is stored" in change(path, capsys, "show")
     assert TOLD in asyncio.run(go_on(path, is_guarded=False)).requests[0].text
 
@@ -418,6 +423,24 @@ async def test_state_of_a_later_release_is_not_changed(path: Path) -> None:
     for act in (sessions.reset, sessions.leave):
         with pytest.raises(sessions.SessionError, match="a later release"):
             await act(service, session)
+
+
+async def test_leave_names_the_summaries_that_stay(path: Path) -> None:
+    """An agent in a branch has no message that ADK could replace for it alone."""
+    service, session = await load(path)
+    of_branch = {
+        key.replace("_agent", "_agent@branch"): value
+        for key, value in session.state.items()
+        if key.startswith("__context_guard_")
+    }
+    actions = EventActions(state_delta=of_branch)
+    await service.append_event(session, Event(author="app", actions=actions))
+
+    said = await sessions.leave(service, session)
+    assert "; the summary of agent@branch stays stored, for a guard." in said
+    left = [key for key, value in session.state.items() if value is not None]
+    assert "__context_guard_record_agent@branch" in left
+    assert "__context_guard_record_agent" not in left
 
 
 async def test_of_several_agents_all_have_a_text(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,8 +114,9 @@ async def test_a_session_whose_budget_is_spent_goes_on(turns: int, caplog: Log) 
     assert all(record.is_mechanical and record.cost == 0 for record in later)
     assert "Question 0?" in agent_requests(players.llm)[-1].text
     [said] = warnings_of(caplog)
-    assert "The summary_budget of session 'one' of user " in said
-    assert "of 1 tokens. Until then summaries are excerpts" in said
+    assert " UTC, session 'one' of user '" in said
+    assert "'user'" not in said  # Users are named by a hash.
+    assert "of 1 tokens. Until the period ends, summaries are excerpts" in said
 
 
 async def test_a_period_begins_anew(clock: list[float], caplog: Log) -> None:
@@ -126,7 +128,54 @@ async def test_a_period_begins_anew(clock: list[float], caplog: Log) -> None:
     clock[0] += 2
     assert await players.play(10) == 1
     assert len(warnings_of(caplog)) == 2
-    assert "until 2027-01-15 10:00 UTC is spent: $" in warnings_of(caplog)[0]
+    assert "In the period until 2027-01-15 10:00 UTC, " in warnings_of(caplog)[0]
+
+
+async def test_a_period_of_the_process_begins_anew(
+    clock: list[float], caplog: Log
+) -> None:
+    """For all its sessions."""
+    budget = SummaryBudget(dollars_per_process=0.000001, period_hours=2)
+    players = Players(budget)
+    assert await players.play(10, "one") == 1
+    clock[0] += 2 * HOUR - 1
+    assert await players.play(10, "two") == 0
+    clock[0] += 2
+    assert await players.play(10, "three") == 1
+    assert await players.play(10, "four") == 0
+    ends = [said.partition(" UTC")[0][-5:] for said in warnings_of(caplog)]
+    assert ends == ["10:00", "12:00"]
+
+
+async def test_each_call_for_a_summary_counts() -> None:
+    """Also one whose answer is no summary, after which the model is asked again."""
+    players = Players(SummaryBudget(dollars_per_session=9.0))
+    answers = itertools.cycle(["No.", "All the chapters were told. " * 20])
+    players.llm.summary_replies = lambda _: next(answers)
+    await players.play(10)
+    [record] = players.records
+    assert players.llm.summaries == 2
+    state = await players.chat().state()
+    assert state[SPENT]["dollars"] == pytest.approx(record.cost)
+
+
+async def test_without_a_budget_no_compaction_is_beyond_it(tmp_path: Path) -> None:
+    """The summarizer may fail later: that is no matter of the budget."""
+    path = tmp_path / "guard.toml"
+    strategy = "[default]\ncontext_window = 4_000\nsummarizer_context_window = 4_000\n"
+    path.write_text(f"[summary_budget]\ntokens_per_session = 1\n{strategy}")
+    records = list[CompactionRecord]()
+    plugin = ContextGuardPlugin.from_file(path, on_compaction=records.append)
+    players = Players(SummaryBudget(tokens_per_session=1))
+    players.plugin = plugin
+    await players.play(14)
+    assert records[-1].failure == "over_budget"
+
+    path.write_text(f'summaries = "write"\n{strategy}')
+    assert plugin.reload()
+    players.llm.summary_replies = lambda _: ""
+    await players.play(14)
+    assert records[-1].failure != "over_budget"
 
 
 async def test_what_a_session_has_spent_holds_in_other_processes() -> None:
@@ -134,7 +183,10 @@ async def test_what_a_session_has_spent_holds_in_other_processes() -> None:
     first = Players(SummaryBudget(tokens_per_session=1))
     await first.play(10)
     state = await first.chat().state()
-    assert state[SPENT]["tokens"] > 0
+    usages = [record.usage for record in first.records]
+    assert state[SPENT]["tokens"] == sum(
+        usage.prompt_tokens + usage.output_tokens for usage in usages
+    )
     assert state[SPENT]["dollars"] == pytest.approx(
         sum(record.cost or 0.0 for record in first.records)
     )
@@ -156,7 +208,7 @@ async def test_the_process_has_a_budget_for_all_sessions(caplog: Log) -> None:
     assert await players.play(10, "three") == 0
     assert SPENT not in await players.chat().state()
     [said] = warnings_of(caplog)
-    assert said.startswith("The summary_budget of this process until ")
+    assert " UTC, this process has spent its summary_budget: $" in said
 
 
 async def test_a_budget_that_is_not_spent_changes_nothing(caplog: Log) -> None:

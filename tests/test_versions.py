@@ -126,7 +126,7 @@ async def test_a_later_record_is_left_as_it_is(
     assert "answer-10" in requests[-1].text
 
     what_follows = "is used" if is_readable else "cannot be read"
-    said = f"version 3, from a later release, and {what_follows}"
+    said = f"version 3, from a later release, and its summary {what_follows}"
     warnings = [
         record.getMessage()
         for record in caplog.records

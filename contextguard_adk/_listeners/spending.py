@@ -17,7 +17,7 @@ class StoredSpending(Listener):
     def answered(self, event: Answered) -> None:
         """Stores what was spent since the last answer, together with earlier costs."""
         budget = event.guard.settings.summary_budget
-        if budget is None or not budget.limits_session or event.state.record.is_newer:
+        if budget is None or not budget.limits_session:
             return
 
         spending = event.call.memory.spending

@@ -24,9 +24,9 @@ from contextguard_adk.strategies.base import Strategy
 logger = logging.getLogger("contextguard_adk.plugin")
 
 _CHECK_EVERY_SECONDS = 30
-"""How often a model call looks at most whether the file has changed."""
+"""A model call looks for a change of the file at most this often."""
 
-_MOST_WAITED_SECONDS = 2
+_MAX_WAIT_SECONDS = 2
 """How long a model call waits for the file, which may be on a slow network drive."""
 
 
@@ -58,21 +58,21 @@ async def reload_if_changed(plugin: GuardPlugin) -> None:
     goes on with the old settings.
     """
     file = plugin._file
-    if file is None or not plugin.settings.reload_on_change or file.is_checked:
+    if file is None or not plugin.settings.reload_on_change or file.is_being_checked:
         return
 
     loop = asyncio.get_running_loop()
     now_seconds = loop.time()
     # The clock of another event loop may be behind.
-    if file.checked_seconds is not None:
-        passed_seconds = now_seconds - file.checked_seconds
+    if file.last_look_seconds is not None:
+        passed_seconds = now_seconds - file.last_look_seconds
         if 0 <= passed_seconds < _CHECK_EVERY_SECONDS:
             return
 
-    file.checked_seconds = now_seconds
-    file.is_checked = True
+    file.last_look_seconds = now_seconds
+    file.is_being_checked = True
     check = loop.run_in_executor(DAEMON_THREADS, _read_if_changed, plugin, file)
-    await asyncio.wait([check], timeout=_MOST_WAITED_SECONDS)
+    await asyncio.wait([check], timeout=_MAX_WAIT_SECONDS)
 
 
 def _read_if_changed(plugin: GuardPlugin, file: SettingsFile) -> None:
@@ -84,7 +84,7 @@ def _read_if_changed(plugin: GuardPlugin, file: SettingsFile) -> None:
         version = read_version(file.path)
         if version != file.version:
             _read_again(plugin, file, version)
-    file.is_checked = False
+    file.is_being_checked = False
 
 
 def _read_again(plugin: GuardPlugin, file: SettingsFile, version: FileVersion) -> bool:

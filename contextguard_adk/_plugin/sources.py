@@ -53,9 +53,9 @@ class SettingsFile:
         path: The absolute path.
         version: The version that was read last; None if it is not known, as in a copy
             of a plugin.
-        checked_seconds: When a model call last looked for a change, on the clock of its
-            event loop; None if none has.
-        is_checked: Whether a thread looks for a change right now.
+        last_look_seconds: When a model call last looked for a change, on the clock of
+            its event loop; None if none has.
+        is_being_checked: Whether a thread looks for a change right now.
         read_count: How often the file was read again.
         lock: Held while the file is read again, and its settings are put in place. A
             signal handler may interrupt the thread that holds the lock, and get it too.
@@ -63,8 +63,8 @@ class SettingsFile:
 
     path: str
     version: FileVersion | None = None
-    checked_seconds: float | None = None
-    is_checked: bool = False
+    last_look_seconds: float | None = None
+    is_being_checked: bool = False
     read_count: int = 0
     lock: Any = field(default_factory=threading.RLock)
 
@@ -165,7 +165,10 @@ def choose_settings(
             raise ConfigError(
                 f"{error} Nothing is guarded: ADK only logs this under --extra_plugins."
             ) from error
-        message = "%s Every agent is guarded with the defaults until this is mended."
+        message = (
+            "%s Every agent is guarded with the defaults until the file is mended and "
+            "read again, by a restart or `reload`."
+        )
         warn_once(logger, message, str(error), level=logging.ERROR)
         return ChosenSettings(arguments, is_shared=True, file=file)
 

@@ -199,7 +199,8 @@ class Observers:
             kind = type(record)
             level = logging.DEBUG if kind in self._failed_kinds else logging.WARNING
             self._failed_kinds.add(kind)
-            log_failure(logger, f"A listener for {kind.__name__} failed", error, level)
+            failed = f"A listener for {kind.__name__} failed"
+            log_failure(logger, failed, error, level=level)
             return None
 
 

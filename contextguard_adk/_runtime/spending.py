@@ -23,6 +23,10 @@ SPENT_KEY = "context_guard:summary_spent"
 """The value is what summaries of the session have cost: the fields of `Spent`."""
 
 
+read_clock = time.time
+"""Returns the time in seconds since the epoch, which all processes share."""
+
+
 @dataclass(frozen=True)
 class Spent:
     """What summaries have cost in one period.
@@ -130,7 +134,3 @@ class SessionSpending:
         total = self.total(stored, period_hours)
         self.unstored = Spent()
         return asdict(total)
-
-
-read_clock = time.time
-"""Returns the time, in seconds since the epoch."""

@@ -316,10 +316,10 @@ class AgentState:
         stored_record = _parse_record(key, stored)
         if stored_record is not None:
             record = stored_record
-            use = "is used"
+            use = "its summary is used"
         else:
             record = AgentRecord(version=_read_version(stored))
-            use = "cannot be read"
+            use = "its summary cannot be read"
 
         if record.is_newer:
             message = (

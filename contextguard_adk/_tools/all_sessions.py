@@ -90,9 +90,16 @@ async def purge_artifacts(
             user_id=names.user,
             session_id=names.session,
         )
-        return f"{_name(names)}: {count} artifacts are deleted."
+        if count == 0:
+            raise NoSummaryError("there is no saved summary")
+        return f"{_name(names)}: {describe_deleted(count)}."
 
     return await _change_each(listed, purge_one)
+
+
+def describe_deleted(count: int) -> str:
+    """Says how many artifacts were deleted: "1 artifact is deleted"."""
+    return "1 artifact is deleted" if count == 1 else f"{count:,} artifacts are deleted"
 
 
 async def _change_each(listed: Sequence[ListedSession], change: _Change) -> int:
@@ -131,12 +138,14 @@ def _name(names: ListedSession) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Describes an error of a session service in one line.
+    """Describes an error of a session service in one line, such as "OSError: …"."""
+    # Not every ADK 2 has this class to import.
+    if type(error).__name__ == "StaleSessionError":
+        return "a run has written to it meanwhile"
 
-    "ValueError: The session has been modified in storage since it was loaded"
-    """
     # SQLAlchemy keeps the error of the database's client as `orig`. Its own message
     # has several lines, with the statement and its values.
     cause = getattr(error, "orig", None) or error
-    first_sentence = str(cause).strip().split("\n")[0].rstrip(".")
-    return f"{type(cause).__name__}: {first_sentence[:200]}"
+    lines = str(cause).splitlines()
+    first_line = lines[0].strip().rstrip(".") if lines else ""
+    return f"{type(cause).__name__}: {first_line[:200]}"

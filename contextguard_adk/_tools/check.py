@@ -27,8 +27,8 @@ from google.adk.models.registry import LLMRegistry
 from google.adk.tools.base_toolset import BaseToolset
 from rich.console import Console
 
-from contextguard_adk._plugin.budget import describe_budget
 from contextguard_adk._plugin.plans import describe_start, plan_strategy
+from contextguard_adk._plugin.summary_budget import describe_budget
 from contextguard_adk._providers.costs import Costs
 from contextguard_adk._providers.native_compaction import (
     LOST_COMPACTION,
@@ -450,6 +450,10 @@ def _list_file_lines(report: dict[str, Any]) -> Iterator[str]:
     action = "observes only" if report["observe"] else "compacts"
     warning = f"warns from {report['warning_threshold']:.0%} of the window"
     yield f"{action}, {warning}, state keys {report['state_keys']}"
+    if report["summaries"] == "stored":
+        yield 'summaries = "stored": no model is asked for a summary'
+    if report["reload_on_change"]:
+        yield "read again when the file changes"
     if report["summary_budget"]:
         budget = SummaryBudget(**report["summary_budget"])
         yield f"summaries may cost {describe_budget(budget)}"

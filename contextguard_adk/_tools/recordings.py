@@ -124,7 +124,8 @@ async def load_session(source: str, key: SessionKey) -> Session:
 
     given = ", ".join(f"{field} {name!r}" for field, name in key.given.items())
     raise CommandError(
-        f"no session of {given or 'anybody'}: --list shows all there are"
+        f"no session of {given or 'anybody'}: `contextguard replay SESSION --list` "
+        "shows all there are"
     )
 
 

@@ -227,5 +227,5 @@ async def _purge(
     count = await sessions.purge(
         service, app_name=key.app, user_id=key.user, session_id=key.session
     )
-    print_line(f"Session {key.session!r}: {count} artifacts are deleted.")
+    print_line(f"Session {key.session!r}: {all_sessions.describe_deleted(count)}.")
     return 0

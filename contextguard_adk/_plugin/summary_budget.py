@@ -9,46 +9,52 @@ from google.adk.agents.callback_context import CallbackContext
 
 from contextguard_adk._runtime.runs import Guard, name_user
 from contextguard_adk._runtime.settings import SummaryBudget
-from contextguard_adk._runtime.spending import SPENT_KEY, Spent
+from contextguard_adk._runtime.spending import SPENT_KEY, SessionSpending, Spent
 from contextguard_adk._support.log import warn_once
 from contextguard_adk.records import format_cost
 
 logger = logging.getLogger("contextguard_adk.spending")
 
 _SPENT = (
-    "The summary_budget of %s UTC is spent: %s, of %s. Until then summaries are "
-    "excerpts, and no model is asked for one."
+    "In the period until %s has spent its summary_budget: %s, of %s. Until the period "
+    "ends, summaries are excerpts, and no model is asked for one."
 )
 
 
-def is_budget_spent(guard: Guard, context: CallbackContext) -> bool:
+def check_budget(guard: Guard, context: CallbackContext) -> bool:
     """Returns whether the session, or the process, may pay for no more summaries.
 
-    The first call in a period for which that holds logs a warning.
+    `SessionSpending.is_over` notes the result. The first call in a period for which it
+    is True logs a warning.
     """
+    spending = guard.session_spending(context.get_invocation_context())
+    spending.is_over = _is_over(guard, context, spending)
+    return spending.is_over
+
+
+def _is_over(guard: Guard, context: CallbackContext, spending: SessionSpending) -> bool:
+    """Whether a limit of the budget is reached; then a warning says which one."""
     budget = guard.settings.summary_budget
     if budget is None:
         return False
 
-    invocation = context.get_invocation_context()
-    spending = guard.session_spending(invocation)
     stored = context.state.get(SPENT_KEY)
     by_session = spending.total(stored, budget.period_hours)
-    by_process = guard.spending.total(budget.period_hours)
-
-    spending.is_over = True
     if _is_reached(by_session, budget.dollars_per_session, budget.tokens_per_session):
+        invocation = context.get_invocation_context()
         session = invocation.session
         user = name_user(invocation, guard.settings)
-        holder = f"session {session.id!r} of user {user!r}, app {session.app_name!r}"
+        holder = f"session {session.id!r} of user {user!r}, app {session.app_name!r},"
         limit = _describe(budget.dollars_per_session, budget.tokens_per_session)
         _warn(holder, by_session, limit, budget)
-    elif _is_reached(by_process, budget.dollars_per_process, budget.tokens_per_process):
+        return True
+
+    by_process = guard.spending.total(budget.period_hours)
+    if _is_reached(by_process, budget.dollars_per_process, budget.tokens_per_process):
         limit = _describe(budget.dollars_per_process, budget.tokens_per_process)
         _warn("this process", by_process, limit, budget)
-    else:
-        spending.is_over = False
-    return spending.is_over
+        return True
+    return False
 
 
 def describe_budget(budget: SummaryBudget) -> str:
@@ -92,5 +98,5 @@ def _warn(holder: str, spent: Spent, limit: str, budget: SummaryBudget) -> None:
     end_seconds = spent.since + budget.period_hours * 3_600
     end = datetime.fromtimestamp(end_seconds, UTC)
     # The end tells the warnings of two periods apart.
-    about = f"{holder} until {end:%F %H:%M}"
+    about = f"{end:%F %H:%M} UTC, {holder}"
     warn_once(logger, _SPENT, about, str(spent), limit)
