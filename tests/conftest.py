@@ -55,9 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def warn_anew() -> None:
     """Each test sees what is said once in a process."""
     # Not at the top: the process that hands out the tests needs nothing of ADK.
+    from contextguard_adk._runtime import spending
     from contextguard_adk._support import log as telemetry
 
     telemetry._warned.clear()
+    spending.PROCESS.spent = spending.Spent()
+    spending.PROCESS.warned_until = 0.0
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,7 @@ async def test_a_copy_reads_the_file_too(
     path.write_text(f"{WATCHED}{OBSERVING}")
     original = ContextGuardPlugin.from_file(path)
     path.write_text(f"{WATCHED}{SMALL}")
+    os.utime(path, (1_000_000_000, 1_000_000_000))
     made = duplicate(original)
     plugin = pickle.loads(made) if isinstance(made, bytes) else made
     assert plugin.settings.observe
@@ -327,7 +329,7 @@ async def test_a_copy_reads_the_file_too(
 async def test_a_watched_file_is_read_after_a_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At a call, 30 seconds after the last look; one that is not watched is not."""
+    """At a call, 30 seconds after the last look."""
     caplog.set_level(logging.INFO, LOGGER)
     guarded = Guarded(tmp_path / "guard.toml", f"{WATCHED}{OBSERVING}")
     chat = guarded.open()
@@ -347,10 +349,31 @@ async def test_a_watched_file_is_read_after_a_change(
     guarded.write(OBSERVING)
     await asyncio.sleep(31)
     await chat.say("And on.")
+    assert guarded.plugin.settings.observe
+    # A file that was watched stays so: perhaps only a part of it was written yet.
     guarded.write(SMALL)
     await asyncio.sleep(31)
     await chat.say("And on.")
-    assert guarded.plugin.settings.observe
+    assert not guarded.plugin.settings.observe
+
+
+@in_virtual_time
+async def test_a_file_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    """Until it has not changed for two seconds; each call looks at it meanwhile."""
+    guarded = Guarded(tmp_path / "guard.toml", f"{WATCHED}{OBSERVING}")
+    chat = guarded.open()
+    await chat.say("Hello.")
+    guarded.path.write_text(WATCHED)  # Only a part of it, just now.
+    for _ in range(2):
+        await asyncio.sleep(31)
+        await chat.say("And on.")
+        assert guarded.plugin.settings.observe
+
+    guarded.path.write_text(f"{WATCHED}{SMALL}")
+    two_seconds_ago = time.time() - 2
+    os.utime(guarded.path, (two_seconds_ago, two_seconds_ago))
+    await chat.say("And on.")
+    assert not guarded.plugin.settings.observe
 
 
 @in_virtual_time
@@ -389,6 +412,7 @@ async def test_a_link_to_another_file_is_a_change(tmp_path: Path) -> None:
     for name, text in {"one": OBSERVING, "two": SMALL}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "guard.toml").write_text(f"{WATCHED}{text}")
+        os.utime(tmp_path / name / "guard.toml", (1_000_000_000, 1_000_000_000))
     (tmp_path / "data").symlink_to("one")
     (tmp_path / "guard.toml").symlink_to(Path("data") / "guard.toml")
     plugin = ContextGuardPlugin.from_file(tmp_path / "guard.toml")
@@ -441,6 +465,7 @@ async def test_a_file_that_hangs_ends_no_turn(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path / "guard.toml", f"{WATCHED}{SMALL}")
     guarded.path.unlink()
     os.mkfifo(guarded.path)  # Reading waits for a writer.
+    os.utime(guarded.path, (1_000_000_000, 1_000_000_000))
     async with asyncio.timeout(60):
         await grow(guarded.open())
     assert guarded.is_newest_compacted()

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.models.llm_request import LlmRequest
+from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
 
 from contextguard_adk import (
     CompactionRecord,
@@ -23,8 +26,9 @@ from contextguard_adk import (
 from contextguard_adk._runtime import spending
 from contextguard_adk._tools.cli import main
 from contextguard_adk.config import load_settings
-from contextguard_adk.testing import SimulatedLlm
-from tests.builders import Chat, KeptSessions, guarded_agent
+from contextguard_adk.testing import Reply, SimulatedLlm
+from contextguard_adk.testing import call as scripted_call
+from tests.builders import Chat, KeptSessions, call_part, guarded_agent
 from tests.chats import agent_requests
 from tests.meters import Meters, keep_metrics
 
@@ -211,6 +215,61 @@ async def test_the_process_has_a_budget_for_all_sessions(caplog: Log) -> None:
     assert " UTC, this process has spent its summary_budget: $" in said
 
 
+async def test_all_guards_of_a_process_share_its_budget(caplog: Log) -> None:
+    """As `adk web` makes one for each app."""
+    budget = SummaryBudget(tokens_per_process=1)
+    assert await Players(budget).play(10) == 1
+    assert await Players(budget).play(10) == 0
+    assert len(warnings_of(caplog)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The `plugins` argument:DeprecationWarning")
+async def test_agents_as_tools_count_for_the_session_that_calls_them(
+    caplog: Log,
+) -> None:
+    """Their own sessions end with the call; at once they add up, with one WARNING."""
+    texts = itertools.count()
+
+    def look() -> str:
+        """Looks something up."""
+        return f"row {next(texts)} " + "word " * 250
+
+    def read(request: LlmRequest) -> Reply:
+        has_read_all = "row" in str(request.contents) and next(turns) % 12 == 0
+        return "Finished." if has_read_all else scripted_call("look")
+
+    def ask(request: LlmRequest) -> Reply:
+        if any(part.function_response for part in request.contents[-1].parts or []):
+            return "Done."
+        calls = [
+            call_part("reader", f"call-{n}", request=f"Read {n}") for n in range(3)
+        ]
+        return types.Content(role="model", parts=calls)
+
+    turns = itertools.count(1)
+    reader = guarded_agent(
+        SimulatedLlm(context_window=3_000, token_ratio=1.0, script=read), [look]
+    )
+    reader.name = "reader"
+    asker = SimulatedLlm(context_window=60_000, token_ratio=1.0, script=ask)
+    records = list[CompactionRecord]()
+    plugin = ContextGuardPlugin(
+        agents={"reader": Threshold(context_window=3_000)},
+        summary_budget=SummaryBudget(tokens_per_session=4_000),
+        on_compaction=records.append,
+    )
+    chat = Chat(guarded_agent(asker, [AgentTool(reader)]), [plugin])
+    for _ in range(3):
+        await chat.say("Read it all.")
+
+    paid = sum(each.usage.prompt_tokens + each.usage.output_tokens for each in records)
+    largest = max(each.usage.prompt_tokens for each in records)
+    assert 4_000 <= paid <= 4_000 + 3 * largest
+    assert (await chat.state())[SPENT]["tokens"] == paid
+    [said] = warnings_of(caplog)
+    assert "session 'session' of user " in said
+
+
 async def test_a_budget_that_is_not_spent_changes_nothing(caplog: Log) -> None:
     """As many summaries are paid for as without one."""
     players = Players(SummaryBudget(dollars_per_session=5, tokens_per_process=10**9))
@@ -234,6 +293,7 @@ async def test_without_prices_dollars_are_not_counted(caplog: Log) -> None:
         "much",
         {"since": -1},
         {"since": 1e300, "tokens": 5},
+        {"tokens": 10**5_000},
         pytest.param([1], marks=pytest.mark.slow),
         pytest.param({"tokens": "x"}, marks=pytest.mark.slow),
         pytest.param(7, marks=pytest.mark.slow),

@@ -103,7 +103,8 @@ class Payer:
         # mostly compacts nothing, so the user is not asked each time.
         is_unlikely = turn.nearness == math.inf and not turn.is_due
         has_function = self.guard.observers.listeners.before_compaction is not None
-        if not has_function or is_unlikely or not new_indexes:
+        is_free = turn.settings.summaries == "stored"
+        if not has_function or is_unlikely or is_free or not new_indexes:
             return turn
 
         answer = await self._call_user(turn, new_indexes, threshold_tokens, is_ahead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextguard_adk._runtime.runs import find_outermost
 from contextguard_adk._runtime.spending import SPENT_KEY, Spent
 from contextguard_adk._turn.units import Answered, Listener
 
@@ -18,6 +19,12 @@ class StoredSpending(Listener):
         """Stores what was spent since the last answer, together with earlier costs."""
         budget = event.guard.settings.summary_budget
         if budget is None or not budget.limits_session:
+            return
+
+        # The session of an `AgentTool` ends with its call. The calling agent stores the
+        # costs with its next answer.
+        invocation = event.context.get_invocation_context()
+        if find_outermost(invocation) is not invocation:
             return
 
         spending = event.call.memory.spending

@@ -57,7 +57,7 @@ def _takes_one_argument(function: object) -> bool:
         # The parameters of a decorator's own function count, and not those of the
         # function that it decorates.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
         return True
 
     try:
@@ -76,7 +76,7 @@ def _describe_function(function: object, is_async: bool) -> str:
     prefix = "async " if is_async else ""
     try:
         parameters = inspect.signature(function, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - anyone's code may raise anything
         return f"{prefix}{name}"
     return f"{prefix}{name}({', '.join(parameters)})"
 

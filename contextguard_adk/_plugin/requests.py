@@ -18,7 +18,7 @@ from contextguard_adk._core.unguarded import warn_of_whole_history
 from contextguard_adk._measuring.budgets import threshold_tokens
 from contextguard_adk._plugin.base import GuardPlugin
 from contextguard_adk._plugin.sources import GUARD_ALL
-from contextguard_adk._plugin.summary_budget import check_budget
+from contextguard_adk._plugin.summary_budget import is_budget_spent
 from contextguard_adk._providers.clients import find_llm, find_set_model
 from contextguard_adk._providers.native_compaction import (
     LOST_COMPACTION,
@@ -78,7 +78,9 @@ def find_strategy(
         message = 'Session state %r is neither "stored" nor "write": ignored.'
         warn_once(logger, message, SUMMARIES_KEY)
     is_stored_only = "stored" in (settings.summaries, session_summaries)
-    is_over_budget = check_budget(plugin._guard, context)
+    is_over_budget = not is_stored_only and is_budget_spent(plugin._guard, context)
+    spending = plugin._guard.session_spending(context.get_invocation_context())
+    spending.is_over = is_over_budget
     if is_stored_only or is_over_budget:
         return strategy.model_copy(update={"summaries": "stored"})
     return strategy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,8 +33,14 @@ _NOT_STRICT = ("", "0", "false", "no", "off")
 """The values of `STRICT_VARIABLE` that do not ask for an error."""
 
 
+_UNSETTLED_NS = 2_000_000_000
+"""A file that was written less than this many nanoseconds ago may not be whole."""
+
 FileVersion = tuple[int, ...]
-"""Tells versions of a file apart; () if the file cannot be found."""
+"""Tells versions of a file apart; () if the file cannot be found.
+
+The first number is the time of the last change, in nanoseconds since the epoch.
+"""
 
 
 def read_version(path: str) -> FileVersion:
@@ -43,6 +50,17 @@ def read_version(path: str) -> FileVersion:
     except OSError:
         return ()
     return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+def is_settled(version: FileVersion) -> bool:
+    """Whether a file was written long enough ago to be whole: two seconds.
+
+    The clock of a network drive may be ahead. A file of the future counts as whole.
+    """
+    if not version:
+        return True
+    written_ns = version[0]
+    return not 0 <= time.time_ns() - written_ns < _UNSETTLED_NS
 
 
 @dataclass
@@ -56,6 +74,7 @@ class SettingsFile:
         last_look_seconds: When a model call last looked for a change, on the clock of
             its event loop; None if none has.
         is_being_checked: Whether a thread looks for a change right now.
+        is_watched: Whether the file has ever asked to be watched.
         read_count: How often the file was read again.
         lock: Held while the file is read again, and its settings are put in place. A
             signal handler may interrupt the thread that holds the lock, and get it too.
@@ -65,6 +84,7 @@ class SettingsFile:
     version: FileVersion | None = None
     last_look_seconds: float | None = None
     is_being_checked: bool = False
+    is_watched: bool = False
     read_count: int = 0
     lock: Any = field(default_factory=threading.RLock)
 

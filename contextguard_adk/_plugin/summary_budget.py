@@ -6,55 +6,79 @@ import logging
 from datetime import UTC, datetime
 
 from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
 
-from contextguard_adk._runtime.runs import Guard, name_user
+from contextguard_adk._runtime.runs import Guard, find_outermost, name_user
 from contextguard_adk._runtime.settings import SummaryBudget
-from contextguard_adk._runtime.spending import SPENT_KEY, SessionSpending, Spent
-from contextguard_adk._support.log import warn_once
+from contextguard_adk._runtime.spending import (
+    PROCESS,
+    SPENT_KEY,
+    Spent,
+)
+from contextguard_adk._support.log import log_failures
 from contextguard_adk.records import format_cost
 
 logger = logging.getLogger("contextguard_adk.spending")
 
 _SPENT = (
-    "In the period until %s has spent its summary_budget: %s, of %s. Until the period "
-    "ends, summaries are excerpts, and no model is asked for one."
+    "In the period until %s UTC, %s has spent its summary_budget: %s, of %s. Until the "
+    "period ends, summaries are excerpts, and no model is asked for one."
 )
 
 
-def check_budget(guard: Guard, context: CallbackContext) -> bool:
-    """Returns whether the session, or the process, may pay for no more summaries.
+def is_budget_spent(guard: Guard, context: CallbackContext) -> bool:
+    """Whether the session, or the process, may pay for no more summaries.
 
-    `SessionSpending.is_over` notes the result. The first call in a period for which it
-    is True logs a warning.
+    The first call in a period for which that holds logs a warning. If a failure hides
+    what was spent, the result is False.
     """
-    spending = guard.session_spending(context.get_invocation_context())
-    spending.is_over = _is_over(guard, context, spending)
-    return spending.is_over
-
-
-def _is_over(guard: Guard, context: CallbackContext, spending: SessionSpending) -> bool:
-    """Whether a limit of the budget is reached; then a warning says which one."""
     budget = guard.settings.summary_budget
     if budget is None:
         return False
 
-    stored = context.state.get(SPENT_KEY)
-    by_session = spending.total(stored, budget.period_hours)
-    if _is_reached(by_session, budget.dollars_per_session, budget.tokens_per_session):
-        invocation = context.get_invocation_context()
-        session = invocation.session
+    with log_failures(logger, "The summary_budget could not be checked"):
+        invocation = find_outermost(context.get_invocation_context())
+        return _is_spent_by_session(guard, budget, invocation) or _is_spent_by_process(
+            budget
+        )
+    return False
+
+
+def _is_spent_by_session(
+    guard: Guard, budget: SummaryBudget, invocation: InvocationContext
+) -> bool:
+    """Whether a session has reached a limit; warns once if so."""
+    session = invocation.session
+    spending = guard.session_spending(invocation)
+    spent = spending.total(session.state.get(SPENT_KEY), budget.period_hours)
+    dollars, tokens = budget.dollars_per_session, budget.tokens_per_session
+    if not _is_reached(spent, dollars, tokens):
+        return False
+
+    end_seconds = _end_of_period(spent, budget)
+    if spending.warned_until != end_seconds:
+        spending.warned_until = end_seconds
         user = name_user(invocation, guard.settings)
         holder = f"session {session.id!r} of user {user!r}, app {session.app_name!r},"
-        limit = _describe(budget.dollars_per_session, budget.tokens_per_session)
-        _warn(holder, by_session, limit, budget)
-        return True
+        limit = _describe(dollars, tokens)
+        logger.warning(_SPENT, _format_time(end_seconds), holder, spent, limit)
+    return True
 
-    by_process = guard.spending.total(budget.period_hours)
-    if _is_reached(by_process, budget.dollars_per_process, budget.tokens_per_process):
-        limit = _describe(budget.dollars_per_process, budget.tokens_per_process)
-        _warn("this process", by_process, limit, budget)
-        return True
-    return False
+
+def _is_spent_by_process(budget: SummaryBudget) -> bool:
+    """Whether the process has reached a limit; warns once if so."""
+    spent = PROCESS.total(budget.period_hours)
+    dollars, tokens = budget.dollars_per_process, budget.tokens_per_process
+    if not _is_reached(spent, dollars, tokens):
+        return False
+
+    end_seconds = _end_of_period(spent, budget)
+    if PROCESS.warned_until != end_seconds:
+        PROCESS.warned_until = end_seconds
+        limit = _describe(dollars, tokens)
+        end = _format_time(end_seconds)
+        logger.warning(_SPENT, end, "this process", spent, limit)
+    return True
 
 
 def describe_budget(budget: SummaryBudget) -> str:
@@ -86,17 +110,11 @@ def _describe(dollars: float | None, tokens: int | None) -> str:
     return " or ".join(limits)
 
 
-def _warn(holder: str, spent: Spent, limit: str, budget: SummaryBudget) -> None:
-    """Warns once in a period that a budget is spent.
+def _end_of_period(spent: Spent, budget: SummaryBudget) -> float:
+    """Returns when the period of an amount ends, in seconds since the epoch."""
+    return spent.since + budget.period_hours * 3_600
 
-    Args:
-        holder: Who has spent it, such as "this process".
-        spent: What was spent.
-        limit: What may be spent, such as "$0.5000".
-        budget: The budget.
-    """
-    end_seconds = spent.since + budget.period_hours * 3_600
-    end = datetime.fromtimestamp(end_seconds, UTC)
-    # The end tells the warnings of two periods apart.
-    about = f"{end:%F %H:%M} UTC, {holder}"
-    warn_once(logger, _SPENT, about, str(spent), limit)
+
+def _format_time(seconds: float) -> str:
+    """Writes a time in UTC, such as "2026-11-29 13:02"."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%F %H:%M}"

@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from contextguard_adk._history.stored import StoredSummary
 from contextguard_adk._providers.costs import add_costs
-from contextguard_adk._runtime.spending import ProcessSpending, SessionSpending
+from contextguard_adk._runtime.spending import SessionSpending
 from contextguard_adk._support.log import log_traceback
 from contextguard_adk.records import Usage
 
@@ -472,9 +472,7 @@ class AgentMemory:
 
     pending: PendingSummary = field(default_factory=PendingSummary)
     facts: SessionFacts = SessionFacts()
-    spending: SessionSpending = field(
-        default_factory=lambda: SessionSpending(ProcessSpending())
-    )
+    spending: SessionSpending = field(default_factory=SessionSpending)
 
     def remember_unit(self, value: object) -> None:
         """Remembers the value of a section, shape or listener.

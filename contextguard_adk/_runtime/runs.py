@@ -39,7 +39,7 @@ from contextguard_adk._runtime.memory import (
 )
 from contextguard_adk._runtime.observers import Observers
 from contextguard_adk._runtime.settings import GuardSettings
-from contextguard_adk._runtime.spending import ProcessSpending, SessionSpending
+from contextguard_adk._runtime.spending import SessionSpending
 from contextguard_adk._runtime.state import COMPACTED_KEY, AgentState, RunWrites
 from contextguard_adk._support.redaction import Redactor
 from contextguard_adk.records import CompactionRecord, Origin
@@ -67,6 +67,18 @@ def name_session(invocation: InvocationContext) -> str:
     """
     session = invocation.session
     return "\0".join((session.app_name, session.user_id, session.id))
+
+
+def find_outermost(invocation: InvocationContext) -> InvocationContext:
+    """Returns the run in which a run was begun by an `AgentTool`, or the run itself.
+
+    Such runs may be nested, so the result is the outermost one.
+    """
+    # An `AgentTool` gives its run an artifact service that knows the calling context.
+    caller = getattr(invocation.artifact_service, "tool_context", None)
+    if caller is None:
+        return invocation
+    return find_outermost(caller.get_invocation_context())
 
 
 def name_user(invocation: InvocationContext, settings: GuardSettings) -> str:
@@ -305,7 +317,6 @@ class Guard:
         limits: The limits that providers have shown to this process, by server.
         accepted: The size in tokens of the largest accepted prompt, by server.
         artifacts: The name and version of each artifact that no event has named yet.
-        spending: What the process has spent on summaries.
     """
 
     settings: GuardSettings = field(default_factory=GuardSettings)
@@ -322,7 +333,6 @@ class Guard:
     artifacts: BoundedDict[_AgentKey, tuple[str, int]] = field(
         default_factory=BoundedDict
     )
-    spending: ProcessSpending = field(default_factory=ProcessSpending)
     # By the names of sessions, which `name_session` returns.
     _session_spendings: BoundedDict[str, SessionSpending] = field(
         default_factory=lambda: BoundedDict(MAX_SESSIONS)
@@ -384,9 +394,13 @@ class Guard:
         return wanted
 
     def session_spending(self, invocation: InvocationContext) -> SessionSpending:
-        """Returns what a session has spent on summaries, as far as is known here."""
-        key = name_session(invocation)
-        spending = self._session_spendings.get(key) or SessionSpending(self.spending)
+        """Returns what a session has spent on summaries, as far as is known here.
+
+        The run of an `AgentTool` has a session of its own, which counts as that of the
+        calling agent.
+        """
+        key = name_session(find_outermost(invocation))
+        spending = self._session_spendings.get(key) or SessionSpending()
         self._session_spendings[key] = spending
         return spending
 

@@ -48,9 +48,9 @@ class SummaryBudget(Settings):
         description="Tokens that all summaries of this process read and write in a "
         "period, at least 1. None: no such limit.",
     )
-    period_hours: Annotated[float, Field(gt=0, le=8_760, strict=True)] = Field(
+    period_hours: Annotated[float, Field(ge=0.1, le=8_760, strict=True)] = Field(
         default=24.0,
-        description="The hours of a period, more than 0 and at most 8,760. A period "
+        description="The hours of a period, at least 0.1 and at most 8,760. A period "
         "begins with the first summary that is paid for after the last period.",
     )
 

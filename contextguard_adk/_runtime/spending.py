@@ -22,6 +22,9 @@ logger = logging.getLogger("contextguard_adk.spending")
 SPENT_KEY = "context_guard:summary_spent"
 """The value is what summaries of the session have cost: the fields of `Spent`."""
 
+_CLOCK_ERROR_SECONDS = 300
+"""The clock of another machine may be ahead by so much."""
+
 
 read_clock = time.time
 """Returns the time in seconds since the epoch, which all processes share."""
@@ -37,9 +40,9 @@ class Spent:
         tokens: The tokens that were read and written, as far as they are reported.
     """
 
-    since: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    dollars: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    tokens: Annotated[int, Field(ge=0)] = 0
+    since: Annotated[float, Field(ge=0, le=1e11, strict=True)] = 0.0
+    dollars: Annotated[float, Field(ge=0, le=1e9, strict=True)] = 0.0
+    tokens: Annotated[int, Field(ge=0, le=10**15, strict=True)] = 0
 
     def __add__(self, other: Spent) -> Spent:
         """Adds two amounts of one period, which began when the first of them did."""
@@ -53,9 +56,11 @@ class Spent:
     def at(self, now: float, period_hours: float) -> Spent:
         """Returns this amount; nothing if its period has ended by now.
 
-        A period that begins later than now is one of a wrong clock. It has ended, too.
+        A period that begins much later than now is one of a wrong clock. It has ended,
+        too.
         """
-        is_under_way = self.since <= now < self.since + period_hours * 3_600
+        has_begun = self.since - _CLOCK_ERROR_SECONDS <= now
+        is_under_way = has_begun and now < self.since + period_hours * 3_600
         return self if is_under_way else Spent()
 
     def __str__(self) -> str:
@@ -80,7 +85,7 @@ def read_spent(value: object) -> Spent:
     if value is None:
         return Spent()
     try:
-        spent = _STORED.validate_python(value, strict=False)
+        spent = _STORED.validate_python(value)
         datetime.fromtimestamp(spent.since, UTC)
     except (ValidationError, ValueError, OverflowError, OSError):
         warn_once(logger, "Session state %r holds no amount: ignored.", SPENT_KEY)
@@ -90,13 +95,24 @@ def read_spent(value: object) -> Spent:
 
 @dataclass(eq=False)
 class ProcessSpending:
-    """What this process has spent on summaries, in all sessions."""
+    """What this process has spent on summaries, by all guards and in all sessions.
+
+    Attributes:
+        spent: The amount of the newest period.
+        warned_until: The end of the period in which a warning said that the budget is
+            spent, in seconds since the epoch; 0 if none did.
+    """
 
     spent: Spent = Spent()
+    warned_until: float = 0.0
 
     def total(self, period_hours: float) -> Spent:
         """Returns what was spent in this period."""
         return self.spent.at(read_clock(), period_hours)
+
+
+PROCESS = ProcessSpending()
+"""Shared, because a process may have a guard for each app."""
 
 
 @dataclass(eq=False)
@@ -104,13 +120,13 @@ class SessionSpending:
     """What one session has spent, as far as this process knows.
 
     Attributes:
-        process: What the process has spent.
         unstored: What was spent and is not in session state yet.
+        warned_until: As in `ProcessSpending`, for the budget of the session.
         is_over: Whether the budget was spent at the session's newest model call.
     """
 
-    process: ProcessSpending
     unstored: Spent = Spent()
+    warned_until: float = 0.0
     is_over: bool = False
 
     def add(self, dollars: float, tokens: int, period_hours: float) -> None:
@@ -118,7 +134,7 @@ class SessionSpending:
         now = read_clock()
         paid = Spent(now, dollars, tokens)
         self.unstored = self.unstored.at(now, period_hours) + paid
-        self.process.spent = self.process.spent.at(now, period_hours) + paid
+        PROCESS.spent = PROCESS.spent.at(now, period_hours) + paid
 
     def total(self, stored: object, period_hours: float) -> Spent:
         """Returns what the session has spent in this period.

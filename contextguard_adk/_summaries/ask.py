@@ -358,6 +358,14 @@ class Ask:
                 model.llm.model,
             )
 
+        if self.has_written and sum(model.usages, Usage()) == Usage():
+            warn_once(
+                logger,
+                "Model %r reports no usage, so summary_budget counts nothing for its "
+                "summaries.",
+                model.llm.model,
+            )
+
         dollars = sum(prices.price(each) for each in model.usages) if prices else 0.0
         tokens = sum(each.prompt_tokens + each.output_tokens for each in model.usages)
         self._memory.spending.add(dollars, tokens, budget.period_hours)

@@ -24,7 +24,7 @@ _MAX_WARNINGS = 1_024
 _MAX_PLACES = 12
 """A log line names at most this many places of a traceback: the first and last ones."""
 
-_warned: set[tuple[str, str]] = set()
+_warned = dict[tuple[str, str], None]()
 """The message and the subject (`about`) of each warning that is remembered."""
 
 REDACTORS = WeakSet[Any]()
@@ -76,8 +76,8 @@ def warn_once(
     if (message, about) in _warned:
         return
     if len(_warned) >= _MAX_WARNINGS:
-        _warned.clear()
-    _warned.add((message, about))
+        _warned.pop(next(iter(_warned)))  # The oldest one.
+    _warned[message, about] = None
 
     safe_args = [one_line(each) if isinstance(each, str) else each for each in args]
     logger.log(level, message, one_line(about), *safe_args)

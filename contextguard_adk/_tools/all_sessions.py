@@ -117,7 +117,7 @@ async def _change_each(listed: Sequence[ListedSession], change: _Change) -> int:
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
     print_line(f"{len(listed):,} sessions of app {listed[0].app!r}: {counts}.")
     if outcomes["skipped"]:
-        print_line("Run this again for those that were skipped.")
+        print_line("Those that were skipped can be tried again.")
         return 1
     return 0
 

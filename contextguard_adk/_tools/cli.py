@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         exit_code = _run(words)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # It is None if the process began without one.
+            sys.stdout.flush()
         return exit_code
     except KeyboardInterrupt:
         print("contextguard: interrupted", file=sys.stderr)
@@ -138,6 +139,19 @@ def _parse_strategy(text: str) -> str:
     return name
 
 
+def _parse_name(
+    context: click.Context, option: click.Parameter, name: str | None
+) -> str | None:
+    """Returns a name that the user has typed; None if none was.
+
+    A name without a character is one that a script has lost: it must not stand for all
+    names.
+    """
+    if name is not None and not name.strip():
+        raise click.BadParameter("the name is empty", context, option)
+    return name
+
+
 def _number(
     number_type: type[float], least: float, most: float = math.inf
 ) -> Callable[[object], float]:
@@ -220,9 +234,15 @@ _window = click.option(
 
 _SESSION_OPTIONS = (
     click.argument("source", metavar="SESSION"),
-    click.option("--app", help="The app of a database's session."),
-    click.option("--user", help="The user of a database's session."),
-    click.option("--session", help="The id of a database's session."),
+    click.option(
+        "--app", callback=_parse_name, help="The app of a database's session."
+    ),
+    click.option(
+        "--user", callback=_parse_name, help="The user of a database's session."
+    ),
+    click.option(
+        "--session", callback=_parse_name, help="The id of a database's session."
+    ),
 )
 _RECORDING_OPTIONS = (
     *_SESSION_OPTIONS,

@@ -64,7 +64,8 @@ def run_sessions(
         except CommandError:
             raise
         except Exception as error:  # A database's client may raise anything.
-            raise CommandError(f"nothing is changed: {error}") from error
+            outcome = "stopped in the middle" if is_all else "nothing is changed"
+            raise CommandError(f"{outcome}: {error}") from error
 
 
 async def _run(
