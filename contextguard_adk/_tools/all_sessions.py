@@ -115,7 +115,8 @@ async def _change_each(listed: Sequence[ListedSession], change: _Change) -> int:
         print_line(line)
 
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
-    print_line(f"{len(listed):,} sessions of app {listed[0].app!r}: {counts}.")
+    sessions_word = "session" if len(listed) == 1 else "sessions"
+    print_line(f"{len(listed):,} {sessions_word} of app {listed[0].app!r}: {counts}.")
     if outcomes["skipped"]:
         print_line("Those that were skipped can be tried again.")
         return 1
