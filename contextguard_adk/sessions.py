@@ -630,9 +630,24 @@ async def _append(
     event = Event(author="user", invocation_id=Event.new_id(), actions=actions)
     # A run may have loaded the session already, and be about to append its first event.
     # ADK's services refuse that event if the session has a later time by then.
-    event.timestamp = session.last_update_time or event.timestamp
+    if session.last_update_time and _takes_time_of_event(service):
+        event.timestamp = session.last_update_time
     await service.append_event(session, event)
     return f"Session {session.id!r} of user {session.user_id!r}: {change}."
+
+
+def _takes_time_of_event(service: Service) -> bool:
+    """Whether a service sets the time of a session to that of each new event.
+
+    The databases of google-adk before 2.13 set the current time if an event has the
+    time of the session already.
+    """
+    if type(service).__name__ != "DatabaseSessionService":
+        return True
+    # The import needs SQLAlchemy, which such a service has imported.
+    from google.adk.sessions.schemas.v1 import StorageSession
+
+    return StorageSession.__table__.c.update_time.onupdate is None
 
 
 def _is_busy(session: Session) -> bool:

