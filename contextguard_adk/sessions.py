@@ -333,30 +333,20 @@ async def leave(
     if not agent_states:
         raise SessionError("the agent is in a branch or an isolation scope")
 
-    views = [await _build_view(each) for each in agent_states]
-    # The summary that reaches farthest comes last.
-    views.sort(key=lambda view: view.removable_count)
-    if not any(view.covered_event_count for view in views):
-        raise NoSummaryError("the messages that were summarized are gone")
+    views = await _build_views(agent_states)
     removed_count = views[-1].removable_count
-    if removed_count == 0:
-        # These are the two reasons for which `_count_removable` returns 0.
-        raise SessionError("a call waits for its result, or a later event is older")
-
-    last_removed = session.events[removed_count - 1]
     # ADK shows the text to all agents, whichever of them is named as its author.
     text = _render_views(views, agent_states[0].agent)
     compaction = {
         "start_timestamp": 0.0,  # From the session's first event on.
-        "end_timestamp": last_removed.timestamp,
+        "end_timestamp": session.events[removed_count - 1].timestamp,
         "compacted_content": text,
     }
     removals = _list_removals(session, agent_states)
     actions = EventActions.model_validate(
         {"state_delta": removals, "compaction": compaction}
     )
-    event_of_change = Event(author="user", actions=actions)
-    remain = _describe_remaining([*session.events, event_of_change])
+    remain = _describe_remaining([*session.events, Event(actions=actions)])
     change = (
         f"{removed_count:,} events give way to {_name_summaries(agent_states)}, as "
         f"ADK's own compaction; {remain}"
@@ -446,6 +436,23 @@ def _render_views(views: Sequence[_View], agent: str) -> types.Content:
         types.Part(text=f"[{agent}] said: {text}"),
     ]
     return types.UserContent(parts)
+
+
+async def _build_views(agent_states: Sequence[_EditedState]) -> list[_View]:
+    """Returns the views of agents; the summary that reaches farthest comes last.
+
+    Raises:
+        NoSummaryError: The session no longer has the messages of the summaries.
+        SessionError: No event may be removed.
+    """
+    views = [await _build_view(each) for each in agent_states]
+    views.sort(key=lambda view: view.removable_count)
+    if not any(view.covered_event_count for view in views):
+        raise NoSummaryError("the messages that were summarized are gone")
+    if views[-1].removable_count == 0:
+        # These are the two reasons for which `_count_removable` returns 0.
+        raise SessionError("a call waits for its result, or a later event is older")
+    return views
 
 
 async def _build_view(agent_state: _EditedState) -> _View:

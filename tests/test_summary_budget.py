@@ -7,9 +7,10 @@ import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from google.adk.artifacts import InMemoryArtifactService
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
@@ -268,6 +269,22 @@ async def test_agents_as_tools_count_for_the_session_that_calls_them(
     assert (await chat.state())[SPENT]["tokens"] == paid
     [said] = warnings_of(caplog)
     assert "session 'session' of user " in said
+
+
+async def test_an_artifact_service_of_the_user_is_not_that_of_a_tool() -> None:
+    """Though it has an attribute of the same name."""
+
+    class Artifacts(InMemoryArtifactService):
+        tool_context: ClassVar[object] = object()
+
+    players = Players(SummaryBudget(tokens_per_session=1))
+    chat = players.chat()
+    chat.runner.artifact_service = Artifacts()
+    for number in range(9):
+        events = await chat.say(f"Question {number}? " + "And so on. " * 150)
+        assert not any(event.error_code for event in events)
+    assert players.llm.summaries == 1
+    assert SPENT in await chat.state()
 
 
 async def test_a_budget_that_is_not_spent_changes_nothing(caplog: Log) -> None:

@@ -10,7 +10,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.genai import types
 
 from contextguard_adk._runtime.adk_tree import names_of, walk_tree
-from contextguard_adk._runtime.runs import call_key, name_session
+from contextguard_adk._runtime.runs import call_key, find_caller, name_session
 from contextguard_adk._support.log import warn_once
 from contextguard_adk._turn.facts import Outcome
 from contextguard_adk._turn.units import Compacted, Listener
@@ -80,9 +80,8 @@ def _shows_artifacts(invocation: InvocationContext) -> bool:
     tree = walk_tree(getattr(invocation.agent, "root_agent", invocation.agent))
     if _LISTING_TOOL in names_of(tree):
         return True
-    # An `AgentTool` gives its run an artifact service that knows the calling context.
-    caller = getattr(invocation.artifact_service, "tool_context", None)
-    return caller is not None and _shows_artifacts(caller.get_invocation_context())
+    caller = find_caller(invocation)
+    return caller is not None and _shows_artifacts(caller)
 
 
 def _write_markdown(record: CompactionRecord, outcome: Outcome) -> str:

@@ -13,6 +13,8 @@ from contextguard_adk._runtime.settings import SummaryBudget
 from contextguard_adk._runtime.spending import (
     PROCESS,
     SPENT_KEY,
+    ProcessSpending,
+    SessionSpending,
     Spent,
 )
 from contextguard_adk._support.log import log_failures
@@ -55,13 +57,9 @@ def _is_spent_by_session(
     if not _is_reached(spent, dollars, tokens):
         return False
 
-    end_seconds = _end_of_period(spent, budget)
-    if spending.warned_until != end_seconds:
-        spending.warned_until = end_seconds
-        user = name_user(invocation, guard.settings)
-        holder = f"session {session.id!r} of user {user!r}, app {session.app_name!r},"
-        limit = _describe(dollars, tokens)
-        logger.warning(_SPENT, _format_time(end_seconds), holder, spent, limit)
+    user = name_user(invocation, guard.settings)
+    holder = f"session {session.id!r} of user {user!r}, app {session.app_name!r},"
+    _warn_once(spending, holder, spent, _describe(dollars, tokens), budget)
     return True
 
 
@@ -72,13 +70,31 @@ def _is_spent_by_process(budget: SummaryBudget) -> bool:
     if not _is_reached(spent, dollars, tokens):
         return False
 
-    end_seconds = _end_of_period(spent, budget)
-    if PROCESS.warned_until != end_seconds:
-        PROCESS.warned_until = end_seconds
-        limit = _describe(dollars, tokens)
-        end = _format_time(end_seconds)
-        logger.warning(_SPENT, end, "this process", spent, limit)
+    _warn_once(PROCESS, "this process", spent, _describe(dollars, tokens), budget)
     return True
+
+
+def _warn_once(
+    spending: SessionSpending | ProcessSpending,
+    holder: str,
+    spent: Spent,
+    limit: str,
+    budget: SummaryBudget,
+) -> None:
+    """Warns that a budget is spent, unless a warning has said so in this period.
+
+    Args:
+        spending: Whose spending it is.
+        holder: The same for people, such as "this process".
+        spent: What was spent.
+        limit: What may be spent, such as "$0.5000".
+        budget: The budget.
+    """
+    end_seconds = spent.since + budget.period_hours * 3_600
+    if spending.warned_until != end_seconds:
+        spending.warned_until = end_seconds
+        end = f"{datetime.fromtimestamp(end_seconds, UTC):%F %H:%M}"
+        logger.warning(_SPENT, end, holder, spent, limit)
 
 
 def describe_budget(budget: SummaryBudget) -> str:
@@ -108,13 +124,3 @@ def _describe(dollars: float | None, tokens: int | None) -> str:
     if tokens is not None:
         limits.append(f"{tokens:,} tokens")
     return " or ".join(limits)
-
-
-def _end_of_period(spent: Spent, budget: SummaryBudget) -> float:
-    """Returns when the period of an amount ends, in seconds since the epoch."""
-    return spent.since + budget.period_hours * 3_600
-
-
-def _format_time(seconds: float) -> str:
-    """Writes a time in UTC, such as "2026-11-29 13:02"."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%F %H:%M}"

@@ -69,16 +69,23 @@ def name_session(invocation: InvocationContext) -> str:
     return "\0".join((session.app_name, session.user_id, session.id))
 
 
-def find_outermost(invocation: InvocationContext) -> InvocationContext:
-    """Returns the run in which a run was begun by an `AgentTool`, or the run itself.
+def find_caller(invocation: InvocationContext) -> InvocationContext | None:
+    """Returns the run that has called an `AgentTool`, which has begun this run.
 
-    Such runs may be nested, so the result is the outermost one.
+    Returns None if no `AgentTool` has begun the run.
     """
     # An `AgentTool` gives its run an artifact service that knows the calling context.
-    caller = getattr(invocation.artifact_service, "tool_context", None)
-    if caller is None:
-        return invocation
-    return find_outermost(caller.get_invocation_context())
+    # A service of the user may have another attribute of this name.
+    context = getattr(invocation.artifact_service, "tool_context", None)
+    if not isinstance(context, CallbackContext):
+        return None
+    return context.get_invocation_context()
+
+
+def find_outermost(invocation: InvocationContext) -> InvocationContext:
+    """Returns the run itself, or the outermost run in which `AgentTool`s began it."""
+    caller = find_caller(invocation)
+    return invocation if caller is None else find_outermost(caller)
 
 
 def name_user(invocation: InvocationContext, settings: GuardSettings) -> str:

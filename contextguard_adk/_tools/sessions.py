@@ -102,11 +102,13 @@ async def _run(
             "which session? Give its --app, --user and --session, or --all"
         )
 
-    change = _choose_change(action, **options)
+    agent = options["agent"]
+    change: sessions.SessionChange
     if action == "edit":
-        stored_text = sessions.read(read_session, options["agent"])
-        text = _edit(stored_text, options["text"])
-        change = functools.partial(sessions.edit, agent=options["agent"], text=text)
+        text = _edit(sessions.read(read_session, agent), options["text"])
+        change = functools.partial(sessions.edit, agent=agent, text=text)
+    else:
+        change = _choose_change(action, **options)
 
     async with _open(source) as service:
         session = await service.get_session(
